@@ -48,13 +48,8 @@ class Accepted:
 
 
 class RootKnowledge:
-    """The features at a decoder's roots, updated step by step.
-
-    Args:
-        prompt: token ids; the last one is the first root.
-        sampling: the target's.
-        feature_levels: those of `schema.FEATURES`, or the match, that are needed.
-    """
+    """The features at a decoder's roots, updated step by step. The prompt's last token is the first root, the sampling
+    is the target's, and the levels that are needed are of `schema.FEATURES`, or the match."""
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, feature_levels: Sequence[str]) -> None:
         self.sampling = sampling
@@ -129,12 +124,8 @@ class DrafterKnowledge:
     """The features at the roots of an engine that has its own drafter, updated step by step.
 
     `text` features need only token ids. `drafter` features also need, for every committed token, whether the drafter's
-    first token there was the text's.
-
-    Args:
-        prompt: token ids; the last one is the first root.
-        tokens: the selector's statistics by token, `Selector.tokens`.
-        batch: how many requests are decoded together.
+    first token there was the text's. The prompt's last token is the first root, `tokens` are `Selector.tokens`, and
+    `batch` requests are decoded together.
     """
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, tokens: TokenStatistics, batch: int = 1) -> None:

@@ -149,8 +149,9 @@ class TextLabeller:
         draft_logits_BV: Tensor | None = None,
         ahead_BD: Tensor | None = None,
     ) -> None:
-        """The rows after the next B tokens; the draft's logits rank tokens of probability 0 for greedy trees. `ahead_BD`
-        are a head's probabilities of the text's next D tokens, float64; its space has no branches."""
+        """The rows after the next B tokens; the draft's logits rank tokens of probability 0 for greedy trees.
+
+        `ahead_BD` are a head's probabilities of the text's next D tokens, float64; its space has no branches."""
         next_B = self.tokens_T[self._seen + 1 : self._seen + 1 + len(target_probs_BV)].to(target_probs_BV.device)
         own = target_probs_BV[: len(next_B)], draft_probs_BV[: len(next_B)]
         self._seen += len(target_probs_BV)

@@ -28,7 +28,7 @@ from data_gen.text_labels.labels import TextLabeller
 from data_gen.texts.given import GivenText
 from data_gen.texts.plausibility import ImpossibleToken, Plausibility
 from data_gen.texts.prompts import Form, Prompt
-from data_gen.texts.written import Text, finished, halving, rows_along, seed_of, written_by_target
+from data_gen.texts.written import WrittenText, finished, halving, rows_along, seed_of, written_by_target
 from data_gen.verification import get_verifier
 from selector.actions import GREEDY, Action, ActionSpace
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
@@ -72,7 +72,7 @@ class _Written(NamedTuple):
     """`verifier` is None unless the text was decoded; error messages begin with `place`."""
 
     prompt: Prompt
-    text: Text
+    text: WrittenText
     verifier: str | None
     place: str
 
@@ -159,7 +159,7 @@ def _row(pair: ModelPair, recipe: Recipe, work: Work, written: _Written, seen: P
 
 
 def label(
-    pair: ModelPair, recipe: Recipe, text: Text, sampling: Sampling, seen: Plausibility, stride: int = 1
+    pair: ModelPair, recipe: Recipe, text: WrittenText, sampling: Sampling, seen: Plausibility, stride: int = 1
 ) -> dict[str, Any]:
     """Trace columns of both models' rows along a text and of its labels, with hidden states at every `stride`-th root.
     The text's tokens are added to `seen`. The text is cut before a token to which the target's pass gives probability 0
@@ -178,7 +178,7 @@ def label(
 
 @torch.inference_mode()
 def _label(
-    pair: ModelPair, recipe: Recipe, text: Text, sampling: Sampling, stride: int
+    pair: ModelPair, recipe: Recipe, text: WrittenText, sampling: Sampling, stride: int
 ) -> tuple[dict[str, Any], Plausibility]:
     seen, roots = Plausibility(), len(text.tokens) - text.start - DEPTH
     columns = [survival_column(name) for name in recipe.verifiers]

@@ -61,10 +61,7 @@ SETS = {
 
 def read_set(name: str, file: Path | None = None) -> tuple[list[Prompt], int]:
     """The prompts of a set, in its order, and its number of records. Empty and repeated texts give no prompt.
-
-    Raises:
-        InputError: the hub or the file cannot be read, or a record has other fields; names the set and the record.
-    """
+    InputError where the hub or the file cannot be read, or a record has other fields; names the set and the record."""
     own = SETS[name]
     where = str(file or own.hub["path"])
     prompts: dict[str, Prompt] = {}
@@ -94,7 +91,6 @@ class _Fields(string.Formatter):
 
 
 def _filled(template: str, record: dict[str, Any]) -> str | None:
-    """The template with a record's fields; None where the record lacks one."""
     try:
         return _Fields().vformat(template, (), record)
     except (KeyError, IndexError, TypeError):

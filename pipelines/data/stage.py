@@ -38,11 +38,7 @@ seconds = predicted_seconds
 
 
 def stage_of(config: Config, pair: str | None = None) -> Stage:
-    """The stage with what it depends on.
-
-    Args:
-        pair: the pair's fingerprint; None for the recorded one.
-    """
+    """The stage with what it depends on; `pair` is the pair's fingerprint, None for the recorded one."""
     folder = traces_folder(config)
     inputs = depends(config, pair or known_fingerprint(config))
     return Stage("data", config, inputs, (folder,), hashed=(folder / "manifest.json",))

@@ -82,11 +82,8 @@ def _make(name: str, todo: Work) -> tuple[str, Shard]:
 
 
 def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
-    """Shards in the order in which they are finished, by one actor per device. Ray makes a lost actor's shard again.
-
-    Raises:
-        InputError: Ray is not installed or lacks the devices asked for, or a shard lost its worker too often.
-    """
+    """Shards in the order in which they are finished, by one actor per device. Ray makes a lost actor's shard again;
+    InputError where it is not installed or lacks the devices asked for, or a shard lost its worker too often."""
     try:
         import ray as engine
         from ray.util import ActorPool
@@ -117,14 +114,8 @@ def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
 
 
 def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int]:
-    """The number of workers, and the GPUs of each; without GPUs, a worker has as many cores as its passes have threads.
-
-    Args:
-        nodes: the resources of each node; a worker's devices are all on one node.
-
-    Raises:
-        InputError: fewer than `data.workers` fit.
-    """
+    """The number of workers, and the GPUs of each, from the resources of each node, as a worker stands on one; without
+    GPUs, it has as many cores as its passes have threads. InputError where fewer than `data.workers` fit."""
     ours, gpus = config.data, config.data.gpus_per_worker
     kind, each = "GPU", gpus
     if config.pair.device == "cpu" or not any(node.get("GPU", 0) for node in nodes):

@@ -19,7 +19,7 @@ from data_gen.features.root import Accepted, RootKnowledge
 from data_gen.features.rows import entropies
 from data_gen.models.pair import ModelPair, ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
-from data_gen.texts.written import Text, finished, rows_along
+from data_gen.texts.written import WrittenText, finished, rows_along
 from data_gen.traces import texts_of
 from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action
@@ -60,7 +60,7 @@ def decoded(
     return decoder.decode(prompt, 60, torch.Generator().manual_seed(0)), seen
 
 
-def replayed(pair: ModelPair, text: Text, sampling: Sampling) -> tuple[torch.Tensor, ModelRows, ModelRows]:
+def replayed(pair: ModelPair, text: WrittenText, sampling: Sampling) -> tuple[torch.Tensor, ModelRows, ModelRows]:
     """The scalars of all roots from the numbers of a trace, and both models' rows."""
     (block,) = rows_along(pair, text, sampling)
     roots = len(text.tokens) - text.start

@@ -23,7 +23,7 @@ from data_gen.models.cached_head import caches
 from data_gen.models.heads import check_head, load_head, load_pair_with_head
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.written import Text, rows_along
+from data_gen.texts.written import WrittenText, rows_along
 from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action
 from selector.schema import SCALARS_KEY, InputError
@@ -110,7 +110,7 @@ def test_a_decoder_knows_what_a_finished_text_tells(pair: ModelPair) -> None:
     decoder = Decoder(pair, sampling, get_verifier("traversal"), seen)
     decoded = decoder.decode(PROMPT, 40, torch.Generator().manual_seed(0))
     tokens = PROMPT + decoded.tokens
-    block = next(iter(rows_along(pair, Text(tokens, len(PROMPT) - 1), sampling)))
+    block = next(iter(rows_along(pair, WrittenText(tokens, len(PROMPT) - 1), sampling)))
     numbers = row_numbers(block.target, block.draft, tokens[len(PROMPT) :])
     along_RF = scalars_along(tokens, len(PROMPT) - 1, sampling, {key: np.array(own) for key, own in numbers.items()})
     roots = [step.length - len(PROMPT) for step in decoded.steps[1:]]

@@ -20,7 +20,7 @@ from data_gen.text_labels.labels import TextLabeller
 from data_gen.texts.given import read_log
 from data_gen.texts.labelled import label
 from data_gen.texts.plausibility import Plausibility
-from data_gen.texts.written import Text, finished
+from data_gen.texts.written import WrittenText, finished
 from pipelines.config import Config, load_config
 from pipelines.data import stage as data
 from pipelines.pair.loading import encode, prompts_of, recipe
@@ -228,9 +228,9 @@ def test_a_token_at_the_very_edge_of_the_nucleus_ends_the_text(logged: Path, pai
     probs, order = pair.target(torch.tensor([tokens[:place]])).logits[0, -1].double().softmax(-1).sort(descending=True)
     tokens[place] = int(order[5])
     before = float(probs[:5].sum())
-    text = Text(list(tokens), start)
+    text = WrittenText(list(tokens), start)
     columns = label(pair, recipe(config), text, Sampling(1.0, before - 5e-4), Plausibility())
     assert text.tokens == tokens[:place]
     assert len(columns["target_prob"]) == max(0, place - start - SPACE.depth)
     with pytest.raises(InputError, match=f"^token {place} of the text \\({tokens[place]}\\) has probability 0"):
-        label(pair, recipe(config), Text(list(tokens), start), Sampling(1.0, before - 5e-3), Plausibility())
+        label(pair, recipe(config), WrittenText(list(tokens), start), Sampling(1.0, before - 5e-3), Plausibility())
