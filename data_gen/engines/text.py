@@ -31,8 +31,8 @@ OPTIONS = ("selector", "temperature", "top_p")
 
 class TextSelector:
     """Decides for an engine whose requests have one sampling setting, with an artefact of `espalier logs`; `lengths`
-    are of the chains that the engine's drafter drafts, none where it copies. InputError where the artefact cannot be read,
-    is not one of a log, or was not trained for what the engine does; or the setting is out of range."""
+    are of the chains that the engine's drafter drafts, none where it copies. InputError where the artefact cannot be
+    read, is not one of a log, or was not trained for what the engine does; or the setting is out of range."""
 
     def __init__(
         self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0, lengths: Sequence[int] = ()

@@ -36,7 +36,7 @@ from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_c
 SPACE = ActionSpace.recorded()
 DEPTH = SPACE.depth
 BEYOND = DEPTH - 1  # tokens after the labelled ones; the last prompt token is a root, too
-PARTS = ("written", "decoded", "labelled", "writing")  # of a run's time
+PARTS = ("written", "decoded", "labelled")  # of a run's time
 BEHAVIOUR: tuple[Action, ...] = (
     *(Action(*shape) for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (3, 1, 5), (4, 4, 4))),
     *(Action(*shape, GREEDY) for shape in ((2, 0, 6), (2, 4, 4), (3, 2, 4), (4, 0, 4))),

@@ -7,10 +7,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 
-from data_gen.texts.labelled import PARTS, Shard, make_shard
+from data_gen.texts.labelled import make_shard
 from data_gen.texts.plausibility import Plausibility
 from data_gen.traces import TraceStore
 from pipelines.config import Config
@@ -59,9 +58,9 @@ def run(config: Config) -> None:
     stage.say(size_line(config))
     if several and not elsewhere:
         stage.say("one process makes the shards: several with GPUs need Ray (data.ray=local)")
-    spent = _Spent(config)
+    seen, roots, started = Plausibility(), 0, time.perf_counter()
     for name in set(work) - set(todo):
-        spent.judge(Plausibility(**store.manifest["shards"][name]["plausibility"]))
+        _judge(config, seen, Plausibility(**store.manifest["shards"][name]["plausibility"]))
     with mlflow_run(config, "data", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("labelling texts", total=len(work), completed=len(work) - len(todo), note="")
         if elsewhere:
@@ -73,22 +72,20 @@ def run(config: Config) -> None:
         else:
             made = ((name, make_shard(pair, recipe(config), each)) for name, each in todo.items())
         for name, shard in made:
-            start = time.perf_counter()
             store.write(name, shard.table, plausibility=asdict(shard.plausibility))
-            spent.add(shard, time.perf_counter() - start)
-            bar.update(task, advance=1, note=spent.line())
+            _judge(config, seen, shard.plausibility)
+            roots += sum(shard.table["roots"].to_pylist())
+            bar.update(task, advance=1, note=f"{roots / (time.perf_counter() - started):.0f} roots/s")
         checks = realised(config)
         texts, size = store.total("rows"), store.total("bytes")
         mlflow.log_metrics({"texts": texts, "bytes": size})
-        mlflow.log_metrics({f"seconds/{part}": seconds for part, seconds in spent.seconds.items()})
         mlflow.log_metrics({f"z of decoded steps/{row['verifier']} {row['branches']}": row["z"] for row in checks})
         mlflow.log_dict(store.manifest, "manifest.json")
         log_traces(mlflow, folder, SPLITS)
         found = f"{texts} texts, {size / 1e6:.1f} MB in {folder}"
         describe(mlflow, found)
     stage.say(found)
-    if spent.roots:
-        stage.say(f"{spent.line()}; {spent.plausibility}")
+    stage.say(str(seen))
     for row in checks:
         warning = "; [bold yellow]warning[/]: beyond 4 the two disagree" if abs(row["z"]) > 4 else ""
         stage.say(
@@ -98,29 +95,8 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-class _Spent:
-    """Roots, and seconds by part of one call of the stage, summed over workers; and all texts' plausibility."""
-
-    def __init__(self, config: Config) -> None:
-        self.log, self.started, self.roots = config.data.log, time.perf_counter(), 0
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.plausibility = Plausibility()
-
-    def add(self, shard: Shard, writing: float) -> None:
-        self.roots += int(np.asarray(shard.table["roots"]).sum())
-        for part, seconds in {**shard.seconds, "writing": writing}.items():
-            self.seconds[part] += seconds
-        self.judge(shard.plausibility)
-
-    def judge(self, plausibility: Plausibility) -> None:
-        """Add a shard's plausibility; InputError where the target cannot have written the log so far."""
-        self.plausibility.join(plausibility)
-        if self.log is not None and self.plausibility.is_foreign:
-            raise InputError(
-                f"{self.log}: not the target's own texts under their sampling settings: {self.plausibility}"
-            )
-
-    def line(self) -> str:
-        total = sum(self.seconds.values())
-        shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in self.seconds.items())
-        return f"{self.roots / (time.perf_counter() - self.started):.0f} roots/s; {shares}"
+def _judge(config: Config, seen: Plausibility, shard: Plausibility) -> None:
+    """Add a shard's plausibility; InputError where the target cannot have written the log so far."""
+    seen.join(shard)
+    if config.data.log is not None and seen.is_foreign:
+        raise InputError(f"{config.data.log}: not the target's own texts under their sampling settings: {seen}")

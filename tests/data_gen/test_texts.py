@@ -62,14 +62,6 @@ def test_first_and_second_tokens_follow_the_target(pair: ModelPair, sampling: Sa
         assert chi_square(after_top.bincount(minlength=300), second_V) > FALSE_ALARM
 
 
-def test_another_law_is_noticed(pair: ModelPair) -> None:
-    """The test above tells temperatures 0.5 and 0.6 apart."""
-    texts = written_by_target(pair, [PROMPTS[0]] * 4000, 1, Sampling(0.5), seed=1)
-    counts_V = torch.tensor([text.tokens[-1] for text in texts]).bincount(minlength=300)
-    assert chi_square(counts_V, target_law(pair, PROMPTS[0], Sampling(0.5))) > FALSE_ALARM
-    assert chi_square(counts_V, target_law(pair, PROMPTS[0], Sampling(0.6))) < FALSE_ALARM
-
-
 def test_greedy_texts_are_those_of_generate(pair: ModelPair) -> None:
     """Whatever stands beside them in the batch."""
     for text, prompt in zip(written_by_target(pair, PROMPTS, 30, Sampling(0.0), seed=1), PROMPTS, strict=True):

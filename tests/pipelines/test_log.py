@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ from data_gen.texts.labelled import label
 from data_gen.texts.plausibility import Plausibility
 from data_gen.texts.written import WrittenText, finished
 from pipelines.config import Config, load_config
-from pipelines.data import stage as data
 from pipelines.pair.loading import encode, prompts_of, recipe
-from pipelines.train import stage as train
 from selector.actions import ActionSpace
 from selector.schema import InputError, survival_column
 from tests.pipelines.runs import ROOT, SMALL, contents, espalier, failure, refusal
@@ -149,26 +146,6 @@ def test_labels_are_those_of_plain_passes(labelled: tuple[pa.Table, str], pair: 
     assert compared > 1000
 
 
-def test_a_selector_is_trained_on_a_log(
-    demo: tuple[Path, str],
-    logged: Path,
-    labelled: tuple[pa.Table, str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(logged)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{logged}/mlruns/mlflow.db")
-    data.run(config_of(logged))
-    assert "data: reusing" in capsys.readouterr().out
-    shutil.copy(demo[0] / "runs" / "demo" / "latency.json", logged / "runs" / "logged")
-    train.run(config_of(logged))
-    assert "replayed: speed over the best static tree" in capsys.readouterr().out
-    result = json.loads((logged / "runs" / "logged" / "training" / "result.json").read_text())
-    assert [(m["temperature"], m["top_p"]) for m in result["selectors"]["regressor-light"]["modes"]] == [
-        (setting.temperature, setting.top_p) for setting in SETTINGS
-    ]
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -191,8 +168,8 @@ def test_a_line_that_does_not_fit_the_run_is_named(
     assert contents() == {}
 
 
-def test_a_token_that_cannot_be_the_targets_is_named_and_the_log_can_be_mended(
-    logged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pair: ModelPair
+def test_a_token_that_cannot_be_the_targets_is_named(
+    logged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: ModelPair
 ) -> None:
     """A greedy text with a token that is not the best one."""
     monkeypatch.chdir(tmp_path)
@@ -212,9 +189,6 @@ def test_a_token_that_cannot_be_the_targets_is_named_and_the_log_can_be_mended(
     lines[number]["completion"] = right
     write(tmp_path / "log.jsonl", lines)
     assert "made from other inputs (log: " in refusal("data", *arguments)
-    shutil.rmtree(tmp_path / "runs" / "logged" / "traces")
-    data.run(load_config(DEMO, arguments))
-    assert f"{len(lines)} texts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", [12, 30])

@@ -52,7 +52,7 @@ def test_block_efficiency_is_the_mean_of_the_law(name: str) -> None:
 
 
 def test_lifted_k_seq_never_loses_to_traversal_on_small_worlds() -> None:
-    """The other lifted rules sometimes do."""
+    """The other lifted rules sometimes do: `make worlds` counts."""
     for seed in range(24):
         world = World(3, depth=2, kind=("random", "zeros", "peaked")[seed % 3], seed=seed)
         traversal, lifted = (
