@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from data_gen.features.along import ROW_NUMBERS, scalars_along
+from data_gen.features.rows import ROW_NUMBERS, scalars_along
 from data_gen.models.sampling import Sampling
 from selector.actions import ActionSpace
 from selector.files import atomically

@@ -21,7 +21,7 @@ from torch import Tensor
 from data_gen import traces
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Random
-from data_gen.features.along import ROW_NUMBERS, foretold, row_numbers
+from data_gen.features.rows import ROW_NUMBERS, foretold, row_numbers
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller

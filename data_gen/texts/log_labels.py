@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from data_gen.features.along import foretold
 from data_gen.features.root import DrafterKnowledge
+from data_gen.features.rows import foretold
 from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import LoggedText, Logs
 from data_gen.texts.prompts import Prompt, split_of

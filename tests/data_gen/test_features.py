@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Decoded, Features, FixedTree, Random
-from data_gen.features.along import ROW_NUMBERS, row_numbers, scalars_along
 from data_gen.features.root import Accepted, RootKnowledge
-from data_gen.features.rows import entropies
+from data_gen.features.rows import ROW_NUMBERS, entropies, row_numbers, scalars_along
 from data_gen.models.pair import ModelPair, ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import WrittenText, finished, rows_along

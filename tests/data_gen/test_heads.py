@@ -16,7 +16,7 @@ pytest.importorskip("speculators", reason="the extra `heads` is not installed")
 
 from data_gen.decoding import Decoder
 from data_gen.decoding.loop import FixedTree, Random
-from data_gen.features.along import row_numbers, scalars_along
+from data_gen.features.rows import row_numbers, scalars_along
 from data_gen.generate import speculative_generate
 from data_gen.models import heads
 from data_gen.models.cached_head import caches

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_gen.features.along import ROW_NUMBERS
+from data_gen.features.rows import ROW_NUMBERS
 from data_gen.traces import TraceStore, read_texts, text_schema, texts_of, to_table
 from selector.actions import Action, ActionSpace
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, survival_column
