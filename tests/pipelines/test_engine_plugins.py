@@ -1,6 +1,6 @@
 """The engines' plug-ins: decisions from token ids, however they arrive; and the engines' own classes around them.
 
-No engine is run here but llama.cpp; small classes stand in for those of vLLM and SGLang.
+No engine is run here; small classes stand in for theirs.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ from selector.runtime.selector import load_selector
 from selector.runtime.tokens import TokenStatistics
 from selector.schema import LOG, MATCH, TEXT, InputError
 from selector.train.module import SelectorModule
-from tests.copying import copying_model
 from tests.pipelines.small_logs import record
 from tests.selector import logged
 from tests.selector.synthetic import mode_row
-from tests.tiny import train_tokenizer
 
 LONGEST, ROOM = 6, 90  # drafted tokens and the model's positions, of the engines below
 TEXTS = [(entry["prompt_token_ids"], entry["generated_token_ids"]) for entry in map(record, range(100, 106))]
@@ -290,46 +288,15 @@ def test_sglangs_policy_takes_a_selectors_steps(chains: Path, tmp_path: Path, mo
             assert policy.on_verify_complete([5] * len(numbers), len(numbers)) is None
 
 
-def decoded(llama: Any, prompt: list[int], most: int) -> list[int]:
-    """A greedy text of at most so many tokens, up to the end token."""
-    tokens: list[int] = []
-    llama.reset()
-    for token in llama.generate(prompt, temp=0.0, repeat_penalty=1.0):
-        tokens.append(token)
-        if len(tokens) == most or token == llama.token_eos():
-            break
-    return tokens
-
-
-def test_llama_cpp_writes_plain_greedy_text_whatever_is_copied(copies: Path, tmp_path: Path) -> None:
-    """llama.cpp runs: a Llama with biases and an induction head, which copies, from a GGUF file. Its text is also that
-    of transformers."""
-    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: pip install '.[llama_cpp]'")
-    pytest.importorskip("gguf", reason="gguf is not installed: pip install '.[llama_cpp]'")
-    from data_gen.engines.llama_cpp import SelectedCopies
-    from tests.data_gen.gguf_files import write
-
-    drafted: list[int] = []
-
-    class Counted(SelectedCopies):
-        def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
-            copied = super().__call__(input_ids, **kwargs)
-            drafted.append(len(copied))
-            return copied
-
-    tokenizer = train_tokenizer([Path(__file__).read_text()], 400)
-    model = copying_model(32, 2, len(tokenizer), tokenizer.eos_token_id, seed=3)
-    torch.nn.init.normal_(model.model.layers[1].self_attn.o_proj.bias, std=0.02)
-    write(tmp_path / "target.gguf", model, "gpt-2", tokenizer=tokenizer.backend_tokenizer)
-    made = [
-        llama_cpp.Llama(str(tmp_path / "target.gguf"), n_ctx=512, n_threads=1, draft_model=draft, verbose=False)
-        for draft in (None, Counted(copies))
-    ]
-    for text in ("def rows(self): return self.a\ndef rows(self)", "one two one", "for name in names: print(name); for"):
-        prompt = tokenizer(text)["input_ids"]
-        assert prompt == made[0].tokenize(text.encode(), add_bos=False)
-        plain, copied = (decoded(each, prompt, 60) for each in made)
-        ids = torch.tensor([prompt])
-        generated = model.generate(ids, do_sample=False, max_new_tokens=60, attention_mask=torch.ones_like(ids))
-        assert plain == copied == generated[0, len(prompt) :].tolist()
-    assert len(set(drafted)) > 1
+def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: dict[str, dict[str, Any]] = {"llama_cpp.llama_speculative": {"LlamaDraftModel": object}}
+    drafting = stand_ins(monkeypatch, "data_gen.engines.llama_cpp", held).SelectedCopies(copies)
+    chosen, lengths = TextSelector(copies), set()
+    for prompt, generated in TEXTS:
+        for end in range(1, len(generated), 3):
+            ids = [*prompt, *generated[:end]]
+            found = drafting(np.array(ids, np.intc))
+            assert found.dtype == np.intc
+            assert found.tolist() == chosen.copies([chosen.text(ids, len(prompt))], [len(ids)])[0]
+            lengths.add(len(found))
+    assert len(lengths) > 1
