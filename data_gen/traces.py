@@ -1,6 +1,7 @@
 """The trace store: Parquet shards, one folder per split, and a manifest with their checksums and what they depend on.
 
-A row is a text. Features are not in it: `data_gen.texts.recorded` computes them from the tokens and the row numbers.
+A row is a text. Features are not in it: `texts_of` computes them from the tokens and the row numbers. The schema's
+metadata hold the version of the rows, and the action space of the trees that are labelled, as JSON.
 
     prompt, kind, source     string    the prompt's id, kind and source
     temperature, top_p, min_p, draft_temperature   float64   its sampling setting; the draft's temperature may be null
@@ -11,7 +12,7 @@ A row is a text. Features are not in it: `data_gen.texts.recorded` computes them
     target_entropy, draft_entropy   float32 list  roots: of both models after the root's token, at temperature 1, nats
     target_prob, draft_prob         float32 list  roots: of the text's next token, after temperature and filtering
     lookup.right             uint8 list    roots: how many tokens of a lookup the text goes on with
-    <verifier>.survivals     float16 list  roots x survivals P(tau >= t | text) of `ActionSpace.recorded()`
+    <verifier>.survivals     float16 list  roots x survivals P(tau >= t | text) of the action space
     target_hidden_prev, ..   float16 list  rows x width, if recorded; every `hidden_stride`-th root from the second on
     hidden_stride            int32
     step_root, step_action, step_accepted   int32 lists   of the decoding steps that wrote it; empty if the target did
@@ -27,18 +28,25 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
 
-from data_gen.features.recorded import ROW_NUMBERS
+from data_gen.features.rows import ROW_NUMBERS, scalars_along
+from data_gen.models.sampling import Sampling
 from selector.actions import ActionSpace
 from selector.files import atomically
-from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, sha256, survival_column
+from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, sha256, survival_column
+from selector.train.data import Texts, to_texts
 
-ROWS_VERSION = 10  # raise it when the program gives other rows for the same inputs, so that no store holds both
+ROWS_VERSION = 11  # raise it when the program gives other rows for the same inputs, so that no store holds both
+
+SPACE_KEY = "espalier_action_space"
 
 
-def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
-    """Schema of a trace row."""
+def text_schema(verifiers: Sequence[str], hidden: bool, space: ActionSpace) -> pa.Schema:
+    """Schema of a trace row; `space` is that of the labelled trees."""
     halves = [*map(survival_column, verifiers), *(HIDDEN_STATES if hidden else ())]
     fields = [
         *((name, pa.string()) for name in ("prompt", "kind", "source")),
@@ -53,20 +61,25 @@ def text_schema(verifiers: Sequence[str], hidden: bool) -> pa.Schema:
         *((name, pa.list_(pa.int32())) for name in ("step_root", "step_action", "step_accepted")),
         ("step_verifier", pa.string()),
     ]
-    return pa.schema(fields, metadata={"espalier_rows_version": str(ROWS_VERSION)})
+    return pa.schema(
+        fields, metadata={"espalier_rows_version": str(ROWS_VERSION), SPACE_KEY: json.dumps(space.to_json())}
+    )
+
+
+def space_of(table: pa.Table) -> ActionSpace:
+    """The action space of the labelled trees."""
+    return ActionSpace.of_json(json.loads(table.schema.metadata[SPACE_KEY.encode()]))
 
 
 def text_bytes(tokens: int, roots: int, verifiers: int, hidden: int, trees: ActionSpace) -> int:
     """Bytes of one row before compression; `hidden` counts the recorded numbers of hidden states."""
-    per_root = 1 + 4 * len(ROW_NUMBERS) + 2 * verifiers * len(trees.sums_SA)
+    per_root = 1 + 4 * len(ROW_NUMBERS) + 2 * verifiers * trees.tree_survivals
     return 4 * tokens + roots * per_root + 2 * hidden
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a trace store: `depends` (the inputs of its rows) and `shards` (rows, bytes, sha256).
-
-    Raises InputError where it is missing, damaged or of another version.
-    """
+    """The manifest of a trace store: `depends` (the inputs of its rows) and `shards` (rows, bytes, sha256); InputError
+    where it is missing, damaged or of another version."""
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text())
@@ -100,12 +113,10 @@ def differences(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
 
 
 def listed_changes(changes: list[str]) -> str:
-    """The first two changes in one line, and how many more there are."""
     return "; ".join(changes[:2]) + (f"; and {len(changes) - 2} more" if len(changes) > 2 else "")
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted keys."""
     result: dict[str, Any] = {}
     for key, value in values.items():
         result |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -118,14 +129,8 @@ def _short(value: Any) -> str:
 
 
 class TraceStore:
-    """The shards in one folder, listed in `manifest.json`.
-
-    Args:
-        depends: everything that the rows depend on, as JSON values.
-
-    Raises:
-        InputError: the folder's traces were made from other inputs; says what differs.
-    """
+    """The shards in one folder, listed in `manifest.json`; `depends` is everything that the rows depend on, as JSON
+    values. InputError where the folder's traces were made from other inputs; says what differs."""
 
     def __init__(self, folder: Path, depends: dict[str, Any]) -> None:
         self.folder = folder
@@ -152,17 +157,11 @@ class TraceStore:
         return True
 
     def write(self, name: str, table: pa.Table, **facts: Any) -> None:
-        """Write a shard under a temporary name, read it back and check it, then list it with other facts about it.
-
-        Raises:
-            InputError: a value is not finite, or the file cannot be written; names the column or the file.
-        """
+        """Write a shard under a temporary name, then list it with other facts about it; InputError where a value is not
+        finite, or the file cannot be written."""
         _check_finite(name, table)
         with atomically(self.folder / name) as partial:
             pq.write_table(table, partial, compression="zstd")
-            back = pq.read_table(partial)
-            if back.schema.metadata != table.schema.metadata or not back.equals(table):
-                raise InputError(f"{partial}: reads back differently from what was written")
             size, digest = partial.stat().st_size, sha256(partial)
         self.manifest["shards"][name] = {"rows": table.num_rows, "bytes": size, "sha256": digest, **facts}
         self._write_manifest()
@@ -176,6 +175,38 @@ class TraceStore:
             partial.write_text(json.dumps(self.manifest, indent=1, sort_keys=True) + "\n")
 
 
+def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
+    """The texts of a split of a trace store that have roots; InputError where there is none, a file is damaged or of
+    another version, or labels are missing."""
+    manifest = read_manifest(folder)
+    names = sorted(name for name in manifest["shards"] if name.startswith(f"{split}/"))
+    if not names:
+        raise InputError(f"{folder / split}: no traces there: run the data stage first")
+    for name in names:
+        check_shard(folder, name, manifest["shards"][name])
+    table = pa.concat_tables([pq.read_table(folder / name) for name in names])
+    table = table.filter(pc.greater(table["roots"], 0))  # a text may end before its first look-ahead does
+    if table.num_rows == 0:
+        raise InputError(f"{folder / split}: its texts end before any root has its look-ahead")
+    return texts_of(table, verifiers)
+
+
+def texts_of(table: pa.Table, verifiers: Sequence[str]) -> Texts:
+    """Rows of a trace store, all with roots; InputError where labels are missing."""
+    found_RF = np.concatenate([_scalars(table.slice(number, 1)) for number in range(table.num_rows)])
+    wrong = [name for name, finite in zip(PAIR.names, np.isfinite(found_RF).all(0), strict=True) if not finite]
+    if wrong:
+        raise ValueError(f"scalars that were not computed, or are not finite: {', '.join(wrong)}")
+    return to_texts(table, verifiers, torch.from_numpy(found_RF), space_of(table))
+
+
+def _scalars(row: pa.Table) -> NDArray[np.float32]:
+    value = {name: row[name][0] for name in ("tokens", "start", "temperature", "top_p", *ROW_NUMBERS)}
+    sampling = Sampling(value["temperature"].as_py(), value["top_p"].as_py())
+    numbers = {name: value[name].values.to_numpy() for name in ROW_NUMBERS}
+    return scalars_along(value["tokens"].values.to_pylist(), value["start"].as_py(), sampling, numbers)
+
+
 def to_table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
     """Rows, each a dictionary by column name, as a table."""
     return pa.table([_column(rows, field) for field in schema], schema=schema)
@@ -183,14 +214,11 @@ def to_table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
 
 def _column(rows: Sequence[dict[str, Any]], field: pa.Field) -> pa.Array:
     values = [row[field.name] for row in rows]
-    if not pa.types.is_list(field.type):
-        return pa.array(values, field.type)
-    own = field.type.value_type.to_pandas_dtype()
-    lists = [np.asarray(value).reshape(-1) for value in values]
-    with np.errstate(over="ignore"):
-        flat = np.concatenate([np.zeros(0, own), *(each.astype(own) for each in lists)])
-    ends = np.cumsum([0, *map(len, lists)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat, field.type.value_type))
+    if pa.types.is_list(field.type):
+        own = field.type.value_type.to_pandas_dtype()
+        with np.errstate(over="ignore"):
+            values = [np.asarray(value).reshape(-1).astype(own) for value in values]
+    return pa.array(values, field.type)
 
 
 def _check_finite(name: str, table: pa.Table) -> None:

@@ -18,15 +18,10 @@ from data_gen.features.root import DrafterKnowledge
 
 
 class SelectedCopies(LlamaDraftModel):
-    """`Llama(path, draft_model=SelectedCopies("runs/mine/selector"))`.
+    """`Llama(path, draft_model=SelectedCopies("runs/mine/selector"))`, with an artefact of `logs.drafter=none`.
 
-    Args:
-        selector: an artefact directory of `espalier logs .. logs.drafter=none`.
-        temperature, top_p: of the calls. Copies are lossless under greedy decoding; llama-cpp-python keeps a copied
-            token where it equals the one that it samples.
-
-    Raises:
-        InputError: as `TextSelector`.
+    Copies are lossless under greedy decoding; llama-cpp-python keeps a copied token where it equals the one that it
+    samples. InputError as `TextSelector`.
     """
 
     def __init__(self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0) -> None:

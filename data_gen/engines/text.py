@@ -29,16 +29,9 @@ OPTIONS = ("selector", "temperature", "top_p")
 
 
 class TextSelector:
-    """Decides for an engine whose requests have one sampling setting.
-
-    Args:
-        selector: an artefact directory of `espalier logs`.
-        lengths: of the chains that the engine's drafter drafts; none where it copies.
-
-    Raises:
-        InputError: the artefact cannot be read, is not one of a log, or was not trained for what the engine does; or
-            the setting is out of range.
-    """
+    """Decides for an engine whose requests have one sampling setting, with an artefact of `espalier logs`; `lengths`
+    are of the chains that the engine's drafter drafts, none where it copies. InputError where the artefact cannot be
+    read, is not one of a log, or was not trained for what the engine does; or the setting is out of range."""
 
     def __init__(
         self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0, lengths: Sequence[int] = ()
@@ -87,7 +80,6 @@ class TextSelector:
         return [text.text.index.proposal(min(length, limit)) for text, length, limit in limited]
 
     def length(self, texts: Sequence[DrafterKnowledge], lengths: Sequence[int]) -> int:
-        """The best of some lengths for chains that all requests of a batch draft."""
         return self._at(len(texts), tuple(lengths)).select_common(self._features(texts)).nodes
 
     def _features(self, texts: Sequence[DrafterKnowledge]) -> list[Features]:

@@ -20,14 +20,8 @@ from data_gen.features.root import DrafterKnowledge
 
 
 class Proposer:
-    """Lookups whose length is chosen for each request, so that the rows of a batch differ in length.
-
-    Args:
-        vllm_config: with our entry in its `additional_config`.
-
-    Raises:
-        InputError: as `TextSelector.of`.
-    """
+    """Lookups whose length is chosen for each request, so that the rows of a batch differ in length. `vllm_config` has
+    our entry in its `additional_config`; InputError as `TextSelector.of`."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._selector = TextSelector.of((vllm_config.additional_config or {}).get(NAME))
@@ -42,13 +36,8 @@ class Proposer:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Tokens to verify for each row of the batch.
-
-        Args:
-            sampled_token_ids: of this step, by row; none where a row's prompt is not finished.
-            num_tokens_no_spec: tokens of each row, these included.
-            token_ids_cpu: token ids [rows, positions].
-        """
+        """Tokens to verify for each row of the batch, from this step's tokens (none where a row's prompt is not
+        finished), the number of all tokens of each row, and the token ids [rows, positions]."""
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         room = {row: self._room - int(num_tokens_no_spec[row]) for row, new in enumerate(sampled_token_ids) if new}
         rows = [row for row, left in room.items() if left > 0]

@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_gen.features.hits import HitHistory
 from data_gen.features.rows import DraftHistory, TargetHistory, entropies
-from data_gen.features.text import TextHistory
+from data_gen.features.text import HitHistory, TextHistory
 from data_gen.models.sampling import Sampling
 from selector.runtime.tokens import TokenStatistics
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, SCALARS_KEY, TOKEN_SCALARS
@@ -31,33 +30,26 @@ BLOCK = 64  # whole rows of the draft that are kept at once
 
 
 class Accepted:
-    """The target's rows at a step's root and accepted nodes, read only when a history needs them."""
+    """The target's rows at a step's root and accepted nodes, read only when a history needs them: entropies after the
+    nodes, probabilities of the tokens that follow them, and the last hidden state."""
 
     def __init__(self, rows: ModelRows, nodes: Sequence[int]) -> None:
         self._rows, self._nodes = rows, list(nodes)
 
     def entropies(self) -> list[float]:
-        """The target's entropy after each node."""
         return entropies(self._rows.logits_NV[self._nodes])
 
     def of_next(self, tokens: Sequence[int]) -> list[float]:
-        """The probability of the token that follows each node."""
         found: list[float] = self._rows.probs_NV[self._nodes, list(tokens)].tolist()
         return found
 
     def hidden_D(self) -> Tensor:
-        """The target's last hidden state after the last accepted node."""
         return self._rows.hidden_ND[self._nodes[-1]]
 
 
 class RootKnowledge:
-    """The features at a decoder's roots, updated step by step.
-
-    Args:
-        prompt: token ids; the last one is the first root.
-        sampling: the target's.
-        feature_levels: those of `schema.FEATURES`, or the match, that are needed.
-    """
+    """The features at a decoder's roots, updated step by step. The prompt's last token is the first root, the sampling
+    is the target's, and the levels that are needed are of `schema.FEATURES`, or the match."""
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, feature_levels: Sequence[str]) -> None:
         self.sampling = sampling
@@ -132,12 +124,8 @@ class DrafterKnowledge:
     """The features at the roots of an engine that has its own drafter, updated step by step.
 
     `text` features need only token ids. `drafter` features also need, for every committed token, whether the drafter's
-    first token there was the text's.
-
-    Args:
-        prompt: token ids; the last one is the first root.
-        tokens: the selector's statistics by token, `Selector.tokens`.
-        batch: how many requests are decoded together.
+    first token there was the text's. The prompt's last token is the first root, `tokens` are `Selector.tokens`, and
+    `batch` requests are decoded together.
     """
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, tokens: TokenStatistics, batch: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""The features at a root that depend only on token ids."""
+"""The features at a root that depend only on token ids, and those of a drafter's hits: tokens that it predicted."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import compress
+from operator import not_
 
 from data_gen.drafting.lookup import LookupIndex, common, copied
-from data_gen.features.means import RunningMeans, Share, in_a_row, means_of_first
 from data_gen.models.sampling import Sampling
 from selector.schema import (
+    DECAYS,
+    HIT_LENGTHS,
+    KEYS,
     LONGEST_COUNTED,
     LONGEST_LOOKUP,
     LONGEST_MATCH,
@@ -19,8 +23,61 @@ from selector.schema import (
     SOURCE_LENGTHS,
 )
 
+FADING = 0.95  # weight of a value of a share, relative to the next one
 LONGEST_RUN = 1 + PRECEDENT_LENGTHS[-1]  # tokens of a run that is counted
 SIMILAR = (1, 2, 3, 4, 7, 12, 24)  # the least matches of the classes of similar ones
+
+
+class RunningMeans:
+    """The running means of a number at each of `DECAYS`."""
+
+    def __init__(self) -> None:
+        self._sums, self._count = [0.0] * len(DECAYS), 0
+
+    def add(self, value: float) -> None:
+        self._sums = [decay * total + value for decay, total in zip(DECAYS, self._sums, strict=True)]
+        self._count += 1
+
+    def values(self) -> list[float]:
+        """The means, 0 before the first value."""
+        weights = _weights(max(self._count, 1))
+        return [total / weight for total, weight in zip(self._sums, weights, strict=True)]
+
+
+@lru_cache(maxsize=16)  # several numbers have the same count
+def _weights(count: int) -> list[float]:
+    return [(1 - decay**count) / (1 - decay) for decay in DECAYS]
+
+
+class Share:
+    """A mean that is shrunk towards a usual value, as if this had been seen twice."""
+
+    __slots__ = ("_total", "count")
+
+    def __init__(self) -> None:
+        self.count = self._total = 0.0
+
+    def add(self, value: float, fading: float = FADING) -> None:
+        self.count = fading * self.count + 1
+        self._total = fading * self._total + value
+
+    def value(self, usual: float) -> float:
+        return (self._total + 2 * usual) / (self.count + 2)
+
+
+def means_of_first(values: Sequence[float], counts: Sequence[int], none: float) -> list[float]:
+    """The means of the first so many values; `none` where there are no values."""
+    if not values:
+        return [none] * len(counts)
+    return [sum(values[:most]) / min(most, len(values)) for most in counts]
+
+
+def in_a_row(values: Sequence[float]) -> int:
+    """How many values there are before the first 0."""
+    return next(compress(range(len(values)), map(not_, values)), len(values))
+
+
+NOTHING = Share()
 
 
 class TextHistory:
@@ -37,7 +94,6 @@ class TextHistory:
         self.add(prompt)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Add committed tokens."""
         self.index.extend(tokens)
 
     def _count(self, here: int) -> None:
@@ -109,6 +165,52 @@ class TextHistory:
         seen = 2 * min(self.index.match, 3) + self.index.predicted[-1]
         pairs = (last, -1), (before, last), (last, seen), (last, first), (first, -1)
         return [key_of(kind, *pair) for kind, pair in enumerate(pairs)]
+
+
+class HitHistory:
+    """A drafter's hits on the committed tokens after the prompt of `text`."""
+
+    def __init__(self, text: TextHistory) -> None:
+        self.text = text
+        self._hits: list[float] = []
+        self._means = RunningMeans()
+        self._after: defaultdict[tuple[int, ...], Share] = defaultdict(Share)  # by run of a few tokens
+        self._of_copied, self._of_others = Share(), Share()  # of tokens that a lookup predicted, and of the others
+
+    def add(self, hits: Sequence[float]) -> None:
+        """Add, for each new token of the text, whether the drafter predicted it."""
+        index = self.text.index
+        for hit in hits:
+            here = self.text.start + len(self._hits)
+            self._hits.append(hit)
+            self._means.add(hit)
+            (self._of_copied if index.predicted[here] else self._of_others).add(hit)
+            run = index.tokens[max(here - PRECEDENT_LENGTHS[-1], 0) : here]
+            for first in range(len(run)):
+                self._after[tuple(run[first:])].add(hit, fading=1.0)
+
+    @property
+    def key(self) -> int:
+        """The key that groups training roots in addition to `TextHistory.keys`."""
+        return key_of(len(KEYS), self.text.index.tokens[-1], int(self._hits[-1]) if self._hits else -1)
+
+    def scalars(self) -> list[float]:
+        """The drafter's scalars at the newest token, in the order of `DRAFTER_SCALARS` but for those by key. All tokens
+        after the prompt must have been added."""
+        tokens, means = self.text.index.tokens, self._means.values()
+        first = self.text.index.source + 1 - self.text.start  # the source's first token, among the hits
+        there = self._hits[first : first + LONGEST_LOOKUP] if first > 0 else []
+        after = [self._after.get(tuple(tokens[-count:]), NOTHING) for count in PRECEDENT_LENGTHS]
+        return [
+            *means,
+            in_a_row(self._hits[: -LONGEST_MATCH - 1 : -1]),
+            in_a_row(there),
+            *means_of_first(there, HIT_LENGTHS, means[-1]),
+            *(share.value(means[-1]) for share in after),
+            min(after[0].count, MOST_SEEN),
+            self._of_copied.value(means[-1]),
+            self._of_others.value(means[-1]),
+        ]
 
 
 @lru_cache(maxsize=1 << 16)

@@ -57,16 +57,14 @@ class Walks:
         weights_BL: dict[int, Tensor],
         likely_BK: Tensor | None = None,
     ) -> list[Tensor]:
-        """P(at least that deep, along the text) / P(text) of branches from each of the first `count` rows, by verifier.
+        """P(at least that deep, along the text) / P(text) of branches from each of the first `count` rows, by verifier:
+        float64 [count, max_K - 1, max_L2] for top-down ones, [count, max_K - 1, max_L2, L] for bottom-up ones.
 
         Args:
             rows: the rows after consecutive tokens of the text, at least max_L2 - 1 more than `count`.
             tokens_B: the token that follows each row.
             weights_BL: by bottom-up verifier, the entry weight of a branching position after a trunk of each length.
             likely_BK: the draft's max_K most likely tokens after each of the `count` rows, for greedy branches.
-
-        Returns:
-            float64 [count, max_K - 1, max_L2] for top-down verifiers, [count, max_K - 1, max_L2, L] for bottom-up ones.
         """
         widths = self.space.max_K - 1
         cell_M = torch.arange(count * widths, device=rows.device)
@@ -93,7 +91,6 @@ class Walks:
     def _step(
         self, state: State, k: int, rows: SortedRows, level: int, tokens_B: Tensor, likely_BK: Tensor | None
     ) -> State:
-        """One token further down the text, for walks with k branches on it."""
         row_M = state["cell"].div(self.space.max_K - 1, rounding_mode="floor") + level
         x_M1 = tokens_B[row_M].unsqueeze(-1)
         p_M1, q_M1 = rows.at(row_M).at(x_M1)

@@ -29,11 +29,8 @@ def greedy_entries(
     """Child lists with the text's token, for m walks: the one of the M that each comes from, its list [m, k], and the
     probability that it is drafted, over that of the text's token in the text.
 
-    Args:
-        x_M: the text's token after each row.
-        likely_Mk: the draft's k most likely tokens, in order.
-        siblings: how many draws of a sibling are averaged; None enumerates them.
-        uniform: numbers in [0, 1) of a shape.
+    `x_M` are the text's tokens after each row, `likely_Mk` the draft's k most likely ones in order, `siblings` how many
+    draws of a sibling are averaged (None enumerates them), and `uniform` gives numbers in [0, 1) of a shape.
     """
     fixed_Mk, last_M = likely_Mk[:, :-1], likely_Mk[:, -1]
     off_MV = rows.q_NV[row_M].scatter_(-1, fixed_Mk, 0.0)  # q' up to a factor

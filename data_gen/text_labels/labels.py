@@ -30,7 +30,7 @@ Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import torch
@@ -46,8 +46,6 @@ from data_gen.verification.sorted_rows import SortedRows
 from selector.actions import GREEDY, ActionSpace
 
 ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once
-
-Rows = tuple[Tensor, Tensor]  # the target's and the draft's distributions after some tokens of a text, [B, V] each
 
 
 def label_text(
@@ -87,16 +85,12 @@ def label_text(
         draft_probs_TDV, draft_probs_TV = draft_probs_TV, draft_probs_TV[:, 0]
         next_TD = torch.cat([tokens_T[1:], tokens_T.new_zeros(space.depth)]).unfold(0, space.depth, 1)
         ahead_TD = draft_probs_TDV.gather(-1, next_TD.unsqueeze(-1))[..., 0].double() / exact_sums(draft_probs_TDV)
-    for number, rows in enumerate(blocks(target_probs_TV, draft_probs_TV)):
-        begin = number * block_rows(target_probs_TV.shape[-1])
-        labeller.add(*rows, ahead_BD=None if ahead_TD is None else ahead_TD[begin : begin + len(rows[0])])
-    return space.efficiencies(labeller.survivals())
-
-
-def blocks(target_probs_TV: Tensor, draft_probs_TV: Tensor) -> Iterator[Rows]:
-    """The rows in blocks, for `TextLabeller.add`."""
     size = block_rows(target_probs_TV.shape[-1])
-    return zip(target_probs_TV.split(size), draft_probs_TV.split(size), strict=True)
+    for begin in range(0, len(tokens_T), size):
+        own = slice(begin, begin + size)
+        ahead_BD = None if ahead_TD is None else ahead_TD[own]
+        labeller.add(target_probs_TV[own], draft_probs_TV[own], ahead_BD=ahead_BD)
+    return space.efficiencies(labeller.survivals())
 
 
 def block_rows(vocabulary: int) -> int:
@@ -105,11 +99,8 @@ def block_rows(vocabulary: int) -> int:
 
 
 def labelled_verifier(name: str) -> TopDown | BottomUp:
-    """A verifier that has labels along a text; for verifiers of the first path, that of chains.
-
-    Raises:
-        ValueError: it is unknown, compares whole paths (GBV), or needs a linear program for each node (Khisti).
-    """
+    """A verifier that has labels along a text; for verifiers of the first path, that of chains. ValueError where it is
+    unknown, compares whole paths (GBV), or needs a linear program for each node (Khisti)."""
     verifier = get_verifier(name)
     if isinstance(verifier, TopDown | BottomUp) and not isinstance(verifier, Khisti):
         return verifier
@@ -160,12 +151,7 @@ class TextLabeller:
     ) -> None:
         """The rows after the next B tokens; the draft's logits rank tokens of probability 0 for greedy trees.
 
-        Args:
-            ahead_BD: of a head, its probabilities of the text's next D tokens, float64; D is the depth of the space.
-
-        Raises:
-            ValueError: the space has branches, which a head does not draft.
-        """
+        `ahead_BD` are a head's probabilities of the text's next D tokens, float64; its space has no branches."""
         next_B = self.tokens_T[self._seen + 1 : self._seen + 1 + len(target_probs_BV)].to(target_probs_BV.device)
         own = target_probs_BV[: len(next_B)], draft_probs_BV[: len(next_B)]
         self._seen += len(target_probs_BV)
@@ -223,7 +209,6 @@ class TextLabeller:
         return products(divide(q_TD, p_TD)), factors
 
     def _branch(self, rows: SortedRows, begin: int, count: int) -> None:
-        """Branches that begin at the `count` positions from `begin` on, where `rows` begin, too."""
         device, space = rows.device, self.space
         tokens_B = self.tokens_T[begin + 1 : begin + 1 + len(rows.p_NV)].to(device)
         since = max(0, begin - space.max_L1)

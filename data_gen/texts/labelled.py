@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -20,14 +21,14 @@ from torch import Tensor
 from data_gen import traces
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Random
-from data_gen.features.recorded import ROW_NUMBERS, foretold, row_numbers
+from data_gen.features.rows import ROW_NUMBERS, foretold, row_numbers
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller
 from data_gen.texts.given import GivenText
 from data_gen.texts.plausibility import ImpossibleToken, Plausibility
 from data_gen.texts.prompts import Form, Prompt
-from data_gen.texts.written import Text, finished, halving, rows_along, seed_of, written_by_target
+from data_gen.texts.written import WrittenText, finished, halving, rows_along, seed_of, written_by_target
 from data_gen.verification import get_verifier
 from selector.actions import GREEDY, Action, ActionSpace
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
@@ -35,7 +36,7 @@ from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_c
 SPACE = ActionSpace.recorded()
 DEPTH = SPACE.depth
 BEYOND = DEPTH - 1  # tokens after the labelled ones; the last prompt token is a root, too
-PARTS = ("written", "decoded", "labelled", "writing")  # of a run's time
+PARTS = ("written", "decoded", "labelled")  # of a run's time
 BEHAVIOUR: tuple[Action, ...] = (
     *(Action(*shape) for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (3, 1, 5), (4, 4, 4))),
     *(Action(*shape, GREEDY) for shape in ((2, 0, 6), (2, 4, 4), (3, 2, 4), (4, 0, 4))),
@@ -53,7 +54,7 @@ class Recipe:
     stride: int  # hidden states are recorded at every `stride`-th root of a training text
     hidden: bool  # whether hidden states are recorded
     seed: int
-    behaviour: tuple[Action, ...] = BEHAVIOUR  # the actions of decoded texts; one is drawn at every step
+    behaviour: tuple[Action, ...] = BEHAVIOUR  # of decoded texts; one of these is drawn at every step
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ class Work:
 
 
 class _Written(NamedTuple):
-    """A prompt and its text; `verifier` is None unless the text was decoded; error messages begin with `place`."""
+    """`verifier` is None unless the text was decoded; error messages begin with `place`."""
 
     prompt: Prompt
-    text: Text
+    text: WrittenText
     verifier: str | None
     place: str
 
@@ -81,26 +82,21 @@ class Shard:
     """The rows of a shard, the seconds that they took by part of `PARTS`, and how plausible the texts are."""
 
     table: pa.Table
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
-    plausibility: Plausibility = field(default_factory=Plausibility)
+    seconds: dict[str, float]
+    plausibility: Plausibility
 
 
 def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
-    """Make a shard.
-
-    Raises:
-        InputError: a model gives numbers that are not finite, or a given text cannot be the target's; names the prompt,
-            or the log and its line.
-    """
-    shard = Shard(pa.table({}))
-    start = time.perf_counter()
+    """Make a shard; InputError where a model gives numbers that are not finite, or a given text cannot be the target's,
+    which names the prompt, or the log and its line."""
+    start, plausibility = time.perf_counter(), Plausibility()
     texts = list(_written(pair, recipe, work))
     between = time.perf_counter()
-    rows = [_row(pair, recipe, work, written, shard.plausibility) for written in texts]
-    shard.seconds["decoded" if work.decoded else "written"] += between - start
-    shard.seconds["labelled"] += time.perf_counter() - between
-    shard.table = traces.to_table(rows, traces.text_schema(recipe.verifiers, recipe.hidden))
-    return shard
+    rows = [_row(pair, recipe, work, written, plausibility) for written in texts]
+    seconds = dict.fromkeys(PARTS, 0.0) | {"labelled": time.perf_counter() - between}
+    seconds["decoded" if work.decoded else "written"] = between - start
+    schema = traces.text_schema(recipe.verifiers, recipe.hidden, pair.trees)
+    return Shard(traces.to_table(rows, schema), seconds, plausibility)
 
 
 def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
@@ -115,23 +111,20 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
         if not tokens:
             raise InputError(f"prompt {prompt.id}: the tokenizer gives no tokens")
     seed = seed_of(recipe.seed, work.split, work.sampling, *(f"{prompt.id}#{n}" for prompt, n in work.prompts))
+    places = [f"prompt {prompt.id}" for prompt in prompts]
     if not work.decoded:
-        more = f" and {len(prompts) - 1} more" if len(prompts) > 1 else ""
-        with _naming(f"prompt {prompts[0].id}{more}"):
+        with _naming(places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"):
             texts = written_by_target(pair, encoded, new, work.sampling, seed)
-        yield from (
-            _Written(prompt, text, None, f"prompt {prompt.id}") for prompt, text in zip(prompts, texts, strict=True)
-        )
+        yield from map(_Written, prompts, texts, repeat(None), places)
         return
-    for number, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
-        verifier = recipe.verifiers[number % len(recipe.verifiers)]
-        own = seed_of(seed, number)
-        behaviour = [action for action in recipe.behaviour if pair.trees.max_K >= action.K]
+    behaviour = [action for action in recipe.behaviour if pair.trees.max_K >= action.K]
+    for number, (prompt, tokens, place) in enumerate(zip(prompts, encoded, places, strict=True)):
+        verifier, own = recipe.verifiers[number % len(recipe.verifiers)], seed_of(seed, number)
         chooser = Random(behaviour, torch.Generator().manual_seed(own))
         decoder = Decoder(pair, work.sampling, get_verifier(verifier), chooser)
-        with _naming(f"prompt {prompt.id}"):
+        with _naming(place):
             decoded = decoder.decode(tokens, new, torch.Generator(device=pair.device).manual_seed(own + 1))
-        yield _Written(prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, f"prompt {prompt.id}")
+        yield _Written(prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, place)
 
 
 @contextmanager
@@ -166,16 +159,11 @@ def _row(pair: ModelPair, recipe: Recipe, work: Work, written: _Written, seen: P
 
 
 def label(
-    pair: ModelPair, recipe: Recipe, text: Text, sampling: Sampling, seen: Plausibility, stride: int = 1
+    pair: ModelPair, recipe: Recipe, text: WrittenText, sampling: Sampling, seen: Plausibility, stride: int = 1
 ) -> dict[str, Any]:
     """Trace columns of both models' rows along a text and of its labels, with hidden states at every `stride`-th root.
-
     The text's tokens are added to `seen`. The text is cut before a token to which the target's pass gives probability 0
-    if rounding explains that.
-
-    Raises:
-        InputError: the text has a token of probability 0 that rounding does not explain.
-    """
+    if rounding explains that; InputError if not."""
     while True:
         try:
             columns, own = halving(lambda: _label(pair, recipe, text, sampling, stride))
@@ -190,7 +178,7 @@ def label(
 
 @torch.inference_mode()
 def _label(
-    pair: ModelPair, recipe: Recipe, text: Text, sampling: Sampling, stride: int
+    pair: ModelPair, recipe: Recipe, text: WrittenText, sampling: Sampling, stride: int
 ) -> tuple[dict[str, Any], Plausibility]:
     seen, roots = Plausibility(), len(text.tokens) - text.start - DEPTH
     columns = [survival_column(name) for name in recipe.verifiers]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from data_gen.features.recorded import foretold
 from data_gen.features.root import DrafterKnowledge
+from data_gen.features.rows import foretold
 from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import LoggedText, Logs
 from data_gen.texts.prompts import Prompt, split_of
@@ -25,20 +25,15 @@ VERIFIER = "naive"  # all verifiers agree on a chain at temperature 0
 
 
 def splits_of(logs: Logs, validation: float, test: float) -> dict[str, list[LoggedText]]:
-    """Texts by split, InputError where one would be empty. All texts of one source fall into the same split; held-out
-    texts, if there are any, are the test split.
-
-    Args:
-        validation, test: shares of the sources.
-    """
+    """Texts by split, from shares of the sources; InputError where one would be empty. All texts of a source fall into
+    one split; held-out texts, if there are any, are the test split."""
     found: dict[str, list[LoggedText]] = {name: [] for name in SPLITS} | {"test": list(logs.held_out)}
     for text in logs.texts:
         prompt = Prompt(text.name, "", text.kind, text.source)
         found[split_of(prompt, validation, 0.0 if logs.held_out else test)].append(text)
     for name, own in found.items():
         if not own:
-            place = logs.texts[0].place
-            raise InputError(f"{place}: {len(logs.texts)} texts are too few: none falls into the {name} split")
+            raise InputError(f"logs.files: {len(logs.texts)} texts are too few: none falls into the {name} split")
     return found
 
 
@@ -52,7 +47,6 @@ class Labeller:
     tokens: TokenStatistics = field(default_factory=TokenStatistics.empty)
 
     def label(self, texts: Sequence[LoggedText]) -> Texts:
-        """Texts with the features of both levels and the labels of chains and lookups."""
         return self._labelled(texts)[0]
 
     def learn_from(self, texts: Sequence[LoggedText]) -> tuple[Labeller, Texts]:
@@ -70,7 +64,6 @@ class Labeller:
         return replace(self, tokens=tokens), data
 
     def _labelled(self, texts: Sequence[LoggedText]) -> tuple[Texts, np.ndarray]:
-        """The labelled texts, and the keys of every root, int64 [R, J]."""
         scalars, keys = zip(*map(self._features, texts), strict=True)
         longest = max(self.space.lookups)
         data = Texts(
@@ -82,7 +75,7 @@ class Labeller:
             prompt_X=[text.name for text in texts],
             scalars_RF=torch.from_numpy(np.concatenate(scalars)),
             length_R=torch.cat([text.start + torch.arange(text.roots) for text in texts]),
-            survivals={VERIFIER: torch.cat(list(map(self._survivals, texts)))},
+            survivals={VERIFIER: torch.cat([self._survivals(text) for text in texts])},
             foretold_R=torch.cat([foretold(text.tokens, text.start - 1, text.roots, longest) for text in texts]),
             hidden_R=torch.full((sum(text.roots for text in texts),), -1),
             from_the_start=True,
@@ -92,7 +85,6 @@ class Labeller:
         return data, np.concatenate(keys)
 
     def _features(self, text: LoggedText) -> tuple[np.ndarray, np.ndarray]:
-        """Scalars and keys of every root, float32 [R, F] and int64 [R, J]."""
         known = DrafterKnowledge(text.tokens[: text.start], self.sampling, self.tokens)
         hits = text.hits(self.drafter)
         scalars_RF = np.empty((text.roots, len(LOG.scalars)), np.float32)
@@ -103,6 +95,5 @@ class Labeller:
         return scalars_RF, keys_RJ
 
     def _survivals(self, text: LoggedText) -> torch.Tensor:
-        """Of the drafter's chain, float16 [R, D]; 0 beyond the depth of the text's own chains."""
         own_RD = torch.from_numpy(text.of(self.drafter))
         return torch.nn.functional.pad(own_RD, (0, self.space.depth - own_RD.shape[1])).half()

@@ -61,7 +61,6 @@ class Plausibility:
         self.join(Plausibility(len(following), unlikely, float(mass_B.sum()), unlikely - many, -unlikely - few))
 
     def join(self, other: Plausibility) -> None:
-        """Add the counts of other texts."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 

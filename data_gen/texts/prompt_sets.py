@@ -8,16 +8,13 @@ of a file, and the same text is taken once.
 from __future__ import annotations
 
 import hashlib
-import json
 import string
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
-from data_gen.texts.prompts import TOO_DEEP, Prompt, record_of
+from data_gen.texts.prompts import Prompt
 from selector.files import first_line
 from selector.schema import InputError
 
@@ -64,10 +61,7 @@ SETS = {
 
 def read_set(name: str, file: Path | None = None) -> tuple[list[Prompt], int]:
     """The prompts of a set, in its order, and its number of records. Empty and repeated texts give no prompt.
-
-    Raises:
-        InputError: the hub or the file cannot be read, or a record has other fields; names the set and the record.
-    """
+    InputError where the hub or the file cannot be read, or a record has other fields; names the set and the record."""
     own = SETS[name]
     where = str(file or own.hub["path"])
     prompts: dict[str, Prompt] = {}
@@ -97,7 +91,6 @@ class _Fields(string.Formatter):
 
 
 def _filled(template: str, record: dict[str, Any]) -> str | None:
-    """The template with a record's fields; None where the record lacks one."""
     try:
         return _Fields().vformat(template, (), record)
     except (KeyError, IndexError, TypeError):
@@ -112,26 +105,6 @@ def _records(name: str, file: Path | None) -> Iterator[dict[str, Any]]:
         builder = next((BUILDERS[suffix] for suffix in file.suffixes if suffix in BUILDERS), "text")
         source = {"path": builder, "data_files": str(file)}
     try:
-        if file is not None and file.is_file() and source["path"] == "json":
-            _check_nesting(file)
         yield from load_dataset(**{"split": "train", **source}, streaming=True)
     except Exception as error:  # a damaged file or a missing network may raise anything
         raise InputError(f"prompts.sets: {name}: cannot read {file or source['path']}: {first_line(error)}") from error
-
-
-def _check_nesting(file: Path) -> None:
-    """ValueError where JSON is nested too deep, packed or not: there the reader of data sets ends the process."""
-    with fsspec.open(str(file), "rb", compression="infer") as content:
-        if ".jsonl" in file.suffixes:
-            parts = (line for line in content if line.strip())
-        else:
-            whole = content.read()
-            try:
-                json.loads(whole.decode("utf-8-sig"))
-                return
-            except RecursionError as error:
-                raise ValueError(TOO_DEEP) from error
-            except ValueError:  # one object a line
-                parts = (line for line in whole.splitlines() if line.strip())
-        for line in parts:
-            record_of(line, "fields")

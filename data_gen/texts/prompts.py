@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import asdict, dataclass
 from itertools import compress, zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 from scipy.cluster.hierarchy import DisjointSet
 
 from selector.schema import InputError
 
 T = TypeVar("T")
-TOO_DEEP = "not JSON: nested too deep"
+Name = Annotated[str, BeforeValidator(str)]
+
+
+class Record(BaseModel):
+    """What a line of a file says of its text; further keys are ignored."""
+
+    model_config = ConfigDict(strict=True)
+    id: Name | None = None
+    source: Name | None = None
+    kind: Name | None = None
+
+
+class PromptRecord(Record):
+    text: str = Field(pattern=r"\S")
 
 
 @dataclass(frozen=True)
@@ -28,10 +44,10 @@ class Prompt:
     source: str
 
     @classmethod
-    def of(cls, record: dict[str, Any], text: str, place: str) -> Prompt:
-        """The prompt of a JSON record, whose `id`, `kind` and `source` are optional."""
-        identity = str(record.get("id", f"line-{place.rpartition(':')[2]}"))
-        return cls(identity, text, str(record.get("kind", "text")), str(record.get("source", identity)))
+    def of(cls, record: Record, text: str, place: str) -> Prompt:
+        """The prompt of a line at a place, `file:number`."""
+        own = record.id or f"line-{place.rpartition(':')[2]}"
+        return cls(own, text, record.kind or "text", record.source or own)
 
 
 @dataclass(frozen=True)
@@ -52,11 +68,7 @@ class Form:
     system: str | None = None
 
     def whole(self, tokenizer: Any, prompts: Iterable[Prompt]) -> list[list[int]]:
-        """All token ids of each prompt.
-
-        Raises:
-            InputError: there is no chat template, or it takes no system turn.
-        """
+        """All token ids of each prompt; InputError where there is no chat template, or it takes no system turn."""
         texts = [prompt.text for prompt in prompts]
         if self.chat:
             texts = [self._in_template(tokenizer, text) for text in texts]
@@ -75,10 +87,8 @@ class Form:
             raise InputError(f"prompts.{key}: the chat template of {name} refuses: {error}") from error
 
     def fit(self, tokenizer: Any, prompts: list[Prompt]) -> tuple[list[Prompt], str]:
-        """The prompts that are kept, and a sentence on all of them.
-
-        Of prompts with the same tokens, once they are cut, only the first is kept: the others could be in other splits.
-        """
+        """The prompts that are kept, and a sentence on all of them. Of prompts with the same tokens, once they are cut,
+        only the first is kept: the others could be in other splits."""
         encoded = self.whole(tokenizer, prompts)
         fitting = [not (self.longer == "drop" and len(ids) > self.tokens) for ids in encoded]
         kept: dict[tuple[int, ...], Prompt] = {}
@@ -103,72 +113,53 @@ class Form:
         return self.cut(tokenizer, self.whole(tokenizer, [prompt])[0])
 
 
-def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
-    """The lines of a file that are not blank, each with its place, `file:number`; InputError if it cannot be read."""
+def read_lines(path: Path, parse: Callable[[str, Any], T]) -> list[T]:
+    """What `parse` makes of the JSON of each line that is not blank, and of its place, `file:number`; InputError where
+    the file is missing or empty, or a line does not fit, which names the file and the line."""
+    found = []
     try:
         with path.open("rb") as file:
-            yield from ((f"{path}:{number}", line) for number, line in enumerate(file, 1) if line.strip())
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    found.append(_parsed(f"{path}:{number}", line, parse))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-
-
-def record_of(line: bytes, expected: str) -> dict[str, Any]:
-    """The JSON object of one line; ValueError with the reason where it is none. `expected` names the needed keys."""
-    try:
-        record = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError("not UTF-8 text") from error
-    except RecursionError as error:
-        raise ValueError(TOO_DEEP) from error
-    except ValueError as error:
-        raise ValueError(f"not JSON, and so not a JSON object ({str(error).split(':')[0]})") from error
-    if b"\\ud" in line.lower() and not _is_text(record):
-        raise ValueError("holds half of a surrogate pair, which is no text")
-    if not isinstance(record, dict):
-        raise ValueError(f"expected a JSON object with {expected}")
-    return record
-
-
-def _is_text(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except (UnicodeEncodeError, RecursionError):
-        return False
-    return True
-
-
-def read_lines(path: Path, what: str, parse: Callable[[str, bytes], T], id_of: Callable[[T], str]) -> list[T]:
-    """What `parse` makes of each line and its place; InputError where it raises ValueError, or two ids are the same."""
-    found = []
-    for place, line in lines_of(path):
-        try:
-            found.append(parse(place, line))
-        except ValueError as error:
-            raise InputError(f"{place}: {error}") from error
     if not found:
-        raise InputError(f"{path}: holds no {what}")
-    if len(set(map(id_of, found))) < len(found):
-        raise InputError(f"{path}: two {what} have the same id")
+        raise InputError(f"{path}: no lines there")
     return found
 
 
+def _parsed(place: str, line: bytes, parse: Callable[[str, Any], T]) -> T:
+    try:
+        value = from_json(line.removeprefix(codecs.BOM_UTF8))
+    except ValueError as error:
+        raise InputError(f"{place}: not JSON: {error}") from error
+    try:
+        return parse(place, value)
+    except ValidationError as error:
+        first = error.errors()[:3]
+        reasons = (": ".join((".".join(map(str, each["loc"])) or "the line", each["msg"])) for each in first)
+        raise InputError(f"{place}: {'; '.join(reasons)}") from error
+    except ValueError as error:
+        raise InputError(f"{place}: {error}") from error
+
+
+def check_ids(path: Path, ids: list[str]) -> None:
+    """InputError where two lines of a file have the same id."""
+    if len(set(ids)) < len(ids):
+        raise InputError(f"{path}: two lines have the same id")
+
+
 def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts from JSON lines with `text`, and optionally `kind`, `source` and `id`.
+    """Prompts from JSON lines with `text`, and optionally `kind`, `source` and `id`; InputError as `read_lines`."""
 
-    Raises:
-        InputError: the file is missing or empty, or a line does not fit; names the file and the line.
-    """
-    return read_lines(path, "prompts", _prompt, lambda prompt: prompt.id)
+    def parse(place: str, value: Any) -> Prompt:
+        record = PromptRecord.model_validate(value)
+        return Prompt.of(record, record.text, place)
 
-
-def _prompt(place: str, line: bytes) -> Prompt:
-    record = record_of(line, "`text`")
-    if "text" not in record:
-        raise ValueError("expected a JSON object with `text`")
-    text = record["text"]
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError("`text` is empty or not a string")
-    return Prompt.of(record, text, place)
+    prompts = read_lines(path, parse)
+    check_ids(path, [prompt.id for prompt in prompts])
+    return prompts
 
 
 def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
@@ -183,11 +174,8 @@ def split_of(prompt: Prompt, validation: float, test: float) -> str:
 
 
 def joined(held: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
-    """The common name, by source, of sources that belong together because some of their texts are the same.
-
-    Args:
-        held: the source of every text, and its content.
-    """
+    """The common name, by source, of sources that belong together because some of their texts are the same; `held` are
+    the source and the content of every text."""
     sets = DisjointSet()
     first: dict[Hashable, str] = {}
     for source, content in held:

@@ -1,4 +1,4 @@
-"""Responses of engines as lines of a log: what vLLM, SGLang and llama-server answer, with the engines' own keys.
+"""Lines of a log (`data_gen.texts.logs`) from what other programs write: an importer for each kind of line.
 
 The keys are those of vLLM 0.33.0, SGLang 0.5.23 and llama.cpp 0c1e570. Only vLLM says how many tokens each step drafted
 and accepted. A text without steps has its token ids, which suffice for lookups.
@@ -6,30 +6,77 @@ and accepted. A text without steps has its token ids, which suffice for lookups.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
 
 DRAFTED = "draft"  # the drafter's name: a response does not say which one it was
+SIMULATOR = "acc_"  # prefix of drafters' names in logs of SpecDecode-Bench's simulator
 
 
-def record_of_response(answer: dict[str, Any]) -> dict[str, Any] | None:
-    """The line of a log (`data_gen.texts.logs`); None where it is no engine's response.
+class Simulated(BaseModel):
+    acc_len: list[Annotated[int, Field(ge=1, strict=True)]]
+
+
+class Metrics(BaseModel):
+    """What vLLM says of the steps of a response."""
+
+    num_spec_steps: int = 0
+    per_step_drafted: list[int] = []
+    per_step_accepted: list[int] = []
+
+
+def record_of(line: Any) -> Any:
+    """The line of a log; a line that no importer knows is taken as it is.
 
     Raises:
-        ValueError: the response holds no token ids, several answers, or steps that do not fit to its tokens.
+        ValueError: a response holds no token ids, several answers, or steps that do not fit to its tokens.
     """
-    if answer.get("event") == "request.finished" and isinstance(answer.get("out"), dict):  # SGLang's request log
-        given = answer["obj"] if isinstance(answer.get("obj"), dict) else {}
-        return _record(answer["out"], "output_ids", {"prompt_token_ids": given.get("input_ids"), **answer["out"]})
-    if isinstance(answer.get("choices"), list):  # vLLM and SGLang, /v1/completions and /v1/chat/completions
-        if len(answer["choices"]) != 1 or not isinstance(answer["choices"][0], dict):
-            raise ValueError("choices: one answer to one prompt is needed (n = 1)")
-        (choice,) = answer["choices"]
-        return _record(answer, "token_ids", {**answer, **choice})
-    if isinstance(answer.get("meta_info"), dict):  # SGLang, /generate
-        return _record(answer, "output_ids", answer)
-    if isinstance(answer.get("timings"), dict):  # llama-server, /completion
-        return _record(answer, "tokens", answer)
-    return None
+    found = (importer(line) for importer in IMPORTERS if isinstance(line, dict))
+    return next((record for record in found if record is not None), line)
+
+
+def _of_openai(answer: dict[str, Any]) -> dict[str, Any] | None:
+    """Of vLLM and SGLang, /v1/completions and /v1/chat/completions."""
+    choices = answer.get("choices")
+    if not isinstance(choices, list):
+        return None
+    if len(choices) != 1 or not isinstance(choices[0], dict):
+        raise ValueError("choices: one answer to one prompt is needed (n = 1)")
+    return _record(answer, "token_ids", {**answer, **choices[0]})
+
+
+def _of_sglang(answer: dict[str, Any]) -> dict[str, Any] | None:
+    """Of /generate."""
+    return _record(answer, "output_ids", answer) if isinstance(answer.get("meta_info"), dict) else None
+
+
+def _of_sglangs_request_log(line: dict[str, Any]) -> dict[str, Any] | None:
+    if line.get("event") != "request.finished" or not isinstance(line.get("out"), dict):
+        return None
+    prompt = _within(line, "obj").get("input_ids")
+    return _record(line["out"], "output_ids", {"prompt_token_ids": prompt, **line["out"]})
+
+
+def _of_llama_server(answer: dict[str, Any]) -> dict[str, Any] | None:
+    """Of /completion."""
+    return _record(answer, "tokens", answer) if isinstance(answer.get("timings"), dict) else None
+
+
+def _of_simulator(line: dict[str, Any]) -> dict[str, Any] | None:
+    """Its `acc_len` counts the tokens that a step commits, the additional one included."""
+    counts = {
+        key.removeprefix(SIMULATOR): Simulated.model_validate(own).acc_len
+        for key, own in line.items()
+        if key.startswith(SIMULATOR)
+    }
+    drafters = {name: {"accepted": [count - 1 for count in own]} for name, own in counts.items()}
+    return line | {"drafters": drafters} if drafters else None
+
+
+Importer = Callable[[dict[str, Any]], dict[str, Any] | None]
+IMPORTERS: list[Importer] = [_of_sglangs_request_log, _of_openai, _of_sglang, _of_llama_server, _of_simulator]
 
 
 def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -40,8 +87,9 @@ def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[st
     record |= {key: answer[key] for key in ("source", "kind") if key in answer}
     if name := answer.get("id") or _within(answer, "meta_info").get("id"):
         record["id"] = name
-    metrics = _within(_within(answer, "metrics"), "speculative_decoding")
-    return record | {"drafters": {DRAFTED: {"steps": _steps(metrics, len(fields[ids]))}} if metrics else {}}
+    found = _within(_within(answer, "metrics"), "speculative_decoding")
+    steps = _steps(Metrics.model_validate(found), len(fields[ids])) if found else None
+    return record | {"drafters": {} if steps is None else {DRAFTED: {"steps": steps}}}
 
 
 def _within(values: dict[str, Any], key: str) -> dict[str, Any]:
@@ -50,16 +98,14 @@ def _within(values: dict[str, Any], key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _steps(metrics: dict[str, Any], tokens: int) -> list[list[int]]:
+def _steps(metrics: Metrics, tokens: int) -> list[list[int]]:
     """Position, drafted and accepted tokens of each step. The prompt's pass gives the first token, so steps begin at
     position 1; steps may go beyond the text's end, where the engine cut it."""
-    accepted, drafted = (metrics.get(key) or [] for key in ("per_step_accepted", "per_step_drafted"))
-    if metrics.get("num_spec_steps") and not accepted:
+    accepted, drafted = metrics.per_step_accepted, metrics.per_step_drafted
+    if metrics.num_spec_steps and not accepted:
         raise ValueError("no per_step_accepted: start vLLM with --per-request-spec-decode-metrics detailed")
     if len(accepted) != len(drafted):
         raise ValueError("per_step_accepted and per_step_drafted differ in length")
-    if not all(type(count) is int for count in (*accepted, *drafted)):
-        raise ValueError("per_step_accepted and per_step_drafted: whole numbers")
     position, steps = 1, list[list[int]]()
     for more, kept in zip(drafted, accepted, strict=True):
         if position < tokens:

@@ -11,7 +11,6 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -31,7 +30,7 @@ _halvings = 0
 
 
 @dataclass
-class Text:
+class WrittenText:
     """A prompt and its continuation, token ids. Only the continuation follows the target's law."""
 
     tokens: list[int]
@@ -57,28 +56,23 @@ def seed_of(*parts: object) -> int:
 @torch.inference_mode()
 def written_by_target(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
-) -> list[Text]:
-    """Continue prompts with the target alone, in one batch, or in several where memory runs out.
+) -> list[WrittenText]:
+    """Continue prompts with the target alone, in one batch, or in several where memory runs out; a continuation depends
+    on its batch, and `seed` is the first one's. InputError where the target gives numbers that are not finite, or there
+    is no memory for one text."""
 
-    Args:
-        seed: of the first batch; a prompt's continuation depends on its batch.
-
-    Raises:
-        InputError: the target gives numbers that are not finite, or there is no memory for one text.
-    """
-
-    def attempt() -> list[Text]:
+    def attempt() -> list[WrittenText]:
         together = fewer(len(prompts))
         parts = [prompts[begin : begin + together] for begin in range(0, len(prompts), together)]
-        batches = [_written(pair, part, new_tokens, sampling, seed + number) for number, part in enumerate(parts)]
-        return list(chain(*batches))
+        batches = (_written(pair, part, new_tokens, sampling, seed + number) for number, part in enumerate(parts))
+        return [text for batch in batches for text in batch]
 
     return halving(attempt)
 
 
 def _written(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
-) -> list[Text]:
+) -> list[WrittenText]:
     width = max(map(len, prompts))
     pad, eos = next(iter(pair.eos_ids), 0), sorted(pair.eos_ids) or None
     input_ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=pair.device)
@@ -106,19 +100,16 @@ class _Finite(LogitsProcessor):
         return scores.nan_to_num(nan=0.0, neginf=-torch.inf)
 
 
-def finished(pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: Sequence[Step] = ()) -> Text:
+def finished(pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: Sequence[Step] = ()) -> WrittenText:
     """The text of a prompt and its continuation, which ends with the first end-of-sequence token."""
     end = next((n for n, token in enumerate(new, 1) if token in pair.eos_ids), None)
-    return Text([*prompt, *new[:end]], len(prompt) - 1, list(steps))
+    return WrittenText([*prompt, *new[:end]], len(prompt) - 1, list(steps))
 
 
 @torch.inference_mode()
-def rows_along(pair: ModelPair, text: Text, sampling: Sampling) -> Iterator[RowBlock]:
-    """The rows after the text's tokens from `start` on, in blocks, by one teacher-forced pass of each model.
-
-    Raises:
-        InputError: a model gives numbers that are not finite, or a head's prompt has one token.
-    """
+def rows_along(pair: ModelPair, text: WrittenText, sampling: Sampling) -> Iterator[RowBlock]:
+    """The rows after the text's tokens from `start` on, in blocks, by one teacher-forced pass of each model; InputError
+    where a model gives numbers that are not finite, or a head's prompt has one token."""
     check_prompt(pair, text.start + 1)
     models = caches(pair)
     tokens_T, depth = torch.tensor(text.tokens), pair.trees.depth
@@ -147,11 +138,7 @@ def fewer(rows: int) -> int:
 
 def halving(work: Callable[[], T]) -> T:
     """The result of `work`, which asks `fewer` how many rows it may take at once. It is called again where memory runs
-    out, and the first time there is a warning.
-
-    Raises:
-        InputError: memory runs out with one row at once, too.
-    """
+    out, the first time with a warning; InputError where it runs out with one row at once, too."""
     global _halvings
     while True:
         try:

@@ -5,23 +5,23 @@ Legend: N decoded steps, R roots, S survivals, J accepted lengths + 1.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import defaultdict
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from data_gen.texts.labelled import BEHAVIOUR
-from data_gen.texts.recorded import read_texts
 from data_gen.timing import device_name
-from data_gen.traces import differences, listed_changes, read_manifest
+from data_gen.traces import differences, listed_changes, read_manifest, read_texts, space_of
 from pipelines.config import Config
 from pipelines.pair.loading import prompts_depend
 from pipelines.run import verify
-from selector.actions import IID, ActionSpace
+from selector.actions import STYLES, ActionSpace
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
 from selector.schema import LIGHT, InputError, sha256, survival_column
@@ -32,10 +32,8 @@ ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 
 
 
 def depends(config: Config, pair: str) -> dict[str, Any]:
-    """Everything that the rows' law depends on; `pair` is the pair's fingerprint.
-
-    The engine is left out: it changes the rounding and so a few of the drawn tokens, but not their law.
-    """
+    """Everything that the rows' law depends on; `pair` is the pair's fingerprint. Workers are left out: they change the
+    rounding and so a few of the drawn tokens, but not their law."""
     return {
         "pair": pair,
         "dtype": config.pair.dtype,
@@ -87,32 +85,26 @@ def timed(texts: Texts, setting: Sampling, verifier: str, profile: LatencyProfil
 
 def realised(config: Config) -> list[dict[str, Any]]:
     """What decoding accepted, compared with the labels of the same steps, by verifier and style of the trees."""
-    folder, space = traces_folder(config), ActionSpace.recorded()
-    if config.pair.head:
-        space = replace(space, max_K=1, styles=())
-    found: dict[tuple[str, str], list[Tensor]] = {}
-    styles = [action.style for action in space.trees]
+    folder = traces_folder(config)
+    found: defaultdict[tuple[str, str], list[Tensor]] = defaultdict(list)
     for name in [name for name in read_manifest(folder)["shards"] if name.startswith("train/")]:
         table = pq.read_table(folder / name)
-        for row in range(table.num_rows):
-            verifier = table["step_verifier"][row].as_py()
-            if verifier is not None and table["roots"][row].as_py() > 0:
-                root_N, action_N, accepted_N = (
-                    torch.tensor(table[name][row].as_py(), dtype=torch.int64)
-                    for name in ("step_root", "step_action", "step_accepted")
-                )
-                survivals_RS = torch.tensor(table[survival_column(verifier)][row].as_py()).view(-1, len(space.sums_SA))
-                steps_N3 = against_labels(survivals_RS[root_N], action_N, accepted_N + 1, space)
-                for style in {styles[action] for action in action_N.tolist()}:
-                    own_N = torch.tensor([styles[action] == style for action in action_N.tolist()])
-                    found.setdefault((verifier, style), []).append(steps_N3[own_N])
+        space = space_of(table)
+        for row in table.filter(pc.field("step_verifier").is_valid() & (pc.field("roots") > 0)).to_pylist():
+            root_N, action_N, accepted_N = (
+                torch.tensor(row[name], dtype=torch.int64) for name in ("step_root", "step_action", "step_accepted")
+            )
+            survivals_RS = torch.tensor(row[survival_column(row["step_verifier"])]).view(-1, len(space.sums_SA))
+            steps_N3 = against_labels(survivals_RS[root_N], action_N, accepted_N + 1, space)
+            for action, step_3 in zip(action_N.tolist(), steps_N3, strict=True):
+                found[row["step_verifier"], space.trees[action].style].append(step_3)
     rows = []
-    for key in product(config.verifiers, (IID, *space.styles)):
-        if key in found:
-            steps_N3 = torch.cat(found[key])
+    for verifier, style in product(config.verifiers, STYLES):
+        if steps := found.get((verifier, style)):
+            steps_N3 = torch.stack(steps)
             tokens, expected, _ = steps_N3.mean(0).tolist()
             figures = {"expected": expected, "realised": tokens, "z": z_of(steps_N3)}
-            rows.append({"verifier": key[0], "branches": key[1], "steps": len(steps_N3), **figures})
+            rows.append({"verifier": verifier, "branches": style, "steps": len(steps_N3), **figures})
     return rows
 
 

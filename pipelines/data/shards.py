@@ -10,7 +10,7 @@ from itertools import product
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.given import GivenText, apart, read_log
-from data_gen.texts.labelled import BEYOND, DEPTH, Work
+from data_gen.texts.labelled import BEYOND, Work
 from data_gen.texts.prompts import split_of
 from data_gen.timing import device_name
 from data_gen.traces import text_bytes
@@ -23,7 +23,6 @@ from selector.schema import FULL, InputError
 from selector.train.data import SPLITS
 
 DECODED = 0.1  # share of the training texts that speculative decoding writes, as a check of the labels
-COSTS = {"written": "token", "decoded": "decoded", "labelled": "root"}  # parts, and the profile's names of their times
 
 
 def split_counts(config: Config) -> dict[str, int]:
@@ -56,10 +55,8 @@ def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
                 texts = texts[: len(prompts)]
             decoded = round(DECODED * len(texts)) if split == "train" else 0
             yield Work(split, sampling, texts[:decoded], decoded=True)
-            alike = sorted(
-                texts[decoded:], key=lambda each: len(each[0].text)
-            )  # shorter prompts are padded to longer ones
-            yield Work(split, sampling, tuple(alike))
+            # shorter prompts are padded to longer ones
+            yield Work(split, sampling, tuple(sorted(texts[decoded:], key=lambda each: len(each[0].text))))
 
 
 def _of_log(config: Config, pair: ModelPair) -> Iterator[Work]:
@@ -95,10 +92,11 @@ def size_line(config: Config) -> str:
     counts, settings, data = split_counts(config), len(config.sampling), config.data
     hidden = sum(hidden_widths(config)) * data.tokens if data.features == FULL else 0
     tokens = config.prompts.tokens + data.tokens + BEYOND
-    strides = {split: data.stride if split == "train" else 1 for split in counts}
-    verifiers = len(config.verifiers)
     trees = replace(ActionSpace.default(), max_K=1) if config.pair.head else ActionSpace.recorded()
-    each = {split: text_bytes(tokens, data.tokens, verifiers, hidden // n, trees) for split, n in strides.items()}
+    each = {
+        split: text_bytes(tokens, data.tokens, len(config.verifiers), hidden // stride, trees)
+        for split, stride in {**dict.fromkeys(counts, 1), "train": data.stride}.items()
+    }
     total = settings * sum(count * each[split] for split, count in counts.items())
     texts = ", ".join(f"{count} for {split}" for split, count in counts.items())
     return (
@@ -107,22 +105,8 @@ def size_line(config: Config) -> str:
     )
 
 
-def passes_line(config: Config) -> str:
-    """The passes of the models: one token of all texts of a shard at once, and whole texts."""
-    data, settings, new = config.data, len(config.sampling), config.data.tokens + BEYOND
-    counts = split_counts(config)
-    decoded = round(DECODED * counts["train"])
-    shards = sum(-(-(count - decoded * (split == "train")) // data.texts_per_shard) for split, count in counts.items())
-    by = f"the target, and by the head {DEPTH} times," if config.pair.head else "both models"
-    return (
-        f"{settings * shards * new:,} passes of the target that write up to {data.texts_per_shard} texts each, "
-        f"{settings * decoded * new:,} tokens written by speculative decoding, "
-        f"{settings * sum(counts.values()):,} texts passed by {by} to label them"
-    )
-
-
-def predicted_seconds(config: Config) -> dict[str, float] | None:
-    """Seconds by part on one device, from the run's latency profile; None if it has no times of this machine."""
+def predicted_seconds(config: Config) -> float | None:
+    """The time on one device, from the run's latency profile; None if it has no times of this machine."""
     try:
         profile = LatencyProfile.load(config.folder / "latency.json")
     except InputError:
@@ -130,8 +114,7 @@ def predicted_seconds(config: Config) -> dict[str, float] | None:
     here = device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     if profile.device != here or not profile.labelling or config.data.log is not None:
         return None
-    counts, settings, data = split_counts(config), len(config.sampling), config.data
-    texts, decoded = sum(counts.values()), round(DECODED * counts["train"])
-    tokens = data.tokens + BEYOND
-    amount = {"written": (texts - decoded) * tokens, "decoded": decoded * tokens, "labelled": texts * data.tokens}
-    return {part: settings * amount[part] * profile.labelling[price] for part, price in COSTS.items()}
+    counts, data = split_counts(config), config.data
+    texts, decoded, tokens = sum(counts.values()), round(DECODED * counts["train"]), data.tokens + BEYOND
+    amount = {"token": (texts - decoded) * tokens, "decoded": decoded * tokens, "root": texts * data.tokens}
+    return len(config.sampling) * sum(amount[part] * profile.labelling[part] for part in amount)

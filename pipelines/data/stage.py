@@ -7,17 +7,15 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-import psutil
 import torch
 
-from data_gen.texts.labelled import PARTS, Shard, make_shard
+from data_gen.texts.labelled import make_shard
 from data_gen.texts.plausibility import Plausibility
 from data_gen.traces import TraceStore
 from pipelines.config import Config
 from pipelines.data import workers
 from pipelines.data.recorded import depends, realised, traces_folder
-from pipelines.data.shards import passes_line, predicted_seconds, shards, size_line
+from pipelines.data.shards import predicted_seconds, shards, size_line
 from pipelines.pair.loading import known_fingerprint, load_pair, recipe
 from pipelines.run import Stage, progress
 from pipelines.tracking import describe, log_traces, mlflow_run
@@ -25,34 +23,21 @@ from selector.schema import InputError
 from selector.train.data import SPLITS
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data")
-MEMORY = "memory: a pass that does not fit is repeated with half as many rows; at first it has data.texts_per_shard"
 
 
 def plan(config: Config) -> list[str]:
-    """Texts, bytes, passes and time."""
-    lines = [size_line(config)] if config.data.log else [size_line(config), passes_line(config), MEMORY]
-    predicted = predicted_seconds(config)
-    if predicted is None:
-        lines.append("no latency profile with this machine's times of labelling: run the latency stage for the hours")
-    else:
-        total = sum(predicted.values())
-        parts = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in predicted.items())
-        lines.append(f"its time on one device: {parts}")
-    return lines
+    """Texts and bytes; and what is missing for the time."""
+    if predicted_seconds(config) is not None:
+        return [size_line(config)]
+    missing = "no latency profile with this machine's times of labelling: run the latency stage for the hours"
+    return [size_line(config), missing]
 
 
-def seconds(config: Config) -> float | None:
-    """Predicted by the latency profile; None where that has no such times of this machine."""
-    predicted = predicted_seconds(config)
-    return None if predicted is None else sum(predicted.values())
+seconds = predicted_seconds
 
 
 def stage_of(config: Config, pair: str | None = None) -> Stage:
-    """The stage with what it depends on.
-
-    Args:
-        pair: the pair's fingerprint; None for the recorded one.
-    """
+    """The stage with what it depends on; `pair` is the pair's fingerprint, None for the recorded one."""
     folder = traces_folder(config)
     inputs = depends(config, pair or known_fingerprint(config))
     return Stage("data", config, inputs, (folder,), hashed=(folder / "manifest.json",))
@@ -73,9 +58,9 @@ def run(config: Config) -> None:
     stage.say(size_line(config))
     if several and not elsewhere:
         stage.say("one process makes the shards: several with GPUs need Ray (data.ray=local)")
-    spent = _Spent(config)
+    seen, roots, started = Plausibility(), 0, time.perf_counter()
     for name in set(work) - set(todo):
-        spent.judge(Plausibility(**store.manifest["shards"][name]["plausibility"]))
+        _judge(config, seen, Plausibility(**store.manifest["shards"][name]["plausibility"]))
     with mlflow_run(config, "data", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("labelling texts", total=len(work), completed=len(work) - len(todo), note="")
         if elsewhere:
@@ -87,22 +72,20 @@ def run(config: Config) -> None:
         else:
             made = ((name, make_shard(pair, recipe(config), each)) for name, each in todo.items())
         for name, shard in made:
-            start = time.perf_counter()
             store.write(name, shard.table, plausibility=asdict(shard.plausibility))
-            spent.add(shard, time.perf_counter() - start)
-            bar.update(task, advance=1, note=spent.line())
+            _judge(config, seen, shard.plausibility)
+            roots += sum(shard.table["roots"].to_pylist())
+            bar.update(task, advance=1, note=f"{roots / (time.perf_counter() - started):.0f} roots/s")
         checks = realised(config)
         texts, size = store.total("rows"), store.total("bytes")
-        mlflow.log_metrics({"texts": texts, "bytes": size, **spent.metrics()})
+        mlflow.log_metrics({"texts": texts, "bytes": size})
         mlflow.log_metrics({f"z of decoded steps/{row['verifier']} {row['branches']}": row["z"] for row in checks})
         mlflow.log_dict(store.manifest, "manifest.json")
         log_traces(mlflow, folder, SPLITS)
         found = f"{texts} texts, {size / 1e6:.1f} MB in {folder}"
         describe(mlflow, found)
     stage.say(found)
-    if spent.resident:
-        stage.say(f"{spent.line()}; {spent.memory()}")
-        stage.say(str(spent.plausibility))
+    stage.say(str(seen))
     for row in checks:
         warning = "; [bold yellow]warning[/]: beyond 4 the two disagree" if abs(row["z"]) > 4 else ""
         stage.say(
@@ -112,45 +95,8 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-class _Spent:
-    """Roots, memory, and seconds by part of one call of the stage, summed over workers; and all texts' plausibility."""
-
-    def __init__(self, config: Config) -> None:
-        self.log, self.started, self.roots = config.data.log, time.perf_counter(), 0
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.resident: list[int] = []
-        self.plausibility = Plausibility()
-
-    def add(self, shard: Shard, writing: float) -> None:
-        self.roots += int(np.asarray(shard.table["roots"]).sum())
-        for part, seconds in {**shard.seconds, "writing": writing}.items():
-            self.seconds[part] += seconds
-        self.resident.append(psutil.Process().memory_info().rss)
-        self.judge(shard.plausibility)
-
-    def judge(self, plausibility: Plausibility) -> None:
-        """Add a shard's plausibility; InputError where the target cannot have written the log so far."""
-        self.plausibility.join(plausibility)
-        if self.log is not None and self.plausibility.is_foreign:
-            raise InputError(
-                f"{self.log}: not the target's own texts under their sampling settings: {self.plausibility}"
-            )
-
-    def rate(self) -> float:
-        return self.roots / (time.perf_counter() - self.started)
-
-    def line(self) -> str:
-        total = sum(self.seconds.values())
-        shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in self.seconds.items())
-        return f"{self.rate():.0f} roots/s; {shares}"
-
-    def memory(self) -> str:
-        size = [f"{resident / 1e6:.0f} MB" for resident in self.resident]
-        middle = size[len(size) // 2]
-        return f"resident set of this process {size[0]} after the first shard, {middle} half-way, {size[-1]} at the end"
-
-    def metrics(self) -> dict[str, float]:
-        values = {f"seconds/{part}": seconds for part, seconds in self.seconds.items()}
-        if self.resident:
-            values |= {"resident bytes/first": self.resident[0], "resident bytes/last": self.resident[-1]}
-        return values | {"roots per second": self.rate()}
+def _judge(config: Config, seen: Plausibility, shard: Plausibility) -> None:
+    """Add a shard's plausibility; InputError where the target cannot have written the log so far."""
+    seen.join(shard)
+    if config.data.log is not None and seen.is_foreign:
+        raise InputError(f"{config.data.log}: not the target's own texts under their sampling settings: {seen}")

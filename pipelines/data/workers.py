@@ -4,7 +4,6 @@ store."""
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -20,6 +19,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.texts.labelled import Shard, Work, make_shard
 from pipelines.config import Config
 from pipelines.pair.loading import load_pair, recipe
+from selector.files import first_line
 from selector.schema import InputError
 
 RETRIES = 3  # how often one shard may lose its worker
@@ -38,14 +38,11 @@ class Worker:
 
     @cached_property
     def _pair(self) -> ModelPair:
-        here = socket.gethostname()
-        if not Path(self.folder).is_dir():
-            raise InputError(f"{self.folder} is not on {here}: workers need the driver's folder on a shared disk")
-        os.chdir(self.folder)
+        os.chdir(self.folder)  # of the driver, on a shared disk
         torch.set_num_threads(self.threads)
         pair = load_pair(self.config)
         if pair.fingerprint != self.fingerprint:
-            raise InputError(f"the pair on {here} is not the driver's")
+            raise InputError("the pair of a worker is not the driver's")
         return pair
 
 
@@ -53,11 +50,8 @@ _worker: Worker | None = None  # of a process of this machine
 
 
 def processes(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
-    """Shards in the order in which they are finished, by `data.workers` processes of this machine.
-
-    Raises:
-        InputError: a process was killed.
-    """
+    """Shards in the order in which they are finished, by `data.workers` processes of this machine; InputError where a
+    process was killed."""
     arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
     pool = ProcessPoolExecutor(config.data.workers, get_context("spawn"), _begin, arguments)
     try:
@@ -88,17 +82,13 @@ def _make(name: str, todo: Work) -> tuple[str, Shard]:
 
 
 def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
-    """Shards in the order in which they are finished, by one actor per device. Ray makes a lost actor's shard again.
-
-    Raises:
-        InputError: Ray is not installed or lacks the devices asked for, or a shard lost its worker too often.
-    """
+    """Shards in the order in which they are finished, by one actor per device. Ray makes a lost actor's shard again;
+    InputError where it is not installed or lacks the devices asked for, or a shard lost its worker too often."""
     try:
         import ray as engine
+        from ray.util import ActorPool
     except ImportError as error:
         raise InputError("data.ray: ray is not installed: pip install '.[ray]' in Espalier's repository") from error
-    if ":" in config.pair.device:
-        raise InputError(f"pair.device: {config.pair.device}: Ray gives every worker devices of its own; say cuda")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     settings: dict[str, Any] = {"address": config.data.ray, "log_to_driver": False, "logging_level": "ERROR"}
     if config.data.ray == "local":
@@ -106,51 +96,33 @@ def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
     try:
         engine.init(**settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InputError(f"data.ray: {config.data.ray}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"data.ray: {config.data.ray}: {first_line(error)}") from error
     try:
-        yield from _by_actors(engine, config, fingerprint, work)
+        count, gpus = devices([node["Resources"] for node in engine.nodes() if node["Alive"]], config)
+        options: dict[str, Any] = {"max_restarts": RETRIES * len(work), "max_task_retries": RETRIES}
+        actor = engine.remote(num_cpus=0 if gpus else 1, num_gpus=gpus, **options)(Worker)
+        arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
+        pool = ActorPool([actor.remote(*arguments) for _ in range(min(count, len(work)))])
+        yield from pool.map_unordered(lambda actor, item: actor.make.remote(*item), list(work.items()))
+    except engine.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, InputError) else error) from None
+    except engine.exceptions.RayError as error:
+        reason = f"a worker was lost more than {RETRIES} times over one shard ({first_line(error)})"
+        raise InputError(f"data.ray: {reason}; short of memory? lower data.texts_per_shard") from error
     finally:
         engine.shutdown()
 
 
-def _by_actors(engine: Any, config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
-    from ray.util import ActorPool
-
-    count, gpus = devices([node["Resources"] for node in engine.nodes() if node["Alive"]], config)
-    options = {"max_restarts": RETRIES * len(work), "max_task_retries": RETRIES}
-    actor = engine.remote(num_cpus=0 if gpus else 1, num_gpus=gpus, **options)(Worker)
-    arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
-    actors = [actor.remote(*arguments) for _ in range(min(count, len(work)))]
-    try:
-        yield from ActorPool(actors).map_unordered(lambda actor, item: actor.make.remote(*item), list(work.items()))
-    except engine.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, InputError) else error) from None
-    except engine.exceptions.RayError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"data.ray: a worker was lost more than {RETRIES} times over one shard ({reason}); "
-            f"short of memory? lower data.texts_per_shard"
-        ) from error
-
-
 def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int]:
-    """The number of workers, and the GPUs of each; without GPUs, a worker has as many cores as its passes have threads.
-
-    Args:
-        nodes: the resources of each node; a worker's devices are all on one node.
-
-    Raises:
-        InputError: fewer than `data.workers` fit.
-    """
-    ours, device = config.data, config.pair.device
-    on_gpu = device == "cuda" or (device == "auto" and any(node.get("GPU", 0) for node in nodes))
-    kind, each = "GPU", ours.gpus_per_worker
-    if not on_gpu:  # a given number of workers may share the cores
-        kind, each = "CPU", 1 if ours.workers else config.pair.threads or torch.get_num_threads()
+    """The number of workers, and the GPUs of each, from the resources of each node, as a worker stands on one; without
+    GPUs, it has as many cores as its passes have threads. InputError where fewer than `data.workers` fit."""
+    ours, gpus = config.data, config.data.gpus_per_worker
+    kind, each = "GPU", gpus
+    if config.pair.device == "cpu" or not any(node.get("GPU", 0) for node in nodes):
+        gpus, kind = 0, "CPU"
+        each = 1 if ours.workers else config.pair.threads or torch.get_num_threads()  # given workers may share cores
     most = sum(int(node.get(kind, 0) // each) for node in nodes)
-    if not on_gpu and not ours.workers:
-        most = max(1, most)
     if most < (ours.workers or 1):
         found = sum(node.get(kind, 0) for node in nodes)
         raise InputError(f"data.workers: {ours.workers or 1} with {each} {kind} each; Ray has {found:g}")
-    return ours.workers or most, each if on_gpu else 0
+    return ours.workers or most, gpus

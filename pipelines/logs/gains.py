@@ -1,40 +1,45 @@
-"""What a selector gains on the held-out texts of a log, from exact replay."""
+"""What a selector gains on held-out texts of a log over fixed lengths and rules, from exact replay with the same times.
+
+Legend: R roots, F features.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pipelines.logs.rivals import rivals
 from pipelines.train.judging import BatchModes
 from selector.actions import EMPTY
+from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.schema import LOG
+from selector.schema import LOG, PRECEDENT_LENGTHS
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches, MixedReplay
-from selector.train.replay import Ratio, fastest_possible, ratio_of_speeds
-from selector.train.tuning import (
-    Predictions,
-    decide,
-    replay_mode,
-    static_replay,
-)
+from selector.train.replay import Ratio, Replayed, fastest_possible, ratio_of_speeds, replay
+from selector.train.tuning import LEASTS, Predictions, decide, replay_mode, static_replay, tune_lookup_rule
 
+COPIES = (2, 4, 8, 20)  # lengths of copies that are tried together with when to copy
+HITS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, math.inf)  # shares of recent hits
+UNIT = 0.5  # tokens of a payoff that count as one of `LEASTS`
+PAYOFF_SCALARS = (  # what a predicted payoff is linear in
+    *("match", "copied", "copied_mean_0.8", "copied_mean_0.95", "source_steady", "source_in_prompt"),
+    *("source_foretold", "second_match", "second_agrees"),
+    *(f"{name}_{count}" for name in ("seen", "agree") for count in PRECEDENT_LENGTHS),
+)
 Figures = dict[str, Any]
 Replays = dict[str, Any]  # `Replayed` or `MixedReplay`, by name; the selector's by level
 Over = Callable[[Any, Any], Ratio]
 
 
 def entries(modes: BatchModes, test: Timed, predicted: Predictions, profile: LatencyProfile) -> Iterator[Figures]:
-    """One entry of `by_batch` for each level and kind of batch of one batch size.
-
-    Args:
-        predicted: at the roots of the held-out texts, by level.
-    """
+    """One entry of `by_batch` for each level and kind of batch of one batch size."""
     kinds = sorted(set(test.texts.kind_X))
     parts = [(test, predicted), *(_of_kind(test, predicted, kind) for kind in kinds)]
     for mixed in (False, True)[: min(modes.fixed.batch, 2)]:
@@ -96,3 +101,85 @@ def rival_rows(modes: BatchModes, train: Timed, test: Timed, predicted: Predicti
         }
         for name, rival in rivals(train, test, modes.rule).items()
     ]
+
+
+def rivals(train: Timed, test: Timed, rule: Mode) -> dict[str, Replayed]:
+    """The replays of the rules on held-out texts; `rule` is the lookup rule as tuned on the training texts."""
+    weights_F = payoff_weights(train)
+    own, held_out = (with_payoff(timed, weights_F) for timed in (train, test))
+    return {
+        "the lookup rule with all options": best_rule(train, rule).replayed(test),
+        "HVD": replay_mode(held_out, {}, tune_lookup_rule(own, rule)),
+    }
+
+
+def payoff_weights(train: Timed) -> Tensor:
+    """The regression of Hybrid Verified Decoding (HVD, arXiv 2606.01019): copy where a copy's predicted accepted length
+    is large. It follows the idea of the abstract, not the paper's predictor: the accepted length is linear in scalars
+    of the match, fitted at the training roots with a match. The threshold and both lengths are tuned.
+
+    Returns:
+        The weights of a constant 1 and of `PAYOFF_SCALARS`, float64 [F].
+    """
+    has_R = train.texts.scalar("match") > 0
+    own_RF, accepted_R = _payoff_scalars(train)[has_R], train.survivals_RS[has_R, train.space.depth :].sum(1).double()
+    ridge_FF = 1e-6 * max(len(own_RF), 1) * torch.eye(own_RF.shape[1], dtype=torch.float64)
+    return torch.linalg.solve(own_RF.T @ own_RF + ridge_FF, own_RF.T @ accepted_R)
+
+
+def with_payoff(timed: Timed, weights_F: Tensor) -> Timed:
+    """The texts with the predicted accepted length of a copy, in units of `UNIT`, in the place of the match, so that a
+    lookup rule copies by it."""
+    texts = timed.texts
+    payoff_R = (_payoff_scalars(timed) @ weights_F / UNIT).float()
+    scalars_RF = texts.scalars_RF.clone()
+    scalars_RF[:, texts.schema.index("match")] = payoff_R.where(texts.scalar("match") > 0, 0.0)
+    return replace(timed, texts=replace(texts, scalars_RF=scalars_RF))
+
+
+def _payoff_scalars(timed: Timed) -> Tensor:
+    columns = [timed.texts.scalar(name) for name in PAYOFF_SCALARS]
+    return torch.stack([torch.ones_like(columns[0]), *columns], dim=1).double()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A lookup rule with two lengths of copies, by the match, and two of the drafter, by its recent hits."""
+
+    drafted: int
+    least: float  # the match from which `copied` tokens are copied
+    copied: int
+    longer: float = math.inf  # the match from which `far` tokens are copied
+    far: int = 1
+    hits: float = math.inf  # the share of recent hits above which `steady` tokens are drafted
+    steady: int = 0
+
+    def replayed(self, timed: Timed) -> Replayed:
+        texts, depth = timed.texts, timed.space.depth
+        match_R = texts.scalar("match")
+        action_R = torch.where(texts.scalar("hit_mean_0.8") > self.hits, self.steady, self.drafted)
+        action_R = torch.where(match_R >= self.least, depth + self.copied, action_R)
+        action_R = torch.where(match_R >= self.longer, depth + self.far, action_R)
+        return replay(timed.survivals_RS, action_R, timed.seconds_of(action_R), texts.size_X, timed.space)
+
+
+def best_rule(train: Timed, rule: Mode) -> Rule:
+    """The fastest rule that a coordinate search finds, beginning with the tuned lookup rule: it takes the best of each
+    grid of changes in turn, until none of them helps."""
+    assert rule.rule is not None
+    lengths, drafted = train.space.lookups, range(train.space.depth + 1)
+    copies = [length for length in COPIES if length in lengths]
+    moves: list[dict[str, Any]] = [
+        *({"copied": copies, when: LEASTS} for when in ("longer", "least")),
+        {"longer": LEASTS, "far": copies},
+        *({"hits": HITS, own: drafted} for own in ("steady", "drafted")),
+        *({"copied": lengths}, {"far": lengths}, {"drafted": drafted}),
+    ]
+    speed = cache(lambda tried: tried.replayed(train).speed)
+    best, before = Rule(rule.action.nodes, *rule.rule, far=rule.rule.length, steady=rule.action.nodes), None
+    while best != before:
+        before = best
+        for values in moves:
+            changes = (dict(zip(values, each, strict=True)) for each in product(*values.values()))
+            best = max([best, *(replace(best, **change) for change in changes)], key=speed)
+    return best

@@ -160,8 +160,8 @@ def _found(
 
 
 def _trained(config: Config, timed: dict[str, Timed], times: list[LatencyProfile], run_id: str) -> SelectorModule:
-    """The network of the best epoch, by replay of the validation texts with both levels for the smallest and the middle
-    batch size; without `times`, by the loss."""
+    """The network of the best epoch, by replay of the validation texts for the smallest and the middle batch size;
+    without `times`, by the loss."""
     data = {name: each.texts for name, each in timed.items()}
     space = data["train"].space.to_json()
     module = module_of(config, "regressor", LOG.levels[1], [], schema=LOG.name, space=space, squared_weight=SQUARED)

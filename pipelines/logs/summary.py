@@ -25,11 +25,11 @@ LEGEND = (
 
 def write(config: Config, logs: Figures) -> str:
     """Write `report.html` and `report.txt`; returns the text of the latter."""
-    words = "\n".join(_in_words(logs, str(config.folder)))
-    for name, text in (("report.txt", words + "\n"), ("report.html", _page(config, logs, words))):
+    words = list(_in_words(logs, str(config.folder)))
+    for name, text in (("report.txt", "\n".join([*words, ""])), ("report.html", _page(config, logs, words))):
         with atomically(config.folder / name) as partial:
             partial.write_text(text, encoding="utf-8")
-    return words
+    return "\n".join(words)
 
 
 def _in_words(logs: Figures, folder: str) -> Iterable[str]:
@@ -59,7 +59,6 @@ def _over(entry: Figures, other: str) -> str:
 
 
 def metrics(logs: Figures) -> dict[str, float]:
-    """The selector over the lookup rule and the fixed length, for every entry of `by_batch`."""
     found = {}
     for entry in logs["by_batch"]:
         place = f"test/{'mixed' if entry['mixed'] else 'equal'}/{entry['level']}"
@@ -68,22 +67,16 @@ def metrics(logs: Figures) -> dict[str, float]:
     return found
 
 
-def _page(config: Config, logs: Figures, words: str) -> str:
-    gains = [
-        _gain(entry, kind, own)
-        for entry in logs["by_batch"]
-        for kind, own in {"all": entry, **entry["by_kind"]}.items()
-    ]
-    rows = zip(logs["accepted"]["train"], logs["accepted"]["test"], strict=True)
-    accepted = [{"drafted": n, "training texts": a, "held-out texts": b} for n, (a, b) in enumerate(rows, start=1)]
+def _page(config: Config, logs: Figures, words: list[str]) -> str:
+    kinds = [(entry, {"all": entry, **entry["by_kind"]}) for entry in logs["by_batch"]]
+    gains = [_gain(entry, kind, own) for entry, each in kinds for kind, own in each.items()]
     sections = {
         "Gains by batch size and kind of work": table(gains) + note(LEGEND) if gains else "",
         "Stronger rules": table(list(map(_rival, logs["rivals"]))),
-        "Accepted tokens": table(accepted),
         "Provenance": folded("Where this comes from", json.dumps(provenance(config), indent=1)),
     }
     title = f"{config.name}: what a selector gains on logs of {logs['drafter']}"
-    return document(title, listed(words.splitlines()), sections.items())
+    return document(title, listed(words), sections.items())
 
 
 def _gain(entry: Figures, kind: str, own: Figures) -> Figures:

@@ -21,7 +21,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt, split_of, take_evenly
-from data_gen.texts.recorded import texts_of
+from data_gen.traces import texts_of
 from pipelines.config import Config
 from pipelines.pair.loading import encode, load_pair, prompts_path, recipe, tokenizer_of
 from pipelines.pair.stage import prepared_prompts

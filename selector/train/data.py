@@ -165,8 +165,9 @@ class Timed:
         return self.profile.table(self.space.actions, self.verifier, feature_levels, self.sampling)
 
 
-def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor) -> Texts:
-    """Rows of a trace store and the scalars of their roots; InputError where labels are missing."""
+def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, space: ActionSpace) -> Texts:
+    """Rows of a trace store, the scalars of their roots, and the space of their trees; InputError where labels are
+    missing."""
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
             raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them again")
@@ -180,10 +181,7 @@ def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor) -> T
     hidden = {name: _flat(table, name) for name in HIDDEN_STATES if name in table.column_names}
     stride_R = stride_X.clamp(min=1).repeat_interleave(size_X)
     has_R = (number_R >= 1) & ((number_R - 1) % stride_R == 0) & (len(hidden) > 0)
-    space = ActionSpace.of_pairs()
     survivals = {name: _flat(table, survival_column(name)).view(int(size_X.sum()), -1) for name in verifiers}
-    if all(each.shape[1] == space.depth for each in survivals.values()):  # those of a head, which drafts chains alone
-        space = replace(ActionSpace.with_lookups(), max_K=1)
     return Texts(
         settings,
         size_X,
@@ -197,7 +195,7 @@ def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor) -> T
         _flat(table, LOOKUP_COLUMN),
         {name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
         torch.where(has_R, has_R.cumsum(0) - 1, -1),
-        space=space,
+        space=replace(space, lookups=ActionSpace.with_lookups().lookups),
     )
 
 

@@ -69,13 +69,6 @@ def test_steps_of_any_size_give_the_same_numbers(step: int) -> None:
     assert other.scalars(TEXT).tolist() == other.scalars(DRAFTER)[: LOG.first].tolist()
 
 
-def test_what_the_network_sees_is_bounded_however_long_the_text() -> None:
-    known = DrafterKnowledge([1, 2], GREEDY, TokenStatistics.empty())
-    known.committed([3] * 4000, [1.0] * 4000)
-    scalars_F = known.scalars(DRAFTER)
-    assert np.delete(scalars_F, LOG.unseen).max() <= 32
-
-
 def test_keys_are_those_of_equal_places() -> None:
     tokens, hits = [1, 2, 3, 1, 2, 3, 4, 2, 3], [1.0, 1.0]
     keys = {end: knowledge(tokens, hits, end).keys().tolist() for end in (7, 8, 9)}

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Decoded, Features, FixedTree, Random
-from data_gen.features.recorded import ROW_NUMBERS, row_numbers, scalars_along
 from data_gen.features.root import Accepted, RootKnowledge
-from data_gen.features.rows import entropies
+from data_gen.features.rows import ROW_NUMBERS, entropies, row_numbers, scalars_along
 from data_gen.models.pair import ModelPair, ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
-from data_gen.texts.recorded import texts_of
-from data_gen.texts.written import Text, finished, rows_along
+from data_gen.texts.written import WrittenText, finished, rows_along
+from data_gen.traces import texts_of
 from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action
 from selector.schema import (
@@ -60,7 +59,7 @@ def decoded(
     return decoder.decode(prompt, 60, torch.Generator().manual_seed(0)), seen
 
 
-def replayed(pair: ModelPair, text: Text, sampling: Sampling) -> tuple[torch.Tensor, ModelRows, ModelRows]:
+def replayed(pair: ModelPair, text: WrittenText, sampling: Sampling) -> tuple[torch.Tensor, ModelRows, ModelRows]:
     """The scalars of all roots from the numbers of a trace, and both models' rows."""
     (block,) = rows_along(pair, text, sampling)
     roots = len(text.tokens) - text.start
@@ -194,27 +193,3 @@ def test_entropies_are_those_of_the_distributions(dtype: torch.dtype) -> None:
     logits_NV = logits_NV.to(dtype)
     p_NV = logits_NV.double().softmax(-1)
     assert entropies(logits_NV) == pytest.approx((-torch.xlogy(p_NV, p_NV).sum(-1)).tolist(), abs=2e-5)
-
-
-def test_row_numbers_are_those_of_the_next_tokens() -> None:
-    """The last row's next token need not be known."""
-    p_NV = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.8, 0.0], [0.9, 0.1, 0.0]])
-    q_NV = torch.tensor([[0.4, 0.6, 0.0], [0.4, 0.3, 0.3], [0.0, 0.5, 0.5]])
-    target, draft = (ModelRows(probs_NV, probs_NV.log(), probs_NV) for probs_NV in (p_NV, q_NV))
-    found = row_numbers(target, draft, [0, 1])
-    assert found["target_prob"] == pytest.approx([0.5, 0.8]) and found["draft_prob"] == pytest.approx([0.4, 0.3])
-    for name, rows_NV in (("target_entropy", p_NV), ("draft_entropy", q_NV)):
-        assert found[name] == pytest.approx((-torch.xlogy(rows_NV, rows_NV).sum(-1)).tolist(), abs=1e-6)
-
-
-def test_whoever_needs_no_features_gets_none(pair: ModelPair) -> None:
-    """And nothing is kept for them."""
-    seen: list[Features | None] = []
-
-    class Blind(FixedTree):
-        def select(self, features: Features | None) -> Action:
-            seen.append(features)
-            return self.action
-
-    Decoder(pair, Sampling(), get_verifier("block"), Blind(Action(1, 2, 0))).decode(PROMPT, 20, torch.Generator())
-    assert len(seen) > 3 and set(seen) == {None}

@@ -12,10 +12,10 @@ import torch
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts import written
-from data_gen.texts.written import RowBlock, Text, rows_along, written_by_target
+from data_gen.texts.written import RowBlock, WrittenText, rows_along, written_by_target
 from selector.schema import InputError
 
-TEXT = Text([5, 17, 203, *range(40, 100)], 2)
+TEXT = WrittenText([5, 17, 203, *range(40, 100)], 2)
 
 
 @pytest.fixture(autouse=True)

@@ -16,13 +16,13 @@ pytest.importorskip("speculators", reason="the extra `heads` is not installed")
 
 from data_gen.decoding import Decoder
 from data_gen.decoding.loop import FixedTree, Random
-from data_gen.features.recorded import row_numbers, scalars_along
+from data_gen.features.rows import row_numbers, scalars_along
 from data_gen.generate import speculative_generate
 from data_gen.models import heads
 from data_gen.models.heads import caches, check_head, load_head, load_pair_with_head
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.written import Text, rows_along
+from data_gen.texts.written import WrittenText, rows_along
 from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action
 from selector.schema import SCALARS_KEY, InputError
@@ -109,7 +109,7 @@ def test_a_decoder_knows_what_a_finished_text_tells(pair: ModelPair) -> None:
     decoder = Decoder(pair, sampling, get_verifier("traversal"), seen)
     decoded = decoder.decode(PROMPT, 40, torch.Generator().manual_seed(0))
     tokens = PROMPT + decoded.tokens
-    block = next(iter(rows_along(pair, Text(tokens, len(PROMPT) - 1), sampling)))
+    block = next(iter(rows_along(pair, WrittenText(tokens, len(PROMPT) - 1), sampling)))
     numbers = row_numbers(block.target, block.draft, tokens[len(PROMPT) :])
     along_RF = scalars_along(tokens, len(PROMPT) - 1, sampling, {key: np.array(own) for key, own in numbers.items()})
     roots = [step.length - len(PROMPT) for step in decoded.steps[1:]]

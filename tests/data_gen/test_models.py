@@ -9,7 +9,7 @@ from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import FixedTree
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.written import Text, rows_along, written_by_target
+from data_gen.texts.written import WrittenText, rows_along, written_by_target
 from data_gen.verification import get_verifier
 from selector.actions import Action
 from selector.schema import InputError
@@ -47,7 +47,7 @@ def test_numbers_that_are_not_finite_are_refused(pair_folders: tuple[str, str], 
     getattr(broken, role).lm_head.weight.data[5, 0] = float("nan")
     for use in (
         *((lambda: written_by_target(broken, [CONTEXT], 4, Sampling(0.5), seed=1),) if role == "target" else ()),
-        lambda: list(rows_along(broken, Text([*CONTEXT, 3, 8], len(CONTEXT) - 1), Sampling())),
+        lambda: list(rows_along(broken, WrittenText([*CONTEXT, 3, 8], len(CONTEXT) - 1), Sampling())),
         lambda: Decoder(broken, Sampling(), get_verifier("traversal"), FixedTree(Action(2, 1, 2))).decode(
             CONTEXT, 8, torch.Generator()
         ),

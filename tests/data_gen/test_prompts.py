@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,25 +23,24 @@ def test_prompts_survive_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "holds no prompts"),
-        ("\n\n", "holds no prompts"),
-        ("not json", r"p.jsonl:1: not JSON"),
-        ('{"text": "a"}\n{"txet": "b"}', r"p.jsonl:2: expected a JSON object with `text`"),
-        ('{"text": "  "}', r"p.jsonl:1: `text` is empty"),
-        (b"\xff\xfe", r"p.jsonl:1: not UTF-8 text"),
-        ('{"text": 5}', r"p.jsonl:1: `text` is empty or not a string"),
-        *(
-            (json.dumps({"text": "\N{GRINNING FACE}"}) + "\n" + json.dumps({"text": "a", key: "a \ud83d b"}), half)
-            for key, half in dict.fromkeys(("text", "source", "id"), r"p.jsonl:2: holds half of a surrogate").items()
-        ),
-        ('{"text": "a", "id": 1}\n{"text": "b", "id": 1}', "two prompts have the same id"),
+        (b"\n\n", "p.jsonl: no lines there"),
+        (b"not json", "p.jsonl:1: not JSON: "),
+        (b"\xff\xfe", "p.jsonl:1: not JSON: "),
+        (b"[" * 100_000, "p.jsonl:1: not JSON: recursion limit exceeded"),
+        (b'{"text": "a \\ud83d b"}', "p.jsonl:1: not JSON: "),
+        (b'{"text": "a"}\n{"txet": "b"}', "p.jsonl:2: text: Field required"),
+        (b'{"text": "  "}', "p.jsonl:1: text: String should match pattern"),
+        (b'{"text": 5}', "p.jsonl:1: text: Input should be a valid string"),
+        (b"[1]", "p.jsonl:1: the line: Input should be a valid dictionary"),
+        (b'{"text": "a", "id": 1}\n{"text": "b", "id": 1}', "p.jsonl: two lines have the same id"),
     ],
 )
-def test_a_bad_prompt_file_is_one_line_that_names_it(tmp_path: Path, content: str | bytes, message: str) -> None:
+def test_a_bad_prompt_file_is_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "p.jsonl"
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(InputError, match=message):
+    path.write_bytes(content)
+    with pytest.raises(InputError) as error:
         read_prompts(path)
+    assert message in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(InputError, match=r"none.jsonl: No such file"):
         read_prompts(tmp_path / "none.jsonl")
 
@@ -65,11 +63,6 @@ def test_kinds_take_turns_and_the_order_does_not_depend_on_the_file() -> None:
     taken = take_evenly(prompts(20), 6)
     assert [prompt.kind for prompt in taken] == ["code", "prose"] * 3
     assert take_evenly(prompts(20)[::-1], 6) == taken
-
-
-def test_plain_lines_need_only_a_text(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_text(json.dumps({"text": "hello"}) + "\n")
-    assert read_prompts(tmp_path / "p.jsonl") == [Prompt("line-1", "hello", "text", "line-1")]
 
 
 TEMPLATE = (

@@ -1,5 +1,4 @@
-"""Engines' responses as lines of a log. The samples in `responses/` have the engines' own keys; `tests.pipelines.
-test_own_parsers` compares these with the engines' packages."""
+"""Engines' responses as lines of a log. The samples in `responses/` have the engines' own keys."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from data_gen.texts.logs import NO_DRAFTER, drafter_of, read_logs
-from data_gen.texts.responses import record_of_response
+from data_gen.texts.responses import record_of
 from selector.schema import InputError
 
 SAMPLES = Path(__file__).parent / "responses"
@@ -46,14 +45,15 @@ def test_vllm_says_what_each_step_accepted() -> None:
 def test_steps_beyond_the_end_of_a_text_are_cut() -> None:
     answer = samples("vllm")[0]
     answer["choices"][0]["token_ids"] = TEXT[:6]  # a stop string inside of the last step
-    record = record_of_response(answer)
-    assert record is not None and record["drafters"]["draft"]["steps"] == [[1, 3, 3], [5, 3, 0]]
+    record = record_of(answer)
+    assert record["drafters"]["draft"]["steps"] == [[1, 3, 3], [5, 3, 0]]
 
 
 def test_what_the_recorder_adds_is_kept() -> None:
-    record = record_of_response({**samples("llama-server")[0], "source": "user 17", "kind": "chat"})
-    assert record is not None and (record["source"], record["kind"]) == ("user 17", "chat")
-    assert record_of_response({"prompt_token_ids": [1], "generated_token_ids": [2]}) is None
+    record = record_of({**samples("llama-server")[0], "source": "user 17", "kind": "chat"})
+    assert (record["source"], record["kind"]) == ("user 17", "chat")
+    own = {"prompt_token_ids": [1], "generated_token_ids": [2]}
+    assert record_of(own) is own
 
 
 def without(answer: dict[str, Any], *path: Any) -> dict[str, Any]:
@@ -80,7 +80,7 @@ BAD = {
     "a summary": (without(VLLM, "metrics", "speculative_decoding", "per_step_accepted"), "detailed"),
     "steps are missing": (measured(per_step_accepted=[3], per_step_drafted=[3]), "yield 5 of 10 tokens"),
     "other lengths": (measured(per_step_accepted=[3, 0]), "differ in length"),
-    "no numbers": (measured(per_step_accepted=["a", 0, 3]), "whole numbers"),
+    "no numbers": (measured(per_step_accepted=["a", 0, 3]), "per_step_accepted.0: Input should be a valid integer"),
     "more than drafted": (measured(per_step_accepted=[4, 0, 3]), "draft.steps: step [1, 3, 4]"),
 }
 

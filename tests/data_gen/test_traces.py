@@ -6,16 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_gen.features.recorded import ROW_NUMBERS
-from data_gen.texts.recorded import read_texts
-from data_gen.traces import ROWS_VERSION, TraceStore, text_bytes, text_schema, to_table
+from data_gen.features.rows import ROW_NUMBERS
+from data_gen.traces import ROWS_VERSION, TraceStore, read_texts, text_schema, to_table
 from selector.actions import ActionSpace
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
 
 ROOT = Path(__file__).parents[2]
 SURVIVALS = len(ActionSpace.recorded().sums_SA)
 LABELS = survival_column("traversal")
-SCHEMA = text_schema(["traversal"], hidden=True)
+SCHEMA = text_schema(["traversal"], True, ActionSpace.recorded())
 NAME = "train/part-00000.parquet"
 
 
@@ -67,20 +66,6 @@ def test_every_column_keeps_what_it_is_given() -> None:
     assert [len(each) for each in made["target_prob"].to_pylist()] == [2, 3, 0]
     assert np.array_equal(made[LABELS][1].values.to_numpy(), labels.astype(np.float16).reshape(-1))
     assert len(made["target_hidden_prev"][1]) == 2 * 4
-
-
-def test_hidden_states_are_columns_only_where_they_are_recorded() -> None:
-    assert set(HIDDEN_STATES) <= set(SCHEMA.names)
-    light = text_schema(["traversal", "block"], hidden=False)
-    assert not set(HIDDEN_STATES) & set(light.names)
-    assert {survival_column("block"), LABELS} <= set(light.names)
-    assert light.metadata[b"espalier_rows_version"] == str(ROWS_VERSION).encode()
-
-
-def test_the_predicted_size_is_that_of_the_long_columns() -> None:
-    made, long = table([row(6)]), ("tokens", *ROW_NUMBERS, LOOKUP_COLUMN, LABELS, *HIDDEN_STATES)
-    size = sum(made[name].combine_chunks().values.nbytes for name in long)
-    assert text_bytes(tokens=20, roots=6, verifiers=1, hidden=3 * 5 * 4, trees=ActionSpace.recorded()) == size
 
 
 def test_a_value_that_is_not_finite_is_never_written(tmp_path: Path) -> None:

@@ -1,20 +1,20 @@
 """The engines' plug-ins: decisions from token ids, however they arrive; and the engines' own classes around them.
 
-Where vLLM or SGLang is installed, their modules are the real ones, except for those that `bare` is told to replace. A
-GPU is not needed. No engine is run here but llama.cpp.
+No engine is run here; small classes stand in for theirs.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,9 @@ from selector.runtime.selector import load_selector
 from selector.runtime.tokens import TokenStatistics
 from selector.schema import LOG, TEXT, InputError
 from selector.train.module import SelectorModule
-from tests.copying import copying_model
-from tests.pipelines.engine_modules import bare
 from tests.pipelines.small_logs import record
 from tests.selector import logged
 from tests.selector.synthetic import mode_row
-from tests.tiny import train_tokenizer
 
 LONGEST, ROOM = 6, 90  # drafted tokens and the model's positions, of the engines below
 TEXTS = [(entry["prompt_token_ids"], entry["generated_token_ids"]) for entry in map(record, range(100, 106))]
@@ -216,137 +213,90 @@ def test_one_request_alone_gets_the_length_that_its_own_decision_gives(chains: P
     assert len(found) > 1
 
 
+def stand_ins(monkeypatch: pytest.MonkeyPatch, ours: str, held: dict[str, dict[str, Any]]) -> Any:
+    """A plug-in of ours that is imported with modules of its engine that hold these."""
+    for name, values in held.items():
+        stub = ModuleType(name)
+        vars(stub).update(values)
+        monkeypatch.setitem(sys.modules, name, stub)
+    monkeypatch.delitem(sys.modules, ours, raising=False)
+    return import_module(ours)
+
+
 def test_vllms_scheduler_schedules_the_length_that_its_requests_ask_for(
     chains: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`AsyncScheduler` is vLLM's; the scheduler below it, which needs the engine's memory, is ours."""
-
-    class Scheduler:
+    class AsyncScheduler:
         def __init__(self, vllm_config: Any) -> None:
-            self.num_spec_tokens, self.parallel_config = LONGEST, SimpleNamespace(pipeline_parallel_size=1)
             self.requests: dict[str, Any] = {}
-            self.use_v2_model_runner, self.num_sampled_tokens_per_step = False, 1
 
         def _update_after_schedule(self, scheduler_output: Any) -> None:
-            pass
+            scheduler_output.spread = scheduler_output.num_spec_tokens_to_schedule
 
-    platform = SimpleNamespace(is_xpu=lambda: False)
-    stubs: dict[str, dict[str, Any]] = {
-        "vllm.envs": {},
-        "vllm.logger": {"init_logger": lambda _: None},
-        "vllm.platforms": {"current_platform": platform},
-        "vllm.v1.core.sched.output": {"SchedulerOutput": object},
-        "vllm.v1.core.sched.scheduler": {"Scheduler": Scheduler},
-    }
-    bare(monkeypatch, "vllm", stubs)
-    selected = import_module("data_gen.engines.vllm_scheduler").SelectedLength
+    held: dict[str, dict[str, Any]] = {"vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": AsyncScheduler}}
+    selected = stand_ins(monkeypatch, "data_gen.engines.vllm_scheduler", held).SelectedLength
     with pytest.raises(InputError, match="num_speculative_tokens_per_batch_size"):
         selected(vllm_config(chains))
     made = selected(vllm_config(chains, [(1, 2, 5), (3, 8, 2), (9, 64, 0)]))
     seen = asked(monkeypatch)
     for done in range(1, 40, 4):
         made.requests = {str(number): request(number, done) for number in range(4)}
-        output = SimpleNamespace(
-            num_scheduled_tokens=dict.fromkeys(made.requests, 1),
-            scheduled_spec_decode_tokens={},
-            num_spec_tokens_to_schedule=LONGEST,
-            pending_structured_output_tokens=False,
-        )
+        output = SimpleNamespace(num_scheduled_tokens=dict.fromkeys(made.requests, 1))
         made._update_after_schedule(output)
         assert seen[-1] == [each.prompt_token_ids + each.output_token_ids for each in made.requests.values()]
-        assert output.num_spec_tokens_to_schedule == best(chains, done, range(4), [0, 2, 5])
-        drafted = {len(each.spec_token_ids) for each in made.requests.values()}
-        assert drafted == {output.num_spec_tokens_to_schedule}
+        assert output.num_spec_tokens_to_schedule == best(chains, done, range(4), [0, 2, 5]) == output.spread
 
 
-def test_sglangs_controller_takes_the_selectors_steps(
-    chains: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hooks, controller and base class are SGLang's; the worker and what reads the server's arguments are ours."""
+def test_sglangs_policy_takes_a_selectors_steps(chains: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Params:
+        def __init__(self, initial_steps: int, cfg_path: str) -> None:
+            table = json.loads(Path(cfg_path).read_text())
+            self.slots = {int(key): value["candidate_steps"] for key, value in table.items() if key.isdigit()}
+            self.candidate_steps = sorted({length for lengths in self.slots.values() for length in lengths})
 
-    class EAGLEWorkerV2:
-        speculative_num_steps = 3
+        def _route(self, batch_size: int) -> Any:
+            least = max(key for key in self.slots if key <= batch_size)
+            return SimpleNamespace(candidate_steps=self.slots[least])
 
-        def build_adaptive_runtime_state(self, speculative_num_steps: int, *_: Any, **__: Any) -> Any:
-            return SimpleNamespace(speculative_num_steps=speculative_num_steps)
+        def get_steps_for_batch(self, batch_size: int) -> int:
+            return 3
 
-        def apply_runtime_state(self, state: Any) -> None:
-            self.speculative_num_steps = state.speculative_num_steps
-
-        def forward_batch_generation(self, batch: Any) -> int:
-            self.adaptive_controller.activate_step_by_batch(len(batch.reqs))
-            return self.speculative_num_steps
-
-    stubs: dict[str, dict[str, Any]] = {
-        "sglang.srt.arg_groups.overrides": {"resolved_view": None, "resolving_view": None},
-        "sglang.srt.runtime_context": {"attn_dp_enabled_of": None},
-        "sglang.srt.speculative.spec_info": {"SpeculativeAlgorithm": None},
-        "sglang.srt.utils": {"log_info_on_rank0": lambda *_: None},
-        "sglang.srt.speculative.eagle_worker_v2": {"EAGLEWorkerV2": EAGLEWorkerV2},
+    registered: list[Any] = []
+    hooks = SimpleNamespace(register=lambda *each: registered.append(each), apply_hooks=lambda: None)
+    held: dict[str, dict[str, Any]] = {
+        "sglang.srt.plugins.hook_registry": {"HookRegistry": hooks, "HookType": SimpleNamespace(BEFORE=0, REPLACE=1)},
+        "sglang.srt.speculative.adaptive_spec_params": {"AdaptiveSpeculativeParams": Params},
     }
-    bare(monkeypatch, "sglang", stubs)
-    import_module("data_gen.engines.sglang").register()
-    import_module("sglang.srt.plugins.hook_registry").HookRegistry.apply_hooks()
-    params = import_module("sglang.srt.speculative.adaptive_spec_params").AdaptiveSpeculativeParams
+    plugin = stand_ins(monkeypatch, "data_gen.engines.sglang", held)
+    plugin.register()
     table: dict[str, Any] = {"1": {"candidate_steps": [1, 3, 5]}, "3": {"candidate_steps": [0, 1, 3]}}
     path = tmp_path / "table.json"
     path.write_text(json.dumps(table))
-    assert params(3, str(path)).get_steps_for_batch(1) == 3  # SGLang's own without our entry
+    assert plugin.SelectedSteps(3, str(path)).get_steps_for_batch(1) == 3  # SGLang's own without our entry
     path.write_text(json.dumps(table | {NAME: {"selector": str(chains)}}))
-    worker = EAGLEWorkerV2()
-    controller = import_module("sglang.srt.speculative.adaptive_runtime_state").AdaptiveController
-    worker.adaptive_controller = controller(worker, params(3, str(path)))
-    worker.adaptive_controller.init_states()
+    policy = plugin.SelectedSteps(3, str(path))
+    (_, replacement, _), (_, before, _) = registered
+    assert replacement is plugin.SelectedSteps
+    worker = SimpleNamespace(adaptive_controller=SimpleNamespace(params=policy))
     decoding, seen = SimpleNamespace(is_extend=lambda: False), asked(monkeypatch)
     for done in range(1, 40, 4):
         for numbers, lengths in ((range(4), [0, 1, 3]), (range(1), [1, 3, 5])):
             batch = SimpleNamespace(reqs=[request(number, done) for number in numbers], forward_mode=decoding)
-            steps = worker.forward_batch_generation(batch)
-            assert seen[-1] == [each.prompt_token_ids + each.output_token_ids for each in batch.reqs]
-            assert steps == best(chains, done, numbers, lengths)
-            worker.adaptive_controller.on_verify_complete([5] * len(numbers), len(numbers))
+            before(worker, batch)
+            assert policy.get_steps_for_batch(len(numbers)) == best(chains, done, numbers, lengths)
+            assert [each.prompt_token_ids + each.output_token_ids for each in batch.reqs] in seen
+            assert policy.on_verify_complete([5] * len(numbers), len(numbers)) is None
 
 
-def decoded(llama: Any, prompt: list[int], most: int) -> list[int]:
-    """A greedy text of at most so many tokens, up to the end token."""
-    tokens: list[int] = []
-    llama.reset()
-    for token in llama.generate(prompt, temp=0.0, repeat_penalty=1.0):
-        tokens.append(token)
-        if len(tokens) == most or token == llama.token_eos():
-            break
-    return tokens
-
-
-def test_llama_cpp_writes_plain_greedy_text_whatever_is_copied(copies: Path, tmp_path: Path) -> None:
-    """llama.cpp runs: a Llama with biases and an induction head, which copies, from a GGUF file. Its text is also that
-    of transformers."""
-    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: pip install '.[llama_cpp]'")
-    pytest.importorskip("gguf", reason="gguf is not installed: pip install '.[llama_cpp]'")
-    from data_gen.engines.llama_cpp import SelectedCopies
-    from tests.data_gen.gguf_files import write
-
-    drafted: list[int] = []
-
-    class Counted(SelectedCopies):
-        def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
-            copied = super().__call__(input_ids, **kwargs)
-            drafted.append(len(copied))
-            return copied
-
-    tokenizer = train_tokenizer([Path(__file__).read_text()], 400)
-    model = copying_model(32, 2, len(tokenizer), tokenizer.eos_token_id, seed=3)
-    torch.nn.init.normal_(model.model.layers[1].self_attn.o_proj.bias, std=0.02)
-    write(tmp_path / "target.gguf", model, "gpt-2", tokenizer=tokenizer.backend_tokenizer)
-    made = [
-        llama_cpp.Llama(str(tmp_path / "target.gguf"), n_ctx=512, n_threads=1, draft_model=draft, verbose=False)
-        for draft in (None, Counted(copies))
-    ]
-    for text in ("def rows(self): return self.a\ndef rows(self)", "one two one", "for name in names: print(name); for"):
-        prompt = tokenizer(text)["input_ids"]
-        assert prompt == made[0].tokenize(text.encode(), add_bos=False)
-        plain, copied = (decoded(each, prompt, 60) for each in made)
-        ids = torch.tensor([prompt])
-        generated = model.generate(ids, do_sample=False, max_new_tokens=60, attention_mask=torch.ones_like(ids))
-        assert plain == copied == generated[0, len(prompt) :].tolist()
-    assert len(set(drafted)) > 1
+def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: dict[str, dict[str, Any]] = {"llama_cpp.llama_speculative": {"LlamaDraftModel": object}}
+    drafting = stand_ins(monkeypatch, "data_gen.engines.llama_cpp", held).SelectedCopies(copies)
+    chosen, lengths = TextSelector(copies), set()
+    for prompt, generated in TEXTS:
+        for end in range(1, len(generated), 3):
+            ids = [*prompt, *generated[:end]]
+            found = drafting(np.array(ids, np.intc))
+            assert found.dtype == np.intc
+            assert found.tolist() == chosen.copies([chosen.text(ids, len(prompt))], [len(ids)])[0]
+            lengths.add(len(found))
+    assert len(lengths) > 1

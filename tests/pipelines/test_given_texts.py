@@ -86,14 +86,6 @@ def test_a_repeated_greedy_text_of_a_log_counts_once(
     assert "because they are repeated: 60" in " ".join(capsys.readouterr().out.split())
 
 
-def test_logs_of_accepted_lengths_keep_a_prompt_in_one_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    ids = [{"prompt_token_ids": [n // 2, 7], "generated_token_ids": [n % 2 + 1, 2, 3]} for n in range(80)]
-    file = write(tmp_path / "log.jsonl", [{**each, "drafters": {"head": {"accepted": [1, 0, 0]}}} for each in ids])
-    done = CliRunner().invoke(app, ["logs", file, "--name", "equal", "--plan"])
-    assert "because they have prompts in common: 40" in " ".join(done.stdout.split()), done.output
-
-
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_a_log_of_another_law_is_refused_again_and_again(
     temperature: float,

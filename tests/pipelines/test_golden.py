@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_gen.features.recorded import row_numbers, scalars_along
+from data_gen.features.rows import row_numbers, scalars_along
 from data_gen.models.pair import ModelRows
 from data_gen.models.sampling import Sampling
 from pipelines.train.golden import ROOTS, golden

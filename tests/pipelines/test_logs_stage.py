@@ -17,7 +17,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.log_labels import VERIFIER, Labeller
 from data_gen.texts.logs import read_logs, read_trace_log
-from data_gen.texts.recorded import read_texts
+from data_gen.traces import read_texts
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.logs.gains import entries
 from pipelines.train.judging import tune_batch
@@ -131,22 +131,6 @@ def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
         assert chosen == [selector.actions[a] for a in expected]
 
 
-def test_what_makes_no_sense_is_refused(run: tuple[Path, str], selector: Selector) -> None:
-    root = known(run[0], selector)
-    with pytest.raises(InputError, match="level light"):
-        selector.at(0.0, level="light")
-    with pytest.raises(InputError, match="batch 0"):
-        selector.at(0.0, batch=0)
-    with pytest.raises(InputError, match="features: scalars"):
-        selector.at(0.0, level=DRAFTER).select({SCALARS_KEY: root.features(DRAFTER)[SCALARS_KEY][:-1]})
-
-
-def test_actions_are_chains_of_the_drafter_lookups_and_nothing(selector: Selector) -> None:
-    assert [action.nodes for action in selector.actions] == [*range(9), *range(1, 21)]
-    assert selector.actions[-1].copies and selector.schema == LOG
-    assert selector.config.pair["draft"] == "head"
-
-
 def test_its_card_says_what_it_is_and_generate_refuses_it(
     run: tuple[Path, str], selector: Selector, pair: ModelPair
 ) -> None:
@@ -203,13 +187,6 @@ def test_lookups_alone_are_a_choice(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "runs/copies/evaluation.json").read_text())["logs"]
     assert all(entry["fixed_length"] == 0 and entry["fixed"] == 1 for entry in found["by_batch"])
     assert [action.nodes for action in load_selector(tmp_path / "runs/copies/selector").actions] == list(range(21))
-
-
-def test_a_plan_says_what_would_be_done_and_does_nothing(tmp_path: Path) -> None:
-    log, clock = small(tmp_path)
-    said = espalier(tmp_path, "logs", str(log), "--timings", str(clock), "--plan", config="")
-    assert "40 texts, 2,400 positions; head of up to 8 tokens" in said
-    assert not (tmp_path / "runs").exists()
 
 
 def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_gen.texts.recorded import read_texts
+from data_gen.traces import read_texts
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR
 from pipelines.evaluate.origins import ORIGINS
 from pipelines.evaluate.table import SHARE, Table, decoded, replayed

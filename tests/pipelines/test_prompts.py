@@ -59,7 +59,6 @@ def test_the_configs_of_large_pairs_make_their_plans(
     said = capsys.readouterr().out
     assert all(f"pair: {own}: 41 records, 41 texts of up to" in said for own in sets)
     assert f"{len(config.sampling)} sampling settings x {config.data.texts} texts" in said
-    assert " passes of the target that write up to 8 texts each" in said
     assert sum(own.prompts or 480 for own in config.prompts.sets) == config.data.texts
 
 

@@ -15,7 +15,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import Recipe, Work, make_shard
 from data_gen.texts.prompts import Form, Prompt
-from data_gen.texts.recorded import texts_of
+from data_gen.traces import texts_of
 from pipelines.config import load_config
 from pipelines.quick.stage import SOURCES, Answer, answers_in_time
 from selector.latency import Correction, gpu_like

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pipelines.data.recorded import against_labels, z_of
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace
 from selector.train.replay import lawful, outcomes
 
 
@@ -32,7 +32,7 @@ def test_a_mean_beyond_what_a_tree_yields_is_not_taken_for_certain() -> None:
     """One draw of siblings may give a tree of six levels a mean of 13 tokens. Within its bounds a mean without variance
     is certain: a step that yields another number is an alarm."""
     space = ActionSpace.recorded()
-    action = next(n for n, tree in enumerate(space.trees) if tree == (1, 6, 0))
+    action = space.index(Action(1, 6, 0))
     chain = space.sums_SA[:, action] > 0
     for survival, quiet in ((2.0, True), (1.0, False)):
         survivals_1S = torch.where(chain, survival, 0.0)[None]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipelines.logs.rivals import PAYOFF_SCALARS, UNIT, Rule, best_rule, payoff_weights, rivals, with_payoff
+from pipelines.logs.gains import PAYOFF_SCALARS, UNIT, Rule, best_rule, payoff_weights, rivals, with_payoff
 from selector.actions import Action
 from selector.decision import Mode
 from selector.train.data import Timed

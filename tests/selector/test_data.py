@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from data_gen.features.recorded import ROW_NUMBERS
-from data_gen.texts.recorded import read_texts, texts_of
-from data_gen.traces import TraceStore, text_schema, to_table
+from data_gen.features.rows import ROW_NUMBERS
+from data_gen.traces import TraceStore, read_texts, text_schema, texts_of, to_table
 from selector.actions import ActionSpace
 from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, survival_column
@@ -78,7 +77,7 @@ def some(full: bool = True) -> Texts:
         row(2, 6, stride=2, full=full, top_p=0.9, top_k=20, min_p=0.05, draft_temperature=0.3),
         row(3, 3, full=full),
     ]
-    return texts_of(to_table(rows, text_schema(NAMES, full)), NAMES)
+    return texts_of(to_table(rows, text_schema(NAMES, full, ActionSpace.recorded())), NAMES)
 
 
 def belongs(data: Texts, places: list[tuple[int, int]]) -> None:
@@ -177,7 +176,7 @@ def test_texts_that_are_taken_keep_all_that_is_theirs() -> None:
 
 
 def test_a_verifier_without_labels_is_named() -> None:
-    table = to_table([row(0, 4)], text_schema(NAMES, True))
+    table = to_table([row(0, 4)], text_schema(NAMES, True, ActionSpace.recorded()))
     with pytest.raises(InputError, match="no labels for traversal: add it to verifiers"):
         texts_of(table, ["block", "traversal"])
     alone = texts_of(table, ["block"])
@@ -191,7 +190,7 @@ def test_a_verifier_without_labels_is_named() -> None:
 def written(folder: Path, shards: dict[str, list[dict]], full: bool = True) -> Path:
     store = TraceStore(folder, {"pair": "abc"})
     for name, rows in shards.items():
-        store.write(name, to_table(rows, text_schema(NAMES, full)))
+        store.write(name, to_table(rows, text_schema(NAMES, full, ActionSpace.recorded())))
     return folder
 
 
