@@ -89,8 +89,7 @@ class LatencyProfile:
         try:
             values = json.loads(Path(path).read_text())
             found = values.pop("schema_version")
-            for name in ("check", "copied_from"):
-                values.pop(name, None)
+            values.pop("check", None)
             for name in ("draft", "target", "copied", "late"):
                 if name != "late" or name in values:
                     values[name] = Table(**values[name])

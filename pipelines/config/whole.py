@@ -97,9 +97,6 @@ class Latency(Section):
         ge=3,
         description="times that a pass is measured; decoding steps are timed on a fifth as many prompts",
     )
-    reuse: bool = Field(
-        True, description="whether another run's profile of the same pair, machine and settings is copied"
-    )
     timings: Path | None = Field(
         None, description="an engine's own step times (CSV); latency --from FILE or logs --timings FILE sets it"
     )
@@ -147,9 +144,6 @@ class Export(Section):
 
     engine: Literal["vllm", "sglang", "tensorrt-llm", "llama-server", "transformers"] | None = Field(
         None, description="the engine whose chain lengths or rule are written, too; --engine NAME sets it"
-    )
-    tiers: int | None = Field(
-        None, ge=1, description="the most shapes of trees that the exported selector may draft; null: as trained"
     )
 
 
