@@ -149,17 +149,16 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
 def check(profile: LatencyProfile, verifier: str, steps: dict[tuple[str, Action], list[Step]]) -> list[dict[str, Any]]:
     """Predicted and measured step times with one verifier, of trees and lookups outside of the fit."""
     rows = []
-    for action in [action for name, action in steps if name == verifier]:
-        taken = steps[verifier, action]
-        predicted, measured = timing.times(profile, verifier, action, taken)
-        row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": predicted / measured}
-        rows.append({**row, "steps": len(taken)})
+    for (name, action), taken in steps.items():
+        if name == verifier:
+            predicted, measured = timing.times(profile, verifier, action, taken)
+            row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": predicted / measured}
+            rows.append({**row, "steps": len(taken)})
     return rows
 
 
 def unsteady(rows: list[dict[str, Any]]) -> str:
-    """In words, by how much predicted step times differ from measured ones; empty where that is little. On a shared
-    server the cause may be other machines, which `timing.disturbance` cannot see."""
+    """In words, by how much predicted step times differ from measured ones; empty where that is little."""
     error = statistics.mean(abs(row["ratio"] - 1) for row in rows) if rows else 0.0
     if error <= UNSTEADY:
         return ""
@@ -181,7 +180,6 @@ def different(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict
 
 
 def passes(profile: LatencyProfile) -> str:
-    """The times of one pass of each model and of a decision."""
     length = profile.draft.lengths[len(profile.draft.lengths) // 2]
     draft, target = profile.draft.at(length, 1), profile.target.at(length, 1)
     decisions = ", ".join(f"{1e3 * seconds:.3f} ms ({level})" for level, seconds in profile.decide.items())
@@ -190,7 +188,6 @@ def passes(profile: LatencyProfile) -> str:
 
 
 def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:
-    """The times of passes and a decision, and predicted and measured step times."""
     random = ", random weights" if profile.pair.startswith(RANDOM) else ""
     cells = [
         {
