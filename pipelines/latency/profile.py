@@ -66,11 +66,8 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
 
 
 def faster_decoder(config: Config, pair: ModelPair, prompts: list[list[int]]) -> str:
-    """The first kind of decoder that the config's `pair.decoder` and the device allow (of eager, graph and compiled
-    graph), unless a later one has clearly shorter steps.
-
-    On a CPU compiling takes minutes, so compiled passes are tried only where `pair.decoder` is "graph".
-    """
+    """The first kind of decoder that `pair.decoder` and the device allow, unless a later one has clearly shorter steps.
+    On a CPU compiling takes minutes, so compiled passes are tried only where `pair.decoder` is "graph"."""
     if pair.device.type == "cuda":
         kinds = [COMPILED]
     else:
@@ -110,12 +107,8 @@ def decision_seconds(
     drafted: int = 6,
 ) -> float:
     """Mean time of a decision in real decoding, features included: by the lookup rule for the level `match`, else by an
-    untrained network, which may choose chains and lookups, as on most machines.
-
-    Args:
-        tokens: new ones of each of `texts` texts.
-        drafted: in every step.
-    """
+    untrained network, which may choose chains and lookups, as on most machines. Each of so many texts has so many new
+    tokens, and every step drafts `drafted` tokens."""
     space, verifier = replace(pair.trees, lookups=ActionSpace.with_lookups().lookups), config.train.verifier
     widths = hidden_widths(config) if level == FULL else []
     level_of = FULL if widths else LIGHT

@@ -75,15 +75,13 @@ def read_timings(path: Path) -> pd.DataFrame:
 def profile_of(
     rows: pd.DataFrame, name: str, stepped: bool, pair: str, verifiers: Sequence[str], drafts: bool = True
 ) -> LatencyProfile:
-    """The latency profile of an engine. Its verification costs nothing beside the steps, which contain it.
+    """The latency profile of an engine. Its verification costs nothing beside the steps, which contain it. InputError
+    where drafting cannot be told from verification, or one of them would take no time.
 
     Args:
         rows: from `read_timings`.
         stepped: whether sizes between the timed ones cost as much as the next larger one (`selector.tables.along`).
         drafts: whether there is a drafter; if not, only rows without draft passes count.
-
-    Raises:
-        InputError: drafting cannot be told from verification, or one of them would take no time.
     """
     rows = rows if drafts else rows[rows["passes"] == 0]
     if rows.empty:
