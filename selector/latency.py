@@ -85,8 +85,7 @@ class LatencyProfile:
         try:
             values = json.loads(Path(path).read_text())
             found = values.pop("schema_version")
-            for name in ("check", "copied_from"):
-                values.pop(name, None)
+            values.pop("check", None)
             for name in ("draft", "target", "copied", "late"):
                 values[name] = Table(**values[name])
             values["verify"] = {name: Table(**table) for name, table in values["verify"].items()}

@@ -195,11 +195,6 @@ class Train(Section):
     hidden: Widths = Field((64, 32), description="widths of the network's hidden layers")
     batch: int = Field(256, ge=2, description="roots of one optimiser step")
     epochs: int = Field(12, ge=1, description="passes over the training roots; the best one by replay is kept")
-    lightning: tuple[str, ...] = Field(
-        (),
-        description="Lightning callbacks and loggers of your own: import paths, such as `mine.Watch`, of classes or "
-        "functions that need no arguments",
-    )
 
     @property
     def network(self) -> dict[str, Any]:
@@ -210,7 +205,6 @@ class Latency(Section):
     """The machine whose times count."""
 
     repeats: int = Field(40, ge=3, description="times that a pass is measured; steps: on a fifth as many prompts")
-    reuse: bool = Field(True, description="whether another run's profile of the same pair and machine is copied")
     timings: Path | None = Field(None, description="an engine's step times (CSV): latency --from, logs --timings")
     stepped: bool = Field(True, description="sizes between those in `timings` cost what the next one does; else linear")
 
@@ -250,7 +244,6 @@ class Export(Section):
     engine: Literal["vllm", "sglang", "tensorrt-llm", "llama-server", "transformers"] | None = Field(
         None, description="the engine whose chain lengths or rule are written, too; --engine NAME sets it"
     )
-    tiers: int | None = Field(None, ge=1, description="the most shapes of trees that are drafted; null: as trained")
 
 
 class Quick(Section):

@@ -30,43 +30,30 @@ TEMPLATES.filters["quote"] = shlex.quote
 
 @dataclass(frozen=True)
 class BestLength:
-    """The fastest length of chains for one batch size.
-
-    Attributes:
-        tokens_per_second: of all requests together.
-        gain: speed over the engine's default length; None if that was not timed.
-        rule: when a lookup is copied instead.
-    """
+    """The fastest length of chains for one batch size."""
 
     batch: int
     length: int
     tokens_per_step: float
-    tokens_per_second: float
-    gain: Ratio | None
-    rule: LookupRule | None = None
+    tokens_per_second: float  # of all requests together
+    gain: Ratio | None  # speed over the engine's default length; None if that was not timed
+    rule: LookupRule | None = None  # when a lookup is copied instead
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an engine is told for requests of one sampling setting.
+    """What an engine is told for requests of one sampling setting."""
 
-    Attributes:
-        target, draft: the models' directories or hub ids; the draft may be an EAGLE-3 head.
-        block: whether chains are verified as blocks, and not token by token.
-        lengths: by batch size, ascending.
-    """
-
-    target: str
+    target: str  # directory or hub id
     draft: str
-    head: bool
-    block: bool
+    head: bool  # whether the draft is an EAGLE-3 head
+    block: bool  # whether chains are verified as blocks, and not token by token
     sampling: Sampling
-    lengths: list[BestLength]
+    lengths: list[BestLength]  # by batch size, ascending
 
     @property
     def ranges(self) -> list[tuple[int, int, int]]:
-        """Batch sizes, the first and the last one, and their length. A size between two timed ones takes the length of
-        the larger one, because it is padded to that one's graph."""
+        """First and last batch size, and their length. A size between two timed ones is padded to the larger one."""
         last = [list(alike)[-1] for _, alike in groupby(self.lengths, key=lambda each: each.length)]
         firsts = [1, *(each.batch + 1 for each in last)]
         return [(first, each.batch, each.length) for first, each in zip(firsts, last, strict=False)]
@@ -74,11 +61,6 @@ class Settings:
     @property
     def longest(self) -> int:
         return max(each.length for each in self.lengths)
-
-    @property
-    def requests(self) -> int:
-        """The largest batch."""
-        return self.lengths[-1].batch
 
     @property
     def rule(self) -> LookupRule | None:
@@ -93,63 +75,42 @@ class Settings:
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine. The macros of its template write its files from `Settings`.
+    """One engine. The macros of its template write its files from `Settings`."""
 
-    Attributes:
-        name: of the template, too.
-        read: the version whose source the template follows.
-        suffix: of the file with the settings.
-        default: the length over which gains are stated: its own, or its documentation's; 0 for plain decoding.
-        drafts: "greedy" for the most probable tokens alone, "temperature" where they may also be sampled at the
-            request's temperature, "sampling" where the whole sampling setting always holds for drafts.
-        blocks: whether it has block verification.
-        masks: whether the draft makes the longest chain's passes for every batch, and only the target's pass is short.
-        one_length: whether all batch sizes have the same length.
-        falling: whether the smallest batch must have the longest chains, and 0 is no length.
-        alone: whether each request drafts for itself.
-        copies: whether it also copies from the text, by a lookup rule.
-    """
-
-    name: str
-    read: str
-    suffix: Literal["json", "yaml", "sh"] = "json"
-    default: int = 0
+    name: str  # of the template, too
+    read: str  # the version whose source the template follows
+    suffix: Literal["json", "yaml", "sh"] = "json"  # of the file with the settings
+    default: int = 0  # the length over which gains are stated: its own, or its documentation's; 0 for plain decoding
+    # the most probable tokens alone; also samples at the request's temperature; always by the whole sampling setting
     drafts: Literal["greedy", "temperature", "sampling"] = "temperature"
-    blocks: bool = False
-    masks: bool = False
-    one_length: bool = False
-    falling: bool = False
-    alone: bool = False
-    copies: bool = False
-
-    def limits(self, head: bool) -> str:
-        """What a user must know, in Markdown."""
-        return str(self._macros.limits(head))
+    blocks: bool = False  # whether it has block verification
+    masks: bool = False  # whether the draft makes the longest chain's passes for every batch
+    one_length: bool = False  # whether all batch sizes have the same length
+    falling: bool = False  # whether the smallest batch must have the longest chains, and 0 is no length
+    alone: bool = False  # whether each request drafts for itself
+    copies: bool = False  # whether it also copies from the text, by a lookup rule
 
     def files(self, settings: Settings) -> dict[str, str]:
         """The files' contents by name, that of the settings first."""
         sampling = settings.sampling
         name = f"temperature-{sampling.temperature:g}" + (f"-top_p-{sampling.top_p:g}" if sampling.top_p < 1 else "")
-        found = {f"{name}.{self.suffix}": self._macros.settings(settings)}
-        if settings.head and hasattr(self._macros, "steps"):
-            found[f"{name}.steps.json"] = self._macros.steps(settings)
+        found = {f"{name}.{self.suffix}": self.macros.settings(settings)}
+        if settings.head and hasattr(self.macros, "steps"):
+            found[f"{name}.steps.json"] = self.macros.steps(settings)
         predicted = json.dumps([asdict(each) for each in settings.lengths], indent=1) + "\n"
         return {**found, f"{name}.prediction.json": predicted}
 
     def command(self, settings: Settings, folder: Path) -> str:
         """How the files are used where they lie in a folder."""
-        return str(self._macros.command(settings, str(folder / next(iter(self.files(settings))))))
+        return str(self.macros.command(settings, str(folder / next(iter(self.files(settings))))))
 
     @property
-    def _macros(self) -> Any:
+    def macros(self) -> Any:
         return TEMPLATES.get_template(f"{self.name}.j2").module
 
     def verifiers(self, labelled: tuple[str, ...]) -> tuple[str, str]:
-        """Those among the run's whose labels hold for the chains, and for what the engine does by default.
-
-        Raises:
-            InputError: there are labels of neither.
-        """
+        """Those among the run's whose labels hold for the chains, and for what the engine does by default; InputError
+        where there are labels of neither."""
         standard = next((each for each in labelled if each in STANDARD), None)
         block = next((each for each in labelled if each in BLOCK and self.blocks), None)
         chosen = block or standard

@@ -28,13 +28,9 @@ from selector.train.tuning import StaticTable, best_static, replay_mode, static_
 
 def best_lengths(engine: Engine, texts: Texts, verifiers: tuple[str, str], profile: LatencyProfile) -> list[BestLength]:
     """One for each batch size that was timed, ascending, among the lengths that were timed; for the smallest one alone
-    where each request drafts for itself.
+    where each request drafts for itself. The texts are of one sampling setting; verifiers as from `Engine.verifiers`.
 
     The longest chain is the one with which the mean logarithm of the speed over all batch sizes is largest.
-
-    Args:
-        texts: of one sampling setting.
-        verifiers: as `Engine.verifiers` returns them.
     """
     assert profile.batches is not None
     batches = profile.batches.sizes[: 1 if engine.alone else None]

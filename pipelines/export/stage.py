@@ -5,20 +5,16 @@ The artefact also becomes a version of a registered MLflow model.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces
 from pipelines.evaluate.stage import FORMAT
 from pipelines.export import serving
 from pipelines.export.registry import register
-from pipelines.export.shapes import limited_modes
 from pipelines.latency.profile import load_profile
 from pipelines.run import Stage, read_json, require
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.packaging import build
-from pipelines.train.result import chosen_of, decision_digest, load_module, load_result
-from selector.latency import LatencyProfile
+from pipelines.train.result import decision_digest, load_result
 from selector.schema import sha256
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "export")
@@ -40,7 +36,6 @@ def stage_of(config: Config) -> Stage:
         **decides,
         "evaluation": sha256(path) if path.exists() else None,
         "latency": load_profile(config).to_json(),
-        "tiers": config.export.tiers,
     }
     return Stage("export", config, inputs, (config.folder / "selector",))
 
@@ -50,23 +45,14 @@ def run(config: Config) -> None:
         serving.run(config, config.export.engine)
         if not (config.folder / "training" / "result.json").exists():
             return  # an engine's table needs no training
-    stage = stage_of(config)
-    if stage.begin():
-        path = config.folder / "evaluation.json"
-        evaluation = read_json(path, "evaluate")["summary"] if path.exists() else None
-        _write(stage, load_result(config), evaluation, load_profile(config))
-
-
-def _write(stage: Stage, result: dict[str, Any], evaluation: dict[str, Any] | None, profile: LatencyProfile) -> None:
-    config, (folder,) = stage.config, stage.outputs
+    stage, path = stage_of(config), config.folder / "evaluation.json"
+    if not stage.begin():
+        return
+    evaluation, (folder,) = read_json(path, "evaluate")["summary"] if path.exists() else None, stage.outputs
     with mlflow_run(config, "export", SECTIONS) as mlflow:
         stage.replace()
-        splits, modes = load_traces(config, profile.pair), chosen_of(result)["modes"]
-        metrics: dict[str, Any] = {"evaluation": evaluation}
-        if config.export.tiers is not None:
-            module = load_module(config, result["chosen"], result)
-            modes, metrics["tiers"] = limited_modes(config, module, splits["validation"], modes, profile)
-        selector = build(config, folder, splits, modes, metrics)
+        splits = load_traces(config, load_profile(config).pair)
+        selector = build(config, folder, splits, metrics={"evaluation": evaluation})
         register(stage, mlflow, selector, folder)
         compared = selector.config.metrics["actions_compared"]
         found = f"its actions equal the trained module's at all {compared} roots of the validation texts"

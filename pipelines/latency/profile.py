@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,11 +13,10 @@ from data_gen.decoding import COMPILED, EAGER, GRAPH, decoder_for
 from data_gen.decoding.loop import Features
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.traces import differences
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.pair.loading import all_prompts, hidden_widths, tokenizer_of
-from pipelines.run import read_json, read_record, verify, watched
+from pipelines.run import verify, watched
 from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import config_of
@@ -29,13 +25,12 @@ from selector.runtime.selector import Selector, Tuned
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.train.module import SelectorModule
 
-LENGTHS = 3  # contexts that are timed, at most
 WIDTHS, NODES = (1, 2, 4), (1, 2, 5, 9, 17, 25, 41)  # branches of a draft pass; nodes of a target pass with the root
 DECISIONS = (MATCH, *FEATURES)  # what the decisions that are timed see
 COMPARED = Action(1, 4, 0), Action(2, 2, 4)  # the trees with which decoders are compared
 COMPARED_STEPS = 8  # of each text and tree
 COMPARED_PROMPTS = 2
-COPIED_FROM = "copied_from"  # of `latency.json`: the run that measured it
+ENDED = "prompts: their continuations end before a second decoding step, which could be timed"
 CLEARLY = 0.9  # a kind replaces the first one if its steps take less than this share; a smaller gain may be noise
 
 
@@ -43,52 +38,19 @@ def profile_path(config: Config) -> Path:
     return config.folder / "latency.json"
 
 
-def measured_elsewhere(config: Config, depends: dict[str, Any]) -> str | None:
-    """The run with the newest profile of the same pair, machine and settings; None where there is none.
-
-    The prompts' texts and the seed may differ. A profile that was itself copied does not count.
-
-    Args:
-        depends: what the run's own profile depends on.
-    """
-    paths = config.folder.parent.glob("*/latency.json")
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
-        other = config.model_copy(update={"name": path.parent.name})
-        with suppress(InputError):
-            changes = differences(read_record(other, "latency")["depends"], depends)
-            verify(other, "latency")
-            same = all(change.startswith(("prompts.texts:", "seed:")) for change in changes)
-            if other.name != config.name and same and COPIED_FROM not in read_json(path, "latency"):
-                return other.name
-    return None
-
-
 def context_lengths(config: Config) -> tuple[int, ...]:
-    """The contexts that are timed: `spread` over the run's prompts, as they are cut."""
-    tokenizer, form = tokenizer_of(config), config.prompts.form
+    """The contexts that are timed, ascending: a short prompt, one of mean length half-way through its text, and the end
+    of the longest text. Times are linear in between."""
+    tokenizer, form, new = tokenizer_of(config), config.prompts.form, config.data.tokens
     kept, _ = form.fit(tokenizer, all_prompts(config))
-    return spread([len(form.cut(tokenizer, ids)) for ids in form.whole(tokenizer, kept)], config.data.tokens)
-
-
-def spread(prompts: Sequence[int], new: int) -> tuple[int, ...]:
-    """Context lengths, ascending: a short prompt, one of mean length half-way through its text, and the end of the
-    longest text. Times are linear in between.
-
-    Args:
-        prompts: the lengths of prompts, in tokens.
-        new: tokens of a text after its prompt.
-    """
-    ordered = sorted(prompts)
+    ordered = sorted(len(form.cut(tokenizer, ids)) for ids in form.whole(tokenizer, kept))
     short, mean = max(1, ordered[len(ordered) // 10]), sum(ordered) // len(ordered) + new // 2
     return tuple(sorted({short, max(short, mean), max(short, ordered[-1]) + new}))
 
 
 def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfile:
-    """The run's profile; sets `pair.decoder` to the kind of decoder that was timed.
-
-    Raises:
-        InputError: the profile was measured on another machine or with another pair.
-    """
+    """The run's profile; sets `pair.decoder` to the kind of decoder that was timed. InputError where it was measured on
+    another machine or with another pair."""
     path = profile_path(config)
     verify(config, "latency")
     profile = LatencyProfile.load(path)
@@ -103,11 +65,8 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
 
 
 def faster_decoder(config: Config, pair: ModelPair, prompts: list[list[int]]) -> str:
-    """The first kind of decoder that the config's `pair.decoder` and the device allow (of eager, graph and compiled
-    graph), unless a later one has clearly shorter steps.
-
-    On a CPU compiling takes minutes, so compiled passes are tried only where `pair.decoder` is "graph".
-    """
+    """The first kind of decoder that `pair.decoder` and the device allow, unless a later one has clearly shorter steps.
+    On a CPU compiling takes minutes, so compiled passes are tried only where `pair.decoder` is "graph"."""
     if pair.device.type == "cuda":
         kinds = [COMPILED]
     else:
@@ -140,7 +99,6 @@ def decision_seconds(
     config: Config,
     pair: ModelPair,
     profile: LatencyProfile,
-    verifier: str,
     level: str,
     prompt: list[int],
     tokens: int,
@@ -148,13 +106,9 @@ def decision_seconds(
     drafted: int = 6,
 ) -> float:
     """Mean time of a decision in real decoding, features included: by the lookup rule for the level `match`, else by an
-    untrained network, which may choose chains and lookups, as on most machines.
-
-    Args:
-        tokens: new ones of each of `texts` texts.
-        drafted: in every step.
-    """
-    space = replace(pair.trees, lookups=ActionSpace.with_lookups().lookups)
+    untrained network, which may choose chains and lookups, as on most machines. Each of so many texts has so many new
+    tokens, and every step drafts `drafted` tokens."""
+    space, verifier = replace(pair.trees, lookups=ActionSpace.with_lookups().lookups), config.train.verifier
     widths = hidden_widths(config) if level == FULL else []
     level_of = FULL if widths else LIGHT
     module = SelectorModule("regressor", level_of, widths, config.train.network, space=space.to_json()).eval()
@@ -169,5 +123,5 @@ def decision_seconds(
     generator = torch.Generator(device=pair.device).manual_seed(0)
     steps = [step for _ in range(texts) for step in decoder.decode(prompt, tokens, generator).steps[2:]]
     if not steps:
-        raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+        raise InputError(ENDED)
     return timing.usual([step.seconds["select"] for step in steps])

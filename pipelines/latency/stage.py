@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -17,25 +16,23 @@ from data_gen.decoding.loop import Step
 from data_gen.drafting.sampled import different_nodes
 from data_gen.models.checkpoints import RANDOM
 from data_gen.models.pair import ModelPair
-from data_gen.texts.labelled import PARTS, Work, make_shard
+from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt
 from data_gen.texts.written import seed_of, written_by_target
 from pipelines.config import Config
 from pipelines.latency import timings
 from pipelines.latency.profile import (
-    COPIED_FROM,
     DECISIONS,
-    LENGTHS,
+    ENDED,
     NODES,
     WIDTHS,
     context_lengths,
     decision_seconds,
     faster_decoder,
-    measured_elsewhere,
     profile_path,
 )
 from pipelines.pair.loading import encode, known_fingerprint, load_pair, prompts_depend, prompts_of, recipe
-from pipelines.run import Stage, console, read_json, table, ticking, watched, write_json
+from pipelines.run import Stage, console, table, ticking, watched, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action
 from selector.latency import LatencyProfile
@@ -62,11 +59,7 @@ _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 def plan(config: Config) -> list[str]:
     if reads_only(config):
         return [f"read the step times of an engine from {config.latency.timings}"]
-    with suppress(InputError):  # the pair is not known yet
-        name = measured_elsewhere(config, stage_of(config).depends) if config.latency.reuse else None
-        if name is not None:
-            return [f"copy the profile of the run {name}: same pair, machine and settings"]
-    cells = LENGTHS * (len(WIDTHS) + len(NODES))
+    cells = 3 * (len(WIDTHS) + len(NODES))  # of three contexts
     return [f"{cells} pass sizes and {len(config.verifiers)} verifiers, {config.latency.repeats} times each"]
 
 
@@ -82,10 +75,7 @@ def run(config: Config) -> None:
             return
     pair = load_pair(config, shapes=True)
     stage = stage_of(config, pair.fingerprint)
-    if not stage.begin(lambda: config.latency.reuse or COPIED_FROM not in read_json(profile_path(config), "latency")):
-        return
-    if config.latency.reuse and (name := measured_elsewhere(config, stage.depends)) is not None:
-        _copy(stage, name)
+    if not stage.begin():
         return
     device = stage.depends["device"]
     grid = timing.Grid(context_lengths(config), WIDTHS, NODES, config.latency.repeats)
@@ -98,9 +88,8 @@ def run(config: Config) -> None:
             profile = timing.measure(pair, grid, config.verifiers, device, tick)
         pair.decoder = faster_decoder(config, pair, prompts)
         profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0), decoder=pair.decoder)
-        asked = config, pair, profile, config.train.verifier
         decide = {
-            level: decision_seconds(*asked, level, prompts[0], config.data.tokens, count)
+            level: decision_seconds(config, pair, profile, level, prompts[0], config.data.tokens, count)
             for level in watched(DECISIONS, "timing decisions")
         }
         profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
@@ -114,7 +103,7 @@ def run(config: Config) -> None:
         with ticking("timing decoding steps", timing.rounds(cases, prompts)) as tick:
             steps = timing.real_steps(pair, cases, prompts, REAL_STEPS, config.data.tokens, tick)
         if any(case not in steps for case in cases if not case[1].copies):
-            raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+            raise InputError(ENDED)
         disturbed = timing.disturbance(pair.device, since)
         profile = replace(profile, different=different(config, pair, prompts))
         profile = timing.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
@@ -136,28 +125,12 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-def _copy(stage: Stage, name: str) -> None:
-    stage.replace()
-    other = read_json(profile_path(stage.config.model_copy(update={"name": name})), "latency")
-    write_json(profile_path(stage.config), {**other, COPIED_FROM: name})
-    stage.say(f"copied from the run {name}: same pair, machine and settings (latency.reuse=false measures anew)")
-    stage.finish()
-
-
 def stage_of(config: Config, pair: str | None = None) -> Stage:
-    """The stage with what it depends on.
-
-    Args:
-        pair: the pair's fingerprint; None for the recorded one.
-    """
-    return Stage("latency", config, _depends(config, pair or known_fingerprint(config)), (profile_path(config),))
-
-
-def _depends(config: Config, pair: str) -> dict[str, Any]:
-    return {
+    """The stage with what it depends on, among this the pair's fingerprint: the recorded one if it is not given."""
+    depends = {
         "format": FORMAT,
         "device": timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads),
-        "pair": pair,
+        "pair": pair or known_fingerprint(config),
         "decoder": config.pair.decoder,
         "repeats": config.latency.repeats,
         "lengths": list(context_lengths(config)),
@@ -170,22 +143,22 @@ def _depends(config: Config, pair: str) -> dict[str, Any]:
         "prompts": prompts_depend(config, "train"),
         "checked": config.train.verifier,
     }
+    return Stage("latency", config, depends, (profile_path(config),))
 
 
 def check(profile: LatencyProfile, verifier: str, steps: dict[tuple[str, Action], list[Step]]) -> list[dict[str, Any]]:
     """Predicted and measured step times with one verifier, of trees and lookups outside of the fit."""
     rows = []
-    for action in [action for name, action in steps if name == verifier]:
-        taken = steps[verifier, action]
-        predicted, measured = timing.times(profile, verifier, action, taken)
-        row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": predicted / measured}
-        rows.append({**row, "steps": len(taken)})
+    for (name, action), taken in steps.items():
+        if name == verifier:
+            predicted, measured = timing.times(profile, verifier, action, taken)
+            row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": predicted / measured}
+            rows.append({**row, "steps": len(taken)})
     return rows
 
 
 def unsteady(rows: list[dict[str, Any]]) -> str:
-    """In words, by how much predicted step times differ from measured ones; empty where that is little. On a shared
-    server the cause may be other machines, which `timing.disturbance` cannot see."""
+    """In words, by how much predicted step times differ from measured ones; empty where that is little."""
     error = statistics.mean(abs(row["ratio"] - 1) for row in rows) if rows else 0.0
     if error <= UNSTEADY:
         return ""
@@ -207,7 +180,6 @@ def different(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict
 
 
 def passes(profile: LatencyProfile) -> str:
-    """The times of one pass of each model and of a decision."""
     length = profile.draft.lengths[len(profile.draft.lengths) // 2]
     draft, target = profile.draft.at(length, 1), profile.target.at(length, 1)
     decisions = ", ".join(f"{1e3 * seconds:.3f} ms ({level})" for level, seconds in profile.decide.items())
@@ -216,7 +188,6 @@ def passes(profile: LatencyProfile) -> str:
 
 
 def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:
-    """The times of passes and a decision, and predicted and measured step times."""
     random = ", random weights" if profile.pair.startswith(RANDOM) else ""
     cells = [
         {
@@ -234,17 +205,12 @@ def labelling_seconds(config: Config, pair: ModelPair, prompts: list[Prompt]) ->
     sampling = config.sampling[0].build()
     chosen = tuple((prompt, 0) for prompt in prompts)
     few = {"decoded": chosen[:2], "written": chosen[: config.data.texts_per_shard]}
-    spent = dict.fromkeys(PARTS, 0.0)
-    tokens, roots = dict.fromkeys(few, 0), 0
+    token, labelled, roots = dict[str, float](), 0.0, 0
     for part, texts in watched(few.items(), "timing labels"):
         shard = make_shard(pair, recipe(config), Work("train", sampling, texts, decoded=part == "decoded"))
-        for name, seconds in shard.seconds.items():
-            spent[name] += seconds
         rows = shard.table.to_pydict()
-        tokens[part] = sum(len(own) - start for own, start in zip(rows["tokens"], rows["start"], strict=True))
+        tokens = sum(len(own) - start for own, start in zip(rows["tokens"], rows["start"], strict=True))
+        token[part] = shard.seconds[part] / tokens
+        labelled += shard.seconds["labelled"]
         roots += sum(rows["roots"])
-    return {
-        "token": spent["written"] / tokens["written"],
-        "decoded": spent["decoded"] / tokens["decoded"],
-        "root": spent["labelled"] / max(1, roots),
-    }
+    return {"token": token["written"], "decoded": token["decoded"], "root": labelled / max(1, roots)}

@@ -12,7 +12,7 @@ from data_gen.features.root import DrafterKnowledge
 from data_gen.texts.log_labels import VERIFIER, Labeller, splits_of
 from data_gen.texts.logs import NO_DRAFTER, LoggedText, Logs, drafter_of, read_all
 from pipelines.config import Config
-from pipelines.latency.timings import profile_of, read_timings, remarks
+from pipelines.latency.timings import profile_of, read_timings
 from pipelines.logs import summary
 from pipelines.logs.gains import Figures, entries, rival_rows
 from pipelines.run import Stage, console, provenance, watched, write_json
@@ -103,8 +103,6 @@ def _profile(config: Config, drafter: str) -> LatencyProfile | None:
     if (path := config.latency.timings) is None:
         return None
     rows = read_timings(path)
-    for remark in remarks(rows):
-        console.print(f"[bold]logs[/]: {path}: {remark}", soft_wrap=True)
     return profile_of(rows, str(path), config.latency.stepped, f"log:{drafter}", (VERIFIER,), drafter != NO_DRAFTER)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from data_gen import timing
 from data_gen.models.pair import ModelPair
 from pipelines.config import Config
-from pipelines.latency.profile import NODES, WIDTHS, decision_seconds
+from pipelines.latency.profile import ENDED, NODES, WIDTHS, decision_seconds
 from pipelines.latency.stage import check, different, unsteady
 from pipelines.run import ticking
 from selector.actions import COPY, Action
@@ -43,7 +43,7 @@ def profile_in_time(
         if all(case in steps for case in cases if not case[1].copies):
             break
     else:
-        raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+        raise InputError(ENDED)
     profile = timing.fitted(profile, steps)
     # corrections hardly depend on the verifier
     profile = replace(profile, corrections=dict.fromkeys(config.verifiers, profile.corrections[verifier]))
@@ -51,6 +51,6 @@ def profile_in_time(
     # a plain step finds the caches as the last one left them, so it is not slower than between other steps
     plain = min(0.0, timing.plain_alone(pair, verifier, [prompt], COUNT, config.data.tokens))
     profile = replace(profile, plain=plain, decide=dict.fromkeys(LEVELS, 0.0))
-    asked = config, pair, profile, verifier
+    asked = config, pair, profile
     decide = {level: decision_seconds(*asked, level, prompt, DECISIONS, texts=1, drafted=1) for level in LEVELS}
     return replace(profile, decide=decide, different=different(config, pair, prompts[:1])), warning

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from pipelines.cli import STAGES, module_of
 from pipelines.config import Config, load_config
-from pipelines.latency import stage as latency
-from pipelines.latency.profile import load_profile, measured_elsewhere
 from pipelines.pair.loading import PROMPTS
 from pipelines.planning import planned
-from selector.schema import InputError
 from tests.pipelines.runs import DRAFT, ROOT, SMALL, TARGET, contents, espalier
 
 REUSED = STAGES[1:]  # the pair is loaded and checked every time
@@ -52,7 +48,6 @@ def test_a_finished_run_is_reused(copy: Path) -> None:
         ("train.epochs=3", {"train", "evaluate", "export", "report"}),
         ("data.texts=48", {"data", "train", "evaluate", "export", "report"}),
         ("evaluate.prompts=4", {"evaluate", "export", "report"}),
-        ("export.tiers=2", {"export", "report"}),
     ],
 )
 def test_what_a_change_makes_anew_is_what_depends_on_it(copy: Path, override: str, anew: set[str]) -> None:
@@ -79,43 +74,6 @@ def test_a_changed_file_is_made_anew(copy: Path) -> None:
     (copy / "runs/demo/training/result.json").write_text("{}")
     found = plan()
     assert reused(found) == {"latency", "data"} and found["pair"][1] == f"prompts of {PROMPTS}"
-
-
-def second(copy: Path, name: str = "second") -> None:
-    """Another run with the same pair and without a profile."""
-    for part in ("pair", "stages"):
-        shutil.copytree(copy / "runs/demo" / part, copy / "runs" / name / part)
-    (copy / "runs" / name / "stages/latency.json").unlink()
-
-
-def test_a_profile_of_the_same_pair_machine_and_settings_is_copied_unless_it_is_to_be_measured_anew(
-    copy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is measured here."""
-    second(copy)
-    latency.run(config_of("name=second"))
-    assert "latency: copied from the run demo: same pair, machine and settings" in capsys.readouterr().out
-    copied, own = (json.loads((copy / "runs" / name / "latency.json").read_text()) for name in ("second", "demo"))
-    assert copied == {**own, "copied_from": "demo"}
-    assert load_profile(config_of("name=second")) == load_profile(config_of())
-    latency.run(config_of("name=second"))
-
-    def measure(*_: object) -> None:
-        raise InputError("it is measured")
-
-    monkeypatch.setattr("data_gen.timing.measure", measure)
-    with pytest.raises(InputError, match="it is measured"):
-        latency.run(config_of("name=second", "latency.reuse=false"))
-
-
-def test_a_profile_of_other_settings_is_not(copy: Path) -> None:
-    second(copy)
-    depends = latency.stage_of(config_of()).depends
-    other = config_of("name=second")
-    assert measured_elsewhere(other, depends | {"seed": 7}) == "demo"  # the texts on which steps are timed
-    assert measured_elsewhere(config_of(), depends) is None  # its own
-    for changed in ({"pair": "another"}, {"device": "another"}, {"repeats": 4}):
-        assert measured_elsewhere(other, depends | changed) is None
 
 
 def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
