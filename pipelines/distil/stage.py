@@ -59,30 +59,34 @@ def run(config: Config) -> None:
     if config.pair.threads:
         torch.set_num_threads(config.pair.threads)
     target: Any = load_model(name, "target", torch.float32, device, config.pair.device_map)
-    prompts, folder = prompts_by_split(config), folder_of(config)
+    prompts, folder, dtype = prompts_by_split(config), folder_of(config), _dtype(config, target.device)
     made_from = {
         "target": fingerprint([name], tokenizer, eos_ids(target)),
         "prompts": {split: [[each.id, each.text] for each in prompts[split]] for split in ("train", "validation")},
         "system": config.prompts.system,
-        "texts": {**own.model_dump(mode="json", include=OF_TEXTS), "dtype": config.pair.dtype},
+        "texts": {**own.model_dump(mode="json", include=OF_TEXTS), "dtype": str(dtype)},
         "seed": config.seed,
     }
     depends = {**made_from, "draft": own.model_dump(mode="json", exclude=OF_TEXTS)}
     stage = Stage("distil", config, depends, (folder / "draft", folder / "manifest.json"))
     if stage.begin():
-        dtype, texts = DTYPES[config.pair.dtype], folder / "texts" / _digest(made_from)
+        texts = folder / "texts" / _digest(made_from)
         write_texts(config, texts, target.to(dtype), tokenizer)
         target = load_model(name, "target", torch.float32, device, config.pair.device_map)
         with mlflow_run(config, "distil", SECTIONS) as mlflow:
             found = _trained(stage, texts, target, tokenizer, dtype, mlflow)
-            mlflow.log_metrics({key: found[key] for key in ("overlap", "covered", "cost", "speed")})
+            by_kind = {f"overlap/{kind}": value for kind, value in found["overlap_by_kind"].items()}
+            mlflow.log_metrics({key: found[key] for key in ("overlap", "covered", "cost", "speed")} | by_kind)
             describe(mlflow, f"overlap {found['overlap']:.3f}; a draft pass is {found['cost']:.3f} of a target pass")
         stage.finish()
-    tried = read_json(folder / "manifest.json", "distil")["tried"]
+    about = read_json(folder / "manifest.json", "distil")
     rows = [
-        {key: f"{row[key]:.3f}" if isinstance(row[key], float) else str(row[key]) for key in COMPARED} for row in tried
+        {key: f"{row[key]:.3f}" if isinstance(row[key], float) else str(row[key]) for key in COMPARED}
+        for row in about["tried"]
     ]
     console.print(table(rows, "Drafts of this run: overlap and covered at temperature 1, on held-out prompts"))
+    kinds = ", ".join(f"{kind} {value:.3f}" for kind, value in about["draft"]["overlap_by_kind"].items())
+    console.print(f"Overlap of the last one by kind of prompt: {kinds}", soft_wrap=True)
     console.print(f"To decode with the last one: pair.draft=distilled, or pair.draft={folder / 'draft'}")
 
 
@@ -112,6 +116,13 @@ def _trained(
     write_json(folder / "manifest.json", {"draft": found, "tried": [*tried, found]})
     shutil.rmtree(folder / "training")
     return found
+
+
+def _dtype(config: Config, device: torch.device) -> torch.dtype:
+    """In which the target writes and the draft is trained: bfloat16 where the machine computes in it."""
+    on_gpu = device.type == "cuda"
+    fast = torch.cuda.is_bf16_supported() if on_gpu else torch.cpu.get_capabilities().get("amx_bf16", False)
+    return torch.bfloat16 if fast else DTYPES[config.pair.dtype]
 
 
 def _digest(depends: dict[str, Any]) -> str:

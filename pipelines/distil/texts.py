@@ -47,7 +47,7 @@ def prompts_by_split(config: Config) -> dict[str, list[Prompt]]:
 def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer: Any) -> None:
     """Write the texts that are not there yet, and the answers to validation prompts at temperature 1."""
     own, template = config.distil, Template.of(tokenizer, config.prompts.system)
-    prompts = _fitting(config, tokenizer, "train")
+    prompts = [*_fitting(config, tokenizer, "train").values()]
     paths = [folder / f"{number:05}.safetensors" for number in range(batches(config))]
     missing = [path for path in paths if not is_whole(path)]
     with ticking("writing texts", len(paths) * own.context, (len(paths) - len(missing)) * own.context) as tick:
@@ -57,22 +57,24 @@ def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer
             begun = [next(further) for _ in range(own.batch)]
             save(write(target, template, begun, further, own.context, seed, tick), path)
     if not is_whole(folder / HELD_OUT):
-        prompts = _fitting(config, tokenizer, "validation")
+        prompts = [*_fitting(config, tokenizer, "validation").values()]
         begun = [_asked(template, ids) for ids in prompts]
         further, seed = starts(template, prompts, random.Random(0)), seed_of(config.seed, "distil", "held out")
         save(write(target, template, begun, further, own.context, seed), folder / HELD_OUT)
 
 
-def held_out(config: Config, folder: Path, tokenizer: Any, ends: frozenset[int]) -> tuple[Sequences, Tensor]:
-    """The answers up to one of the tokens in `ends`, and the places whose next token belongs to one, bool [X, T]."""
+def held_out(config: Config, folder: Path, tokenizer: Any, ends: frozenset[int]) -> tuple[Sequences, Tensor, list[str]]:
+    """The answers up to one of the tokens in `ends`, the places whose next token belongs to one, bool [X, T], and the
+    kinds of their prompts."""
     data, template = Sequences([folder / HELD_OUT]), Template.of(tokenizer, config.prompts.system)
     answers_XT = torch.zeros_like(data.drawn_BT)
-    for number, ids in enumerate(_fitting(config, tokenizer, "validation")):
+    prompts = _fitting(config, tokenizer, "validation")
+    for number, ids in enumerate(prompts.values()):
         begin = len(_asked(template, ids).given)
         drawn = data.tokens_BT[number, begin:].tolist()
         length = next((n for n, token in enumerate(drawn, 1) if token in ends), len(drawn))
         answers_XT[number, begin - 1 : begin - 1 + length] = True
-    return data, answers_XT
+    return data, answers_XT, [prompt.kind for prompt in prompts]
 
 
 def _asked(template: Template | None, ids: Sequence[int]) -> Start:
@@ -80,12 +82,13 @@ def _asked(template: Template | None, ids: Sequence[int]) -> Start:
     return Start(given, True, 1.0)
 
 
-def _fitting(config: Config, tokenizer: Any, split: str) -> list[list[int]]:
-    """The tokens of the prompts that leave room for an answer; InputError where there are none."""
-    texts = [prompt.text for prompt in prompts_by_split(config)[split]]
+def _fitting(config: Config, tokenizer: Any, split: str) -> dict[Prompt, list[int]]:
+    """The prompts that leave room for an answer, with their tokens; InputError where there are none."""
+    prompts = prompts_by_split(config)[split]
+    texts = [prompt.text for prompt in prompts]
     longest = config.distil.context - config.distil.context // 4
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    found = [ids for ids in encoded if 0 < len(ids) <= longest]
+    found = {prompt: ids for prompt, ids in zip(prompts, encoded, strict=True) if 0 < len(ids) <= longest}
     if not found:
         raise InputError(f"distil.context={config.distil.context}: no {split} prompt leaves room for an answer")
     return found

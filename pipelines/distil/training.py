@@ -12,6 +12,7 @@ import logging
 import statistics
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -20,6 +21,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
 from pytorch_lightning.loggers import MLFlowLogger
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
 from transformers import PreTrainedModel
 
 from data_gen.models.pair import CachedModel
@@ -76,17 +78,23 @@ def fit(
 
 
 @torch.inference_mode()
-def measured(draft: PreTrainedModel, held_out: Sequences, answers_XT: Tensor) -> dict[str, float]:
-    """`overlap` and `covered` over the places whose next token belongs to an answer, bool [X, T]."""
-    module, sums, count = DistilModule(draft, 0.0, 1), torch.zeros(2), 0
-    for number, places_1T in enumerate(answers_XT.split(1)):
+def measured(
+    draft: PreTrainedModel, held_out: Sequences, answers_XT: Tensor, kinds: Sequence[str]
+) -> dict[str, float | dict[str, float]]:
+    """`overlap`, also by the kind of each sequence's prompt, and `covered`, over the places whose next token belongs to
+    an answer, bool [X, T]."""
+    module, covered = DistilModule(draft, 0.0, 1), MeanMetric()
+    overlaps = {kind: MeanMetric() for kind in ("", *sorted(set(kinds)))}
+    for number, (places_1T, kind) in enumerate(zip(answers_XT.split(1), kinds, strict=True)):
         if own := int(places_1T.sum()):
             tokens, hidden, total, _ = (each.unsqueeze(0).to(draft.device) for each in held_out[number])
-            _, overlap, covered = module(Places(tokens, hidden, total, places_1T.to(draft.device)))
-            count += own
-            sums += own * torch.stack([overlap, covered]).cpu()
-    overlap, covered = (sums / count).tolist()
-    return {"overlap": overlap, "covered": covered}
+            _, overlap, said = module(Places(tokens, hidden, total, places_1T.to(draft.device)))
+            covered.update(said.cpu(), own)
+            for name in ("", kind):
+                overlaps[name].update(overlap.cpu(), own)
+    all_kinds, *by_kind = (float(each.compute()) for each in overlaps.values())
+    named = dict(zip(list(overlaps)[1:], by_kind, strict=True))
+    return {"overlap": all_kinds, "overlap_by_kind": named, "covered": float(covered.compute())}
 
 
 def speed(overlap: float, cost: float) -> float:

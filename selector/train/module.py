@@ -16,6 +16,8 @@ import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torchmetrics.functional import explained_variance, spearman_corrcoef
+from torchmetrics.functional.classification import binary_calibration_error
 
 from selector.actions import ActionSpace
 from selector.decision import Mode
@@ -26,6 +28,7 @@ from selector.train.objective import policy_loss, policy_ratios, survival_loss
 from selector.train.tuning import replay_mode
 
 ROWS_AT_ONCE = 1 << 14
+MEASURED = 4096  # roots of a sampling setting at most that the metrics of an epoch are measured on
 WEIGHT_DECAY = 0.02  # of AdamW
 
 
@@ -141,7 +144,7 @@ class SelectorModule(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Log the speed over the best static tree, by replay of the validation texts, averaged over `judged` and for
-        each sampling setting."""
+        each sampling setting; and a regressor's metrics for each."""
         if not self.judged or self.trainer.sanity_checking:
             return
         ratios: dict[str, list[float]] = {}
@@ -153,6 +156,34 @@ class SelectorModule(pl.LightningModule):
         for place, each in ratios.items():
             self.log(f"validation/replay/{place}", fmean(each), rank_zero_only=True)
         self.log("validation/replay", fmean(chain(*ratios.values())), rank_zero_only=True)
+        for sampling, timed in {timed.sampling: timed for timed, _ in self.judged}.items():
+            place = f"T {sampling.temperature:g} top-p {sampling.top_p:g}"
+            for name, value in self.metrics(timed).items():
+                self.log(f"validation/{name}/{place}", value, rank_zero_only=True)
+
+    @torch.no_grad()
+    def metrics(self, timed: Timed) -> dict[str, Tensor]:
+        """How well a regressor predicts, with all its features, at up to `MEASURED` roots; nothing for a policy.
+
+        Returns:
+            `explained_variance`: share of the variance over roots of all actions' labelled block efficiencies.
+            `rank_correlation`: Spearman's, over roots, of predicted and labelled means of block efficiencies.
+            `calibration_error`: mean distance of predicted and labelled survivals, over 15 bins of the predicted ones.
+        """
+        if not self.is_regressor:
+            return {}
+        known_R = (~timed.texts.unknown_R).nonzero()[:, 0]
+        rows = known_R[:: -(-len(known_R) // MEASURED)]
+        survivals = self.network(*timed.texts.features(rows, self.is_full), torch.ones(len(rows), 1)).exp()
+        labels = timed.survivals_RS[rows]
+        predicted, labelled = map(self.space.efficiencies, (survivals, labels))
+        explained = explained_variance(predicted, labelled, multioutput="variance_weighted")
+        return {
+            "explained_variance": torch.as_tensor(explained),
+            "rank_correlation": spearman_corrcoef(predicted.mean(-1), labelled.mean(-1)),
+            # its check expects targets of 0 or 1, but labels are probabilities
+            "calibration_error": binary_calibration_error(survivals, labels, validate_args=False),
+        }
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW in one cycle of the learning rate over the whole training."""

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from pipelines.config import Config
 from pipelines.train.fitting import MONITOR, fitted, module_of
@@ -74,6 +76,31 @@ def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
     ratio = mine.speed / replay_mode(data, {}, static).speed
     assert ratio == pytest.approx(max(curves[MONITOR]), rel=1e-5)
     assert not kept.training and kept.hparams["level"] == level
+
+
+def test_the_metrics_of_every_epoch_are_those_of_numpy_and_scipy(tmp_path: Path, client: Any) -> None:
+    """Their values at the best epoch, by other code; as curves in MLflow."""
+    kept, run = fit(tmp_path, "regressor", LIGHT)
+    data = texts(8, seed=2)
+    labels = timed(data).survivals_RS[~data.unknown_R].double()
+    with torch.no_grad():
+        log_survivals = kept.network(data.scalars_RF, [], torch.ones(len(data.length_R), 1))
+    survivals = log_survivals.exp()[~data.unknown_R].double()
+    predicted, labelled = (SPACE.efficiencies(each).numpy() for each in (survivals, labels))
+    own, truth = survivals.flatten().numpy(), labels.flatten().numpy()
+    bins = np.digitize(own, np.linspace(0, 1, 16)[1:-1])
+    distances = [np.abs(own[bins == at].sum() - truth[bins == at].sum()) for at in range(15)]
+    expected = {
+        "explained_variance": 1 - (labelled - predicted).var(0).sum() / labelled.var(0).sum(),
+        "rank_correlation": stats.spearmanr(predicted.mean(-1), labelled.mean(-1)).statistic,
+        "calibration_error": sum(distances) / len(own),
+    }
+    replays = [point.value for point in client.get_metric_history(run, MONITOR)]
+    for name, value in expected.items():
+        history = client.get_metric_history(run, f"validation/{name}/T 1 top-p 1")
+        curve = [point.value for point in sorted(history, key=lambda point: point.step)]
+        assert len(curve) == EPOCHS and len(set(curve)) > 1
+        assert curve[replays.index(max(replays))] == pytest.approx(value, rel=2e-3), name
 
 
 def test_a_policys_network_is_that_of_the_paper() -> None:
