@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -183,6 +183,9 @@ def only_one(folder: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         lock.release()
+        with suppress(OSError):  # a run that was refused leaves nothing behind
+            folder.rmdir()
+            folder.parent.rmdir()
 
 
 def module_of(stage: str) -> str:

@@ -68,6 +68,13 @@ class Selector:
         self.widths = {SCALARS_KEY: len(config.schema.scalars), **config.hidden_states}
         self._known: dict[tuple[float, float, float, str], Tuned] = {}
 
+    def __repr__(self) -> str:
+        pair, settings = self.config.pair, dict.fromkeys(str(mode.sampling) for mode in self.modes)
+        return (
+            f"Selector({pair['target']} / {pair['draft']}, {self.verifier}; a {self.config.objective} with "
+            f"{self.config.feature_level} features, {len(self.actions)} actions; {'; '.join(settings)})"
+        )
+
     def select(self, features: Features | None) -> Action:
         """The action for one root; `fallback` without features.
 
@@ -229,6 +236,9 @@ class Tuned:
         self.mode, self.feature_levels, self.longest = mode, mode.asked, mode.longest
         self._selector, self._less, self._at_root = selector, less, dict[bool, OneRoot]()
         self._covers = lru_cache(self._covers_setting)
+
+    def __repr__(self) -> str:
+        return f"Tuned({self.mode.sampling}, {self.mode.batch} requests: {self.mode.decider}, {self.mode.action})"
 
     def select(self, features: Features | None, final: bool = False) -> Action | None:
         """The decision at a root; the static tree without features.

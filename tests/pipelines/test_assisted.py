@@ -75,6 +75,6 @@ def test_an_interruption_costs_no_tuning(pair: ModelPair, tmp_path: Path, monkey
     demo = Path(__file__).parents[2] / "configs" / "demo.yaml"
     config = load_config(demo, [*UNTEMPLATED, f"prompts.file={file}", "data.tokens=4", "sampling=[{temperature: 0.5}]"])
     found = tuned_assistants(config, pair, Journal(journal, {}))
-    assert [each.name for each in found[0.5, 1.0]] == [ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP]
+    assert [each.name for each in found[Sampling(0.5)]] == [ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP]
     monkeypatch.setattr("pipelines.evaluate.stage.best_of", None)
     assert tuned_assistants(config, pair, Journal(journal, {})) == found

@@ -134,7 +134,7 @@ def test_labels_are_those_of_plain_passes(labelled: tuple[pa.Table, str], pair: 
     for row in labelled[0].to_pylist():
         if row["roots"] == 0:
             continue
-        setting = Sampling(row["temperature"], row["top_p"], None, row["top_k"], row["min_p"])
+        setting = Sampling(row["temperature"], row["top_p"], row["top_k"], row["min_p"])
         tokens = torch.tensor([row["tokens"]])
         rows = [setting.probabilities(model(tokens).logits[0, row["start"] :]) for model in (pair.target, pair.draft)]
         labeller = TextLabeller(tokens[0, row["start"] :], VERIFIERS)

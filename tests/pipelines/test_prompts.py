@@ -21,7 +21,7 @@ from tests.data_gen.test_prompts import TEMPLATE
 from tests.pipelines.runs import ROOT, failure
 
 CONFIGS = ROOT / "configs"
-LARGE = ("qwen", "gemma", "llama", "spec_bench")
+LARGE = ("qwen", "spec_bench")
 COUNT = 40  # records of a set
 
 
