@@ -28,7 +28,7 @@ from selector.schema import (
 )
 from selector.tables import number
 
-FORMAT = "espalier-selector-11"
+FORMAT = "espalier-selector-12"
 CHECKSUMS = "SHA256SUMS"
 REGISTRY = "models:/"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

@@ -23,7 +23,7 @@ from tests.selector.synthetic import SPACE
 def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], Path]) -> None:
     for (objective, level), folder in artefacts.items():
         config = json.loads((folder / "config.json").read_text())
-        assert config["format"] == "espalier-selector-11"
+        assert config["format"] == "espalier-selector-12"
         assert config["features"]["early"] == len(EARLY_SCALARS)
         assert (config["objective"], config["feature_level"], config["verifier"]) == (objective, level, "traversal")
         assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in PAIR.scalars]
@@ -89,8 +89,8 @@ def changed(artefact: Path, copy: Path, change: Callable[[dict], object]) -> Pat
     ("change", "message"),
     [
         (
-            lambda config: config.update(format="espalier-selector-10"),
-            "config.json: espalier-selector-10; this program reads espalier-selector-11: export the selector again",
+            lambda config: config.update(format="espalier-selector-11"),
+            "config.json: espalier-selector-11; this program reads espalier-selector-12: export the selector again",
         ),
         (
             lambda config: config["features"]["scalars"][4].update(name="matched"),
