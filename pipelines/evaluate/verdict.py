@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import Config
-from pipelines.config.sections import Pair
+from pipelines.config.sections import SMOLLM2, Pair
 from pipelines.evaluate.methods import BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR, STATIC
 from pipelines.evaluate.origins import ORIGINS
 from pipelines.evaluate.table import (
@@ -23,12 +23,26 @@ from pipelines.evaluate.table import (
     replayed,
     setting_name,
 )
+from pipelines.pair.loading import pair_names
 from pipelines.run import console, read_json, table, write_json
 from pipelines.tracking import EXPORTED, named
 from selector import decision
 from selector.actions import EMPTY
 from selector.decision import Mode
 
+ASKED = """pair.tokenizer.apply_chat_template(
+    [{"role": "user", "content": "Write a Python function that counts the vowels of a word, and a test of it."}],
+    add_generation_prompt=True, return_tensors="pt", return_dict=True,
+)"""
+BEGUN = 'pair.tokenizer("def main():", return_tensors="pt", return_token_type_ids=False)'
+SNIPPET = """from data_gen.generate import speculative_generate
+{imported}
+
+pair = {load}("{target}", "{draft}", "{device}", "{dtype}")
+inputs = {inputs}.to(pair.device)
+ours = {{"custom_generate": speculative_generate, "draft_model": pair.draft, "selector": "{selector}"}}
+text = pair.target.generate(**inputs, **ours, max_new_tokens=200, {settings})
+print(pair.tokenizer.decode(text[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
 Cells = dict[str, str]  # of one row of a table, by column
 SHOWN = ("method", "drafts", "tokens/step", "decoded", "replayed")  # on the terminal, which is narrow
 NOTE = (
@@ -198,11 +212,20 @@ def show(title: str, evaluation: Evaluation) -> None:
     console.print(f"Decisions take {evaluation.found['summary']['selector_time_share']:.2%} of the time.")
 
 
-def next_step(config: Config, evaluation: Evaluation) -> str:
-    """What to do with the run's output."""
+def next_step(config: Config, evaluation: Evaluation) -> tuple[str, str]:
+    """What to do with the run's output; and a program that decodes with the exported selector, where there is one."""
     if all(exported(mode) == PLAIN for _, mode in evaluation.settings):
-        return "Decode without a draft: drafting does not pay with this pair on this machine."
-    folder = config.folder / "selector"
+        return "Decode without a draft: drafting does not pay with this pair on this machine.", ""
+    folder, own = config.folder / "selector", config.pair
     if not (folder / "config.json").exists():
-        return "`espalier export` packages the selector."
-    return f"The exported selector is {folder.resolve()}. Its README.md says how to decode with it."
+        return "`espalier export` packages the selector.", ""
+    given = config.sampling[0].build().generation
+    settings = ", ".join(f"{key}={value!r}" for key, value in given.items() if value is not None)
+    module, load = ("heads", "load_pair_with_head") if own.head else ("pair", "ModelPair.load")
+    imported = f"from data_gen.models.{module} import {load.partition('.')[0]}"
+    target, draft = pair_names(config)
+    values = {"target": own.target if own.target == SMOLLM2 else target, "draft": draft, "selector": str(folder)}
+    inputs = ASKED if config.prompts.chat else BEGUN
+    said = f"The exported selector is {folder.resolve()}. This program decodes with it:"
+    values |= {"settings": settings, "imported": imported, "load": load, "inputs": inputs}
+    return said, SNIPPET.format(device=own.device, dtype=own.dtype, **values)

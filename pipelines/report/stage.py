@@ -82,8 +82,11 @@ def run(config: Config) -> None:
             describe(mlflow, "\n\n".join(verdict.verdicts(evaluation)))
         stage.finish()
     verdict.show_words(verdict.title(config, load_profile(config).device), evaluation)
-    for line in (f"All figures are in {output.resolve()}.", verdict.next_step(config, evaluation)):
+    said, program = verdict.next_step(config, evaluation)
+    for line in (f"All figures are in {output.resolve()}.", said):
         console.print(line, soft_wrap=True)
+    if program:
+        console.print(f"\n{program}", soft_wrap=True, markup=False)
 
 
 def page(config: Config, evaluation: Evaluation) -> str:
@@ -102,4 +105,6 @@ def page(config: Config, evaluation: Evaluation) -> str:
         ("Is greedy text unchanged?", note(losslessness.summary(evaluation.found["greedy"]))),
         ("Provenance", folded("config, versions and commit", json.dumps(provenance(config), indent=1))),
     ]
-    return document(title, listed([*verdict.verdicts(evaluation), verdict.next_step(config, evaluation)]), sections)
+    said, program = verdict.next_step(config, evaluation)
+    lead = listed([*verdict.verdicts(evaluation), said]) + (f"<pre>{html.escape(program)}</pre>" if program else "")
+    return document(title, lead, sections)

@@ -40,8 +40,9 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
     assert re.search(r"^demo: \S+ with .* on ", output, re.MULTILINE) and "Does a selector pay here?" in output
     assert all(len(line) <= 80 for line in output.splitlines() if set(line) & set("─━┃│"))
     assert str(run / "report.html") in output
-    exported = f"The exported selector is {run / 'selector'}." in output
-    assert exported or "Decode without a draft" in output  # where times are disturbed, perhaps no draft pays
+    _, found, program = output.partition(f"The exported selector is {run / 'selector'}. This program decodes with it:")
+    assert bool(found) == ("custom_generate" in program)
+    assert found or "Decode without a draft" in output  # where times are disturbed, perhaps no draft pays
     assert re.search(r"its actions equal the trained module's at all \d{3} roots of the validation texts", output)
     report = (run / "report.html").read_text()
     assert len(set(re.findall(r"<img alt='([^']{20,})' src='data:image/png;base64,", report))) == 2  # by setting

@@ -96,9 +96,12 @@ def test_the_title_names_the_pair_and_the_machine() -> None:
 
 def test_the_next_step_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert next_step(CONFIG, evaluation(PLAIN)).startswith("Decode without a draft")
-    assert next_step(CONFIG, evaluation(NETWORK)) == "`espalier export` packages the selector."
+    said, program = next_step(CONFIG, evaluation(PLAIN))
+    assert said.startswith("Decode without a draft") and not program
+    assert next_step(CONFIG, evaluation(NETWORK)) == ("`espalier export` packages the selector.", "")
     folder = tmp_path / "runs" / "x" / "selector"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    assert next_step(CONFIG, evaluation(NETWORK)).startswith(f"The exported selector is {folder}. Its README.md says")
+    said, program = next_step(CONFIG, evaluation(NETWORK))
+    assert said.startswith(f"The exported selector is {folder}. This program")
+    assert compile(program, "program", "exec") and "temperature=0.2, top_k=0, top_p=0.9)" in program
