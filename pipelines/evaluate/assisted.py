@@ -83,7 +83,7 @@ def generation(
 
 
 CONSTANTS = tuple(map(Assistant, (1, 2, 3, 4, 6, 8, 12, 16)))
-LOOKUPS = tuple(Assistant(tokens, match) for tokens in (3, 6, 10, 20) for match in (1, 2, 3))
+LOOKUPS = tuple(Assistant(tokens, match) for tokens in (3, 6, 10, 20) for match in (1, 2, 3, 5))
 
 
 def best_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -26,12 +27,12 @@ SUMS = 1e-4  # the logits of two passes that add the same numbers in another ord
 SPACINGS = 4  # of neighbouring numbers at the best logit: rounding may move each of two logits by two of them
 
 
-def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, int]:
-    """Compare every combination of action, verifier and drafting model, and every prompt, at least once, and count the
+def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, Any]:
+    """Compare every combination of action, verifier and drafting model, and every prompt, at least once, and name the
     texts that part at a tie of the target's logits. The draft samples, so that trees have branches; or the target
     drafts for itself, so that deep branches are accepted even if the draft is weak. InputError where texts part
     elsewhere: all other figures would mean nothing."""
-    result = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": 0}
+    result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": []}
     limit = config.data.tokens
     ways = [
         (drafting, action, name)
@@ -55,10 +56,10 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
         if found != text:
             shorter = min(len(found), len(text))
             at = next((i for i in range(shorter) if found[i] != text[i]), shorter)
+            place = f"prompt {prompt.id}, token {at} with {name} on {action}"
             if at == shorter or not _tied(pair, tokens + text[:at], found[at], text[at]):
-                place = f"prompt {prompt.id}, token {at} with {name} on {action}"
                 raise InputError(f"greedy decoding with trees is not generate()'s: {place}")
-            result["ties"] += 1
+            result["ties"].append(place)
     return result
 
 
@@ -75,7 +76,8 @@ def tie(best: float, dtype: torch.dtype) -> float:
     return max(SUMS, SPACINGS * spacing)
 
 
-def summary(greedy: dict[str, int]) -> str:
+def summary(greedy: dict[str, Any]) -> str:
     """One line."""
     same = f"all {greedy['continuations']} continuations of {greedy['prompts']} prompts are those of generate()"
-    return f"greedy decoding with trees: {same}, but for {greedy['ties']} that part at a tie of the logits"
+    ties = f"; at a tie of the logits part {'; '.join(greedy['ties'])}" if greedy["ties"] else ""
+    return f"greedy decoding with trees: {same}{ties}"

@@ -5,6 +5,10 @@ from __future__ import annotations
 import io
 import json
 import multiprocessing
+import os
+import resource
+import signal
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data_gen.models import gguf
-from data_gen.models.gguf import cache_folder, resolved
+from data_gen.models.gguf import MARKER, cache_folder, resolved
 from data_gen.models.pair import ModelPair
 from selector.schema import InputError
 from tests.data_gen.gguf_files import TEMPLATE, TEXT, VOCABULARY, byte_level, random_model, write
@@ -70,9 +74,49 @@ def test_a_file_is_converted_once_and_a_changed_file_anew(
 ) -> None:
     first = resolved(str(tiny), "target")
     assert resolved(str(tiny), "draft") == first
+    for file in Path(first).iterdir():  # times that differ, as of a copied cache: the files are read and right
+        os.utime(file)
+    assert resolved(str(tiny), "draft") == first
     write(tiny, random_model("qwen2", tied=True), "qwen2")
     assert resolved(str(tiny), "target") != first
     assert capfd.readouterr().err.count("is converted, once") == 2
+
+
+def cut(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def change(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (cut, "model.safetensors has changed"),
+        (change, "model.safetensors has changed"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+        (lambda folder: (folder / MARKER).unlink(), f"{MARKER} is missing"),
+        (lambda folder: (folder / MARKER).write_text('{"config.json": 1}'), f"{MARKER} is damaged"),
+    ],
+    ids=["cut", "changed", "missing", "unfinished", "another JSON"],
+)
+def test_a_damaged_folder_is_said_and_converted_anew(
+    tiny: Path, damage: Callable[[Path], object], fault: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(resolved(str(tiny), "target"))
+    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != MARKER}
+    damage(folder)
+    capfd.readouterr()
+    assert resolved(str(tiny), "target") == str(folder)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == f"espalier: {folder}: {fault}; tiny.gguf is converted anew" and len(lines) == 2
+    assert {file.name: file.read_bytes() for file in folder.iterdir() if file.name != MARKER} == before
+    assert resolved(str(tiny), "target") == str(folder) and not capfd.readouterr().err
 
 
 def together(path: Path) -> tuple[str, str]:
@@ -87,6 +131,23 @@ def test_two_processes_at_once_convert_once(tiny: Path) -> None:
         (ours, said), (theirs, other) = pool.map(together, [tiny, tiny], chunksize=1)
     assert ours == theirs and sorted([said.count("converted"), other.count("converted")]) == [0, 1]
     assert resolved(str(tiny), "target") == ours
+
+
+def with_a_full_disk(path: Path, most: int) -> str:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    return resolved(str(path), "target")
+
+
+@pytest.mark.parametrize("most", [4000, 100_000], ids=["tokenizer", "weights"])
+def test_a_full_disk(tiny: Path, cache: Path, most: int, capfd: pytest.CaptureFixture[str]) -> None:
+    with FORK.Pool(1) as pool, pytest.raises(InputError) as caught:
+        pool.apply(with_a_full_disk, (tiny, most))
+    line = str(caught.value)
+    assert line.startswith(str(cache)) and "cannot be written: " in line and "\n" not in line
+    assert not [path for path in cache.iterdir() if path.is_dir() or path.name.endswith(".tmp")]
+    assert not capfd.readouterr().err
+    assert Path(resolved(str(tiny), "target")).is_dir()
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
