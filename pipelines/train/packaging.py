@@ -31,19 +31,13 @@ from selector.train.tuning import decide
 TIE = 1e-3  # tokens: the two forms sum in different orders
 
 
-def build(
-    config: Config,
-    folder: Path,
-    splits: dict[str, Texts],
-    modes: list[dict[str, Any]] | None = None,
-    metrics: dict[str, Any] | None = None,
-) -> Selector:
-    """Write the artefact of the chosen module, with the modes that training found or others, and with further metrics;
-    InputError if it does not choose as the trained module does."""
+def build(config: Config, folder: Path, splits: dict[str, Texts], metrics: dict[str, Any] | None = None) -> Selector:
+    """Write the artefact of the chosen module, with further metrics; InputError if it does not choose as the trained
+    module does."""
     result, profile = load_result(config), load_profile(config)
     module, chosen = load_module(config, result["chosen"], result), chosen_of(result)
     names = dict(zip(("target", "draft"), pair_names(config), strict=True))
-    texts, modes = splits["validation"], modes or chosen["modes"]
+    texts, modes = splits["validation"], chosen["modes"]
     own = {"actions_compared": int((~texts.unknown_R).sum()), "evaluation": None}
     revisions = {role: revision(name) for role, name in names.items()}
     facts: dict[str, Any] = {

@@ -148,16 +148,17 @@ class SelectorModule(pl.LightningModule):
         if not self.judged or self.trainer.sanity_checking:
             return
         ratios: dict[str, list[float]] = {}
+        texts: dict[str, Timed] = {}
         for timed, mode in self.judged:
             static = replay_mode(timed, {}, mode.static_only())
             own = replay_mode(timed, self.predictions(timed.texts, mode), mode, policy=not self.is_regressor)
             place = f"T {timed.sampling.temperature:g} top-p {timed.sampling.top_p:g}"
             ratios.setdefault(place, []).append(own.speed / static.speed)
+            texts[place] = timed
         for place, each in ratios.items():
             self.log(f"validation/replay/{place}", fmean(each), rank_zero_only=True)
         self.log("validation/replay", fmean(chain(*ratios.values())), rank_zero_only=True)
-        for sampling, timed in {timed.sampling: timed for timed, _ in self.judged}.items():
-            place = f"T {sampling.temperature:g} top-p {sampling.top_p:g}"
+        for place, timed in texts.items():
             for name, value in self.metrics(timed).items():
                 self.log(f"validation/{name}/{place}", value, rank_zero_only=True)
 
