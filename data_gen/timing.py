@@ -37,7 +37,6 @@ Case = tuple[str, Action]  # a verifier's name and the action of a step
 ROWS = 16  # of probabilities that are filtered at once
 DRAFT_PASSES = 4  # timed in a row
 TOGETHER = 24  # decodings of a prompt that take turns, each with its own caches
-BUSY = 0.8  # share of the time that a thread has a core, below which the machine is busy
 BETWEEN = Action(1, 4, 0)  # drafted between plain steps
 LATE = (0, 1, 4, 16)  # plain steps before one that drafts
 
@@ -124,19 +123,6 @@ def now(pair: ModelPair) -> float:
     if pair.device.type == "cuda":
         torch.cuda.synchronize(pair.device)
     return time.perf_counter()
-
-
-def clocks() -> tuple[float, float]:
-    return time.perf_counter(), time.thread_time()
-
-
-def disturbance(device: torch.device, since: tuple[float, float]) -> str:
-    """How long other programs had the cores since `clocks()`, in words; empty where that is little, and on a GPU, for
-    which the host may wait."""
-    whole, own = (after - before for after, before in zip(clocks(), since, strict=True))
-    if device.type != "cpu" or own >= BUSY * whole:
-        return ""
-    return f"other programs had this core for {1 - own / whole:.0%} of the time while it was timed: repeat it later"
 
 
 class _Cell(NamedTuple):

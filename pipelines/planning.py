@@ -1,4 +1,4 @@
-"""`--plan`: for every stage what is reused, else what it would do and how long that takes, and the time of all."""
+"""`--plan`: for every stage what is reused, else what it would do and how long that took last time."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
             continue
         anew.add(name)
         lines += [f"{name}: {line}" for line in module.plan(config)]
-        seconds, reason = _seconds(name, module, config)
+        seconds = _last_seconds(name, config)
         if seconds is None:
             unknown.append(name)
             continue
         known[name] = seconds
-        lines.append(f"{name}: about {seconds_in_words(seconds)}, {reason}")
+        lines.append(f"{name}: about {seconds_in_words(seconds)}, as last time")
     if len(modules) > 1:
         total = f"about {seconds_in_words(sum(known.values()))}" if known else "not known"
         lines.append(f"total: {total}" + (f"; known once they have run: {', '.join(unknown)}" if unknown else ""))
@@ -45,11 +45,8 @@ def _stage_of(module: ModuleType, config: Config) -> Stage | None:
     return None
 
 
-def _seconds(name: str, module: ModuleType, config: Config) -> tuple[float | None, str]:
-    predicted: float | None = module.seconds(config) if hasattr(module, "seconds") else None
-    if predicted is not None:
-        return predicted, "by the latency profile"
-    try:
-        return read_record(config, name).get("seconds"), "as last time"
-    except InputError:
-        return None, ""
+def _last_seconds(name: str, config: Config) -> float | None:
+    with suppress(InputError):
+        seconds: float | None = read_record(config, name).get("seconds")
+        return seconds
+    return None

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -183,26 +183,15 @@ def watched(items: Collection[T], words: str) -> Iterator[T]:
 
 
 def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = None) -> Table:
-    """Rows of equal keys as a table of the terminal; columns of numbers are aligned at the right, and are folded only
-    where the terminal is too narrow for them."""
+    """Rows of equal keys as a table of the terminal; columns of numbers alone are aligned at the right."""
     found = Table(title=f"\n{title}", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     found.title_justify = found.caption_justify = "left"
-    numeric = {name: is_numeric(row[name] for row in rows) for name in rows[0]}
-    width = 0  # the least that the table takes, with all numbers in one piece
     for name in rows[0]:
-        cells = "\n".join([name, *(row[name] for row in rows)])
-        width += 2 + max(map(len, cells.splitlines() if numeric[name] else cells.split()))
-    for name in rows[0]:
-        fits = numeric[name] and width <= console.width
-        found.add_column(name, justify="right" if numeric[name] else "left", no_wrap=fits)
+        numeric = all(re.fullmatch(r"[-+±\d.,%\[\] *]*", row[name]) for row in rows)
+        found.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         found.add_row(*row.values())
     return found
-
-
-def is_numeric(cells: Iterable[str]) -> bool:
-    """Whether there are numbers alone in a column: with errors, intervals, units of percent or stars, or nothing."""
-    return all(re.fullmatch(r"[-+±\d.,%\[\] *]*", cell) for cell in cells)
 
 
 def seconds_in_words(seconds: float) -> str:

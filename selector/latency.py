@@ -22,7 +22,7 @@ from selector.sampling import Sampling
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.tables import FREE, Batches, Table, number
 
-VERSION = 7  # of the file
+VERSION = 8  # of the file
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
 PASS = 20e-3  # seconds of the target on a synthetic GPU
 SPACE = ActionSpace.default()
@@ -47,8 +47,6 @@ class LatencyProfile:
     """Measured times of one pair on one machine, in seconds.
 
     Attributes:
-        labelling: data generation, per `token` that the target writes, per token that is `decoded` speculatively, and
-            per `root` that is labelled; empty where it was not measured.
         different: for each sampling setting (`str`), the mean number of different nodes that K branches have at each of
             their depths, for K from 2 on. Equal prefixes of branches are one node of the target's pass. Where a setting
             is missing, all nodes are counted.
@@ -68,7 +66,6 @@ class LatencyProfile:
     verify: dict[str, Table]  # for each verifier, by depth of the tree and number of branches
     decide: dict[str, float]  # one decision, with its features, by what it sees: `schema.LEVELS`, or the match alone
     step: float  # the rest of a decoding step; fitted, and below 0 where passes in a step are faster than alone
-    labelling: dict[str, float] = field(default_factory=dict)
     nucleus: float = 0.0  # additional time of one row of probabilities where top-p is below 1
     corrections: dict[str, Correction] = field(default_factory=dict)  # by verifier; empty where they were not fitted
     batches: Batches | None = None
@@ -97,7 +94,7 @@ class LatencyProfile:
             profile = cls(**values)
             number(profile.step), number(profile.plain)
             rows = list(chain.from_iterable(profile.different.values()))
-            times = profile.nucleus, *profile.decide.values(), *profile.labelling.values(), *chain.from_iterable(rows)
+            times = profile.nucleus, *profile.decide.values(), *chain.from_iterable(rows)
             whole = all(len(each) == SPACE.max_K - 1 for each in profile.different.values())
             whole = whole and all(len(row) == SPACE.max_L2 for row in rows)
             names = (profile.device, profile.pair, profile.decoder, *profile.weights)

@@ -7,7 +7,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import Verifier
 
-EAGER, GRAPH, COMPILED = "eager", "graph", "compiled graph"  # values of `ModelPair.decoder`
+EAGER, GRAPH = "eager", "graph"  # values of `ModelPair.decoder`
 
 
 def decoder_for(
@@ -23,9 +23,6 @@ def decoder_for(
     if pair.decoder == EAGER:
         return eager
     try:
-        graph = GraphDecoder(pair, sampling, verifier, chooser, length, pair.decoder == COMPILED, timed=timed)
+        return GraphDecoder(pair, sampling, verifier, chooser, length, timed=timed)
     except ValueError:
         return eager
-    if graph.compiled:
-        graph.compile_passes()
-    return graph

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,11 +31,9 @@ from data_gen.verification.on_slots import check_on_slots, verify_slots
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.schema import EARLY, LIGHT, MATCH, InputError
 
-ROWS = 256  # a cache's rows are a multiple of this, so that few numbers of rows need compiled passes
+ROWS = 256  # a cache's rows are a multiple of this, so that texts of many lengths share memory
 LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass; after a drafted step, one or two are new to it
-GRAPHS = 64  # compiled passes of all models; torch stops compiling at a limit, by default 8
 ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
-WIDTHS = 1, 2, 3, 4, 5, 7, 9, 11, 13, 17, 21, 25, 33, 41  # of target passes; each is compiled once
 WARM = 2  # runs before work is recorded as a CUDA graph
 
 run_of = cache(run_window)
@@ -49,15 +47,12 @@ class GraphDecoder(Loop):
     tokens.
 
     A CUDA graph runs all parts of a step at once. In `Step.seconds`, "draft" is then the root pass alone, and "commit"
-    the rest of the step. Where `compiled`, the models' passes are compiled by `torch.compile` with this `backend`;
-    where `recorded`, the work of a step is recorded as CUDA graphs after a few runs.
+    the rest of the step. Where `recorded`, the work of a step is recorded as CUDA graphs after a few runs.
 
     Raises ValueError (or InputError, which is one) for a verifier, a chooser, a sampling or models that it cannot take.
     """
 
     length: int
-    compiled: bool = False
-    backend: Any = "inductor"
     recorded: bool = True
 
     def __post_init__(self) -> None:
@@ -72,25 +67,10 @@ class GraphDecoder(Loop):
             raise InputError("the graph decoder needs target and draft whole on one device")
         if pair.has_head:
             raise InputError("the graph decoder has no passes for a head")
-        if self.compiled:
-            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
         self.slow_steps = WARM + 2 if self.recorded and pair.device.type == "cuda" else 1
-        self._memory_key = -(-self.length // ROWS) * ROWS + 2 * ROOM, self.compiled, self.backend, self.recorded
+        self._memory_key = -(-self.length // ROWS) * ROWS + 2 * ROOM, self.recorded
         self._needs_rows, self._needs_entropies = LIGHT in levels, bool({EARLY, LIGHT} & set(levels))
         self._law = self.verifier.name, self.sampling, self._needs_rows, self._needs_entropies
-
-    @torch.inference_mode()
-    def compile_passes(self) -> None:
-        """Compile the passes of all widths, once per pair and number of rows. On a CPU this takes minutes."""
-        spare = self.pair.spare.setdefault(self._memory_key, [])
-        if spare:
-            return
-        memory, device = Memory(self.pair, *self._memory_key), self.pair.device
-        runs = {1 << n for n in range(LONGEST_RUN.bit_length())}
-        for model, widths in ((memory.target, WIDTHS), (memory.draft, sorted({3} | runs))):  # 3 for three branches
-            for width in widths:
-                model.forward(memory.text_T[:width], memory.base, run_of(width, ROOM, device))
-        spare.append(memory)
 
     def _open(self, prompt: Sequence[int], generator: torch.Generator) -> _SlotText:
         if len(prompt) > self.length:
@@ -182,9 +162,8 @@ class GraphDecoder(Loop):
         return tokens_S, q_SV
 
     def _target(self, text: _SlotText, action: Action, drafted: Two) -> Two:
-        over, size = passes_of(action, self.pair.device).target, len(drafted[0])
-        tokens_W = pad(drafted[0], (0, len(over.slots_W) - size))
-        logits_SV = text.memory.target.forward(tokens_W, text.memory.base, over)[:size]
+        over = passes_of(action, self.pair.device).target
+        logits_SV = text.memory.target.forward(drafted[0], text.memory.base, over)
         return logits_SV, self.sampling.probabilities(logits_SV)
 
     def _verify(self, text: _SlotText, action: Action, drafted: Two, rows: Two) -> Two:
@@ -265,15 +244,14 @@ def passes_of(action: Action, device: torch.device) -> Passes:
     trunk = [slice(n, n + 1) for n in range(1, layout.L1 + 1)]
     slots = [*trunk, *layout.levels[1:]][:-1] if layout.depth else []  # leaves need no pass
     drafted = [(each, window(layout, each.start, each.stop, ROOM)) for each in slots]
-    width = next((width for width in WIDTHS if width >= layout.size), layout.size)
-    return Passes(layout, drafted, window(layout, 0, layout.size, ROOM, width))
+    return Passes(layout, drafted, window(layout, 0, layout.size, ROOM))
 
 
 class Memory:
     """The tensors for decoding one text; other texts reuse them. `rows` is the length of the caches."""
 
-    def __init__(self, pair: ModelPair, rows: int, compiled: bool, backend: Any, recorded: bool) -> None:
-        models = (PreallocatedModel(model, rows, ROOM, compiled, backend) for model in (pair.target, pair.draft))
+    def __init__(self, pair: ModelPair, rows: int, recorded: bool) -> None:
+        models = (PreallocatedModel(model, rows, ROOM) for model in (pair.target, pair.draft))
         self.target, self.draft = models
         self.text_T = torch.zeros(rows, dtype=torch.int64, device=pair.device)
         self.base = torch.zeros((), dtype=torch.int64, device=pair.device)  # the root's row, which is its position

@@ -23,24 +23,18 @@ FILL = 256  # tokens of a pass over a prompt
 
 
 class Window(NamedTuple):
-    """The slots that a pass covers, and what they attend to. S is the same for all windows of a model, so that each
-    width needs one compiled graph."""
+    """The slots that a pass covers, and what they attend to. S is the same for all windows of a model."""
 
     slots_W: Tensor  # counted from the base; int64
     visible_WS: Tensor  # bool
     depths_S: Tensor  # positions of all slots, counted from the base; int64
 
 
-def window(layout: Layout, first: int, last: int, room: int, width: int | None = None) -> Window:
-    """The window over the slots `first` to `last - 1`, with S = `room`. Where the pass is wider (`width`), its further
-    tokens are written behind the tree and see the root alone."""
-    width, device = width or last - first, layout.depths_S.device
-    visible_WS = torch.zeros(width, room, dtype=torch.bool, device=device)
-    visible_WS[: last - first, : layout.size] = layout.ancestors_SS[first:last]
-    visible_WS[last - first :, 0] = True
-    slots_W = torch.arange(first, last, device=device)
-    behind = torch.arange(layout.size, layout.size + width - len(slots_W), device=device)
-    return Window(torch.cat([slots_W, behind]), visible_WS, pad(layout.depths_S, (0, room - layout.size)))
+def window(layout: Layout, first: int, last: int, room: int) -> Window:
+    """The window over the slots `first` to `last - 1`, with S = `room`."""
+    behind = (0, room - layout.size)
+    slots_W = torch.arange(first, last, device=layout.depths_S.device)
+    return Window(slots_W, pad(layout.ancestors_SS[first:last], behind), pad(layout.depths_S, behind))
 
 
 def run_window(count: int, room: int, device: torch.device) -> Window:
@@ -79,19 +73,15 @@ class _Layer(StaticLayer):
 class PreallocatedModel:
     """A causal language model over one text at a time.
 
-    The cache has so many `rows`, for the longest text and a tree, and the widest window `room` slots. Where `compiled`,
-    the pass of each width is compiled by `torch.compile` with this `backend`, without graph breaks.
+    The cache has so many `rows`, for the longest text and a tree, and the widest window `room` slots.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, rows: int, room: int, compiled: bool = False, backend: str = "inductor"
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, rows: int, room: int) -> None:
         self.model, self.rows, self.room = model, rows, room
         self._place: dict[str, Tensor] = {}
         self._layers = [_Layer(rows, self._place) for _ in range(model.config.get_text_config().num_hidden_layers)]
         self._cache = Cache(layers=[*self._layers])  # layers with a sliding window keep all rows: the mask hides them
         self._masks = TreeMasks(model.config)
-        self._pass = torch.compile(self._forward, fullgraph=True, dynamic=False, backend=backend) if compiled else None
         self.fill(torch.zeros(1, dtype=torch.int64, device=model.device))  # allocates the caches
 
     @torch.inference_mode()
@@ -100,15 +90,13 @@ class PreallocatedModel:
         for begin in range(0, len(tokens_T), FILL):
             part_W = tokens_T[begin : begin + FILL]
             over = run_window(len(part_W), max(self.room, len(part_W)), tokens_T.device)
-            self._forward(part_W, torch.tensor(begin, device=tokens_T.device), over, last=1)
+            self.forward(part_W, torch.tensor(begin, device=tokens_T.device), over, last=1)
 
-    def forward(self, tokens_W: Tensor, base: Tensor, over: Window) -> Tensor:
-        """Write the rows of a window's tokens; logits [W, V]. `base` is int64 [], on the device."""
-        return (self._pass or self._forward)(tokens_W, base, over)
-
-    def _forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
+    def forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
+        """Write the rows of a window's tokens; logits [W, V], or those of the `last` tokens. `base` is int64 [], on the
+        device."""
         self._place["rows_W"] = base + over.slots_W
-        offsets_W = over.depths_S[over.slots_W.clamp(max=len(over.depths_S) - 1)]
+        offsets_W = over.depths_S[over.slots_W]
         masks = self._masks.preallocated(over.visible_WS, over.depths_S, offsets_W, base, self.rows, self.model.dtype)
         output = self.model(
             tokens_W.unsqueeze(0),

@@ -44,7 +44,7 @@ class Pair(Section):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format of weights and passes")
     threads: int | None = Field(None, ge=1, description="CPU threads for all passes; null leaves torch's choice")
     decoder: Literal["auto", "eager", "graph"] = Field(
-        "auto", description="graph: steps without host synchronisation, where they can be; auto: the faster one here"
+        "auto", description="graph: steps without host synchronisation, where they can be; auto: that on a GPU"
     )
 
     @model_validator(mode="after")
@@ -175,9 +175,7 @@ class Data(Section):
         None, description="local: Ray's workers on this machine; auto or an address: on a cluster; null: no Ray"
     )
     workers: int | None = Field(
-        None,
-        ge=1,
-        description="processes that make shards (one on a GPU); null: one, or with Ray as many as there is room for",
+        None, ge=1, description="how many workers of Ray make shards; null: as many as there is room for"
     )
     gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target that pair.device_map spreads")
 
@@ -241,8 +239,8 @@ class Logs(Section):
 class Export(Section):
     """What is written for engines."""
 
-    engine: Literal["vllm", "sglang", "tensorrt-llm", "llama-server", "transformers"] | None = Field(
-        None, description="the engine whose chain lengths or rule are written, too; --engine NAME sets it"
+    engine: Literal["vllm", "sglang"] | None = Field(
+        None, description="the engine whose chain lengths are written, too; --engine NAME sets it"
     )
 
 

@@ -12,13 +12,11 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.given import GivenText, apart, read_log
 from data_gen.texts.labelled import BEYOND, Work
 from data_gen.texts.prompts import split_of
-from data_gen.timing import device_name
 from data_gen.traces import text_bytes
 from pipelines.config import Config
 from pipelines.pair.loading import check_models, hidden_widths, no_prompts, prompts_of
 from pipelines.run import console
 from selector.actions import ActionSpace
-from selector.latency import LatencyProfile
 from selector.schema import FULL, InputError
 from selector.train.data import SPLITS
 
@@ -103,18 +101,3 @@ def size_line(config: Config) -> str:
         f"{settings} sampling settings x {sum(counts.values())} texts ({texts}) of {data.tokens} labelled tokens; "
         f"up to {max(each.values()) / 1e3:.0f} kB a text, {total / 1e6:.0f} MB in all before compression"
     )
-
-
-def predicted_seconds(config: Config) -> float | None:
-    """The time on one device, from the run's latency profile; None if it has no times of this machine."""
-    try:
-        profile = LatencyProfile.load(config.folder / "latency.json")
-    except InputError:
-        return None
-    here = device_name(config.pair.device, config.pair.dtype, config.pair.threads)
-    if profile.device != here or not profile.labelling or config.data.log is not None:
-        return None
-    counts, data = split_counts(config), config.data
-    texts, decoded, tokens = sum(counts.values()), round(DECODED * counts["train"]), data.tokens + BEYOND
-    amount = {"token": (texts - decoded) * tokens, "decoded": decoded * tokens, "root": texts * data.tokens}
-    return len(config.sampling) * sum(amount[part] * profile.labelling[part] for part in amount)

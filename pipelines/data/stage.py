@@ -13,9 +13,9 @@ from data_gen.texts.labelled import make_shard
 from data_gen.texts.plausibility import Plausibility
 from data_gen.traces import TraceStore
 from pipelines.config import Config
-from pipelines.data import workers
 from pipelines.data.recorded import depends, realised, traces_folder
-from pipelines.data.shards import predicted_seconds, shards, size_line
+from pipelines.data.shards import shards, size_line
+from pipelines.data.workers import made_by_ray
 from pipelines.pair.loading import known_fingerprint, load_pair, recipe
 from pipelines.run import Stage, progress
 from pipelines.tracking import describe, log_traces, mlflow_run
@@ -26,14 +26,7 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data")
 
 
 def plan(config: Config) -> list[str]:
-    """Texts and bytes; and what is missing for the time."""
-    if predicted_seconds(config) is not None:
-        return [size_line(config)]
-    missing = "no latency profile with this machine's times of labelling: run the latency stage for the hours"
-    return [size_line(config), missing]
-
-
-seconds = predicted_seconds
+    return [size_line(config)]
 
 
 def stage_of(config: Config, pair: str | None = None) -> Stage:
@@ -46,8 +39,6 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
 def run(config: Config) -> None:
     pair: Any = load_pair(config)
     fingerprint, folder = pair.fingerprint, traces_folder(config)
-    several = (config.data.workers or 1) > 1
-    elsewhere = config.data.ray is not None or (several and pair.device.type == "cpu")
     stage = stage_of(config, fingerprint)
     work = shards(config, pair)
     store = TraceStore(folder, stage.depends)  # raises where there are traces of other inputs
@@ -56,19 +47,17 @@ def run(config: Config) -> None:
         return
     stage.replace()
     stage.say(size_line(config))
-    if several and not elsewhere:
-        stage.say("one process makes the shards: several with GPUs need Ray (data.ray=local)")
     seen, roots, started = Plausibility(), 0, time.perf_counter()
     for name in set(work) - set(todo):
         _judge(config, seen, Plausibility(**store.manifest["shards"][name]["plausibility"]))
     with mlflow_run(config, "data", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("labelling texts", total=len(work), completed=len(work) - len(todo), note="")
-        if elsewhere:
+        if config.data.ray is not None:
             pair = None  # workers have their own pairs, so this one leaves the device
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            made = (workers.processes if config.data.ray is None else workers.ray)(config, fingerprint, todo)
+            made = made_by_ray(config, fingerprint, todo)
         else:
             made = ((name, make_shard(pair, recipe(config), each)) for name, each in todo.items())
         for name, shard in made:

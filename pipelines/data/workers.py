@@ -1,16 +1,11 @@
-"""Workers that make the data stage's shards: processes of this machine, or Ray's actors. Only the driver writes the
-store."""
+"""Ray's workers, which make the data stage's shards. Only the driver writes the store."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from functools import cached_property
-from multiprocessing import get_context, parent_process
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -23,7 +18,6 @@ from selector.files import first_line
 from selector.schema import InputError
 
 RETRIES = 3  # how often one shard may lose its worker
-Made = Iterator[tuple[str, Shard]]  # names and shards
 
 
 class Worker:
@@ -46,46 +40,11 @@ class Worker:
         return pair
 
 
-_worker: Worker | None = None  # of a process of this machine
-
-
-def processes(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
-    """Shards in the order in which they are finished, by `data.workers` processes of this machine; InputError where a
-    process was killed."""
-    arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
-    pool = ProcessPoolExecutor(config.data.workers, get_context("spawn"), _begin, arguments)
-    try:
-        for shard in as_completed([pool.submit(_make, name, todo) for name, todo in work.items()]):
-            yield shard.result()
-    except BrokenProcessPool as error:
-        reason = "a worker was killed; short of memory? lower data.workers or data.texts_per_shard"
-        raise InputError(f"data.workers: {reason}") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin(config: Config, fingerprint: str, folder: str, threads: int) -> None:
-    global _worker
-    _worker, driver = Worker(config, fingerprint, folder, threads), parent_process()
-    assert driver is not None
-
-    def watch() -> None:
-        driver.join()
-        os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
-
-
-def _make(name: str, todo: Work) -> tuple[str, Shard]:
-    assert _worker is not None
-    return _worker.make(name, todo)
-
-
-def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
+def made_by_ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
     """Shards in the order in which they are finished, by one actor per device. Ray makes a lost actor's shard again;
     InputError where it is not installed or lacks the devices asked for, or a shard lost its worker too often."""
     try:
-        import ray as engine
+        import ray
         from ray.util import ActorPool
     except ImportError as error:
         raise InputError("data.ray: ray is not installed: pip install '.[ray]' in Espalier's repository") from error
@@ -94,23 +53,23 @@ def ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Made:
     if config.data.ray == "local":
         settings |= {"include_dashboard": False, "object_store_memory": 512 << 20}
     try:
-        engine.init(**settings)
+        ray.init(**settings)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"data.ray: {config.data.ray}: {first_line(error)}") from error
     try:
-        count, gpus = devices([node["Resources"] for node in engine.nodes() if node["Alive"]], config)
+        count, gpus = devices([node["Resources"] for node in ray.nodes() if node["Alive"]], config)
         options: dict[str, Any] = {"max_restarts": RETRIES * len(work), "max_task_retries": RETRIES}
-        actor = engine.remote(num_cpus=0 if gpus else 1, num_gpus=gpus, **options)(Worker)
+        actor = ray.remote(num_cpus=0 if gpus else 1, num_gpus=gpus, **options)(Worker)
         arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
         pool = ActorPool([actor.remote(*arguments) for _ in range(min(count, len(work)))])
         yield from pool.map_unordered(lambda actor, item: actor.make.remote(*item), list(work.items()))
-    except engine.exceptions.RayTaskError as error:
+    except ray.exceptions.RayTaskError as error:
         raise (error.cause if isinstance(error.cause, InputError) else error) from None
-    except engine.exceptions.RayError as error:
+    except ray.exceptions.RayError as error:
         reason = f"a worker was lost more than {RETRIES} times over one shard ({first_line(error)})"
         raise InputError(f"data.ray: {reason}; short of memory? lower data.texts_per_shard") from error
     finally:
-        engine.shutdown()
+        ray.shutdown()
 
 
 def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int]:

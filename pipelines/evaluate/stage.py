@@ -25,19 +25,17 @@ from pipelines.evaluate.methods import BEST_STATIC, COPYING, NETWORK, SELECTOR, 
 from pipelines.evaluate.origins import strips
 from pipelines.evaluate.table import Figure, Rows, Table, entries, figures, replays, setting_name, summary
 from pipelines.evaluate.verdict import Evaluation, metrics, show, title, verdicts
-from pipelines.latency.profile import context_lengths, load_profile
+from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Journal, Stage, ticking, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.packaging import build
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result, rule_of
-from selector.actions import EMPTY
 from selector.decision import Mode
 from selector.latency import LatencyProfile, gpu_like
 from selector.runtime.selector import Tuned
 from selector.sampling import Sampling
-from selector.schema import InputError
 from selector.train.data import Texts
 from selector.train.module import SelectorModule
 from selector.train.tuning import Judged
@@ -61,19 +59,6 @@ def plan(config: Config) -> list[str]:
         f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings with every method, in "
         f"{config.evaluate.rounds} rounds where text is greedy, {config.data.tokens} tokens each; then replay"
     ]
-
-
-def seconds(config: Config) -> float | None:
-    """The time of decoding, as if every method took as long as plain decoding; None without a latency profile."""
-    try:
-        profile = load_profile(config)
-    except InputError:
-        return None
-    step = profile.action_seconds(EMPTY, context_lengths(config)[-1], config.train.verifier)
-    greedy = max(min(config.evaluate.prompts, GREEDY_PROMPTS), 2 * len(losslessness.ACTIONS) * len(config.verifiers))
-    rounds = sum(_rounds(config, setting) for setting in config.sampling)
-    most = 5 + ("traversal" in config.verifiers) + 3 * config.evaluate.assisted  # methods
-    return step * config.data.tokens * (config.evaluate.prompts * rounds * most + 2 * greedy)
 
 
 def stage_of(config: Config) -> Stage:

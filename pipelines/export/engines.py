@@ -7,12 +7,11 @@ import shlex
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from data_gen.models.sampling import Sampling
-from selector.decision import LookupRule
 from selector.schema import InputError
 from selector.train.replay import Ratio
 
@@ -37,7 +36,6 @@ class BestLength:
     tokens_per_step: float
     tokens_per_second: float  # of all requests together
     gain: Ratio | None  # speed over the engine's default length; None if that was not timed
-    rule: LookupRule | None = None  # when a lookup is copied instead
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,6 @@ class Settings:
         return max(each.length for each in self.lengths)
 
     @property
-    def rule(self) -> LookupRule | None:
-        """When a lookup is copied, where each request drafts for itself."""
-        return self.lengths[0].rule
-
-    @property
     def sampled(self) -> bool:
         """Whether drafts are sampled; else they are the most probable tokens."""
         return self.sampling.draft.temperature > 0
@@ -79,16 +72,12 @@ class Engine:
 
     name: str  # of the template, too
     read: str  # the version whose source the template follows
-    suffix: Literal["json", "yaml", "sh"] = "json"  # of the file with the settings
-    default: int = 0  # the length over which gains are stated: its own, or its documentation's; 0 for plain decoding
-    # the most probable tokens alone; also samples at the request's temperature; always by the whole sampling setting
-    drafts: Literal["greedy", "temperature", "sampling"] = "temperature"
+    suffix: str  # of the file with the settings
+    default: int  # the length over which gains are stated: its own, or its documentation's
+    samples: bool = True  # whether it can draft samples at the request's temperature, and not the most probable tokens
     blocks: bool = False  # whether it has block verification
     masks: bool = False  # whether the draft makes the longest chain's passes for every batch
     one_length: bool = False  # whether all batch sizes have the same length
-    falling: bool = False  # whether the smallest batch must have the longest chains, and 0 is no length
-    alone: bool = False  # whether each request drafts for itself
-    copies: bool = False  # whether it also copies from the text, by a lookup rule
 
     def files(self, settings: Settings) -> dict[str, str]:
         """The files' contents by name, that of the settings first."""
@@ -122,13 +111,11 @@ class Engine:
     def refusal(self, sampling: Sampling) -> str:
         """Why it cannot serve a sampling setting as the labels suppose; empty if it can."""
         own, sampled = sampling.draft_temperature in (None, sampling.temperature), sampling.draft.temperature > 0
-        if self.drafts == "sampling":
-            return "" if own else "assisted generation has no draft temperature"
-        if sampling.temperature and sampling.min_p and not self.alone:
+        if sampling.temperature and sampling.min_p:
             return "the engine does not apply min_p where it speculates"
         if sampled and not own:
             return "the engine has no draft temperature"
-        if sampled and self.drafts == "greedy":
+        if sampled and not self.samples:
             return "the engine drafts the most probable tokens: make labels with draft_temperature: 0"
         if sampled and not sampling.cuts_nothing:
             return "the engine's drafts follow the temperature alone: make labels with draft_temperature: 0"
@@ -136,20 +123,11 @@ class Engine:
 
 
 ENGINES = {
-    engine.name: engine
-    for engine in (
-        Engine("vllm", "0.33.0", default=5, blocks=True, masks=True),
-        Engine("sglang", "0.5.23", "yaml", default=3, drafts="greedy", one_length=True),
-        Engine("tensorrt-llm", "1.3", "yaml", default=3, falling=True),
-        Engine("llama-server", "of llama.cpp 0c1e570", "sh", drafts="greedy", alone=True, copies=True),
-        Engine("transformers", "5.23.0", drafts="sampling", alone=True),
-    )
+    "vllm": Engine("vllm", "0.33.0", "json", default=5, blocks=True, masks=True),
+    "sglang": Engine("sglang", "0.5.23", "yaml", default=3, samples=False, one_length=True),
 }
-OF_HEADS = ("vllm", "sglang")
 
 
 def engine_of(name: str, head: bool) -> Engine:
-    """An engine by name, whose draft may be an EAGLE-3 head; InputError where there are no settings for a head."""
-    if head and name not in OF_HEADS:
-        raise InputError(f"export.engine: there is no file for {name} with a head, only for {', '.join(OF_HEADS)}")
+    """An engine by name, whose draft may be an EAGLE-3 head."""
     return replace(ENGINES[name], masks=False, one_length=False) if head else ENGINES[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -13,7 +12,6 @@ import pandas as pd
 from pipelines.run import Stage
 from pipelines.tracking import EXPORTED, named
 from selector.runtime.selector import Selector
-from selector.schema import SCALARS_KEY
 from selector.train.replay import Ratio
 
 MODEL = "espalier-selector"  # in the registry of MLflow
@@ -29,8 +27,7 @@ def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path) -> Non
     from mlflow.types.schema import Array, ColSpec, Schema
 
     own, names = selector.config, selector.schema.names
-    roots = json.loads((folder / "golden.json").read_text())["settings"][0]["roots"][:2]
-    example = pd.DataFrame([root[SCALARS_KEY] for root in roots], columns=list(names))
+    example = pd.DataFrame(list(zip(*own.ranges, strict=True)), columns=list(names))
     columns = [ColSpec("double", name, required=at < selector.schema.first) for at, name in enumerate(names)]
     for name, width in own.hidden_states.items():
         example[name] = [[0.0] * width] * len(example)

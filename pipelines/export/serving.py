@@ -39,7 +39,7 @@ def run(config: Config, name: str) -> None:
         refused, lengths = engine.refusal(sampling), list[BestLength]()
         if not refused:
             lengths = best_lengths(engine, texts.setting_of(sampling), verifiers, profile)
-            if not any(each.length or each.rule for each in lengths):
+            if not any(each.length for each in lengths):
                 refused = "drafting pays at no batch size"
         if refused:
             stage.say(f"{sampling}: nothing is written, {refused}")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from data_gen import timing
-from data_gen.decoding import COMPILED, EAGER, GRAPH, decoder_for
+from data_gen.decoding import EAGER, GRAPH, decoder_for
 from data_gen.decoding.loop import Features
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.pair.loading import all_prompts, hidden_widths, tokenizer_of
-from pipelines.run import verify, watched
+from pipelines.run import verify
 from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import config_of
@@ -27,11 +26,7 @@ from selector.train.module import SelectorModule
 
 WIDTHS, NODES = (1, 2, 4), (1, 2, 5, 9, 17, 25, 41)  # branches of a draft pass; nodes of a target pass with the root
 DECISIONS = (MATCH, *FEATURES)  # what the decisions that are timed see
-COMPARED = Action(1, 4, 0), Action(2, 2, 4)  # the trees with which decoders are compared
-COMPARED_STEPS = 8  # of each text and tree
-COMPARED_PROMPTS = 2
 ENDED = "prompts: their continuations end before a second decoding step, which could be timed"
-CLEARLY = 0.9  # a kind replaces the first one if its steps take less than this share; a smaller gain may be noise
 
 
 def profile_path(config: Config) -> Path:
@@ -64,24 +59,11 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
     return profile
 
 
-def faster_decoder(config: Config, pair: ModelPair, prompts: list[list[int]]) -> str:
-    """The first kind of decoder that `pair.decoder` and the device allow, unless a later one has clearly shorter steps.
-    On a CPU compiling takes minutes, so compiled passes are tried only where `pair.decoder` is "graph"."""
-    if pair.device.type == "cuda":
-        kinds = [COMPILED]
-    else:
-        kinds = [GRAPH, COMPILED] if config.pair.decoder == GRAPH and shutil.which("g++") else [GRAPH]
-    if pair.has_head or config.pair.decoder != GRAPH:
-        kinds = [EAGER] if pair.has_head or config.pair.decoder == EAGER else [EAGER, *kinds]
-    seconds = {}
-    for kind in watched(kinds, "comparing decoders") if len(kinds) > 1 else ():
-        pair.decoder = kind
-        cases = [(config.train.verifier, action) for action in COMPARED]
-        steps = timing.real_steps(pair, cases, prompts[:COMPARED_PROMPTS], COMPARED_STEPS, config.data.tokens)
-        taken = [step.total for own in steps.values() for step in own]
-        seconds[kind] = timing.usual(taken) if taken else 0.0
-    pair.spare.clear()
-    return min(kinds, key=lambda kind: seconds.get(kind, 0.0) * (CLEARLY if kind == kinds[0] else 1))
+def decoder_of(config: Config, pair: ModelPair) -> str:
+    """The kind of decoder of a run: without host synchronisation on a GPU, where the pair allows it."""
+    if config.pair.decoder != "auto":
+        return config.pair.decoder
+    return GRAPH if pair.device.type == "cuda" and not pair.has_head else EAGER
 
 
 class _Timed:

@@ -16,8 +16,6 @@ from data_gen.decoding.loop import Step
 from data_gen.drafting.sampled import different_nodes
 from data_gen.models.checkpoints import RANDOM
 from data_gen.models.pair import ModelPair
-from data_gen.texts.labelled import Work, make_shard
-from data_gen.texts.prompts import Prompt
 from data_gen.texts.written import seed_of, written_by_target
 from pipelines.config import Config
 from pipelines.latency import timings
@@ -28,10 +26,10 @@ from pipelines.latency.profile import (
     WIDTHS,
     context_lengths,
     decision_seconds,
-    faster_decoder,
+    decoder_of,
     profile_path,
 )
-from pipelines.pair.loading import encode, known_fingerprint, load_pair, prompts_depend, prompts_of, recipe
+from pipelines.pair.loading import encode, known_fingerprint, load_pair, prompts_depend, prompts_of
 from pipelines.run import Stage, console, table, ticking, watched, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action
@@ -80,19 +78,17 @@ def run(config: Config) -> None:
     device = stage.depends["device"]
     grid = timing.Grid(context_lengths(config), WIDTHS, NODES, config.latency.repeats)
     count = max(1, config.latency.repeats // 5)
-    texts = prompts_of(config, pair, "train", count)
-    prompts = [encode(config, pair, text) for text in texts]
+    prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train", count)]
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
-        since = timing.clocks()
         with ticking("timing passes", grid.repeats) as tick:
             profile = timing.measure(pair, grid, config.verifiers, device, tick)
-        pair.decoder = faster_decoder(config, pair, prompts)
+        pair.decoder = decoder_of(config, pair)
         profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0), decoder=pair.decoder)
         decide = {
             level: decision_seconds(config, pair, profile, level, prompts[0], config.data.tokens, count)
             for level in watched(DECISIONS, "timing decisions")
         }
-        profile = replace(profile, decide=decide, labelling=labelling_seconds(config, pair, texts))
+        profile = replace(profile, decide=decide)
         actions = [each for each in FITTED + CHECKED if pair.trees.max_K >= each.K]
         own = config.train.verifier  # of other verifiers only the branching takes a time of its own
         cases = [
@@ -104,7 +100,6 @@ def run(config: Config) -> None:
             steps = timing.real_steps(pair, cases, prompts, REAL_STEPS, config.data.tokens, tick)
         if any(case not in steps for case in cases if not case[1].copies):
             raise InputError(ENDED)
-        disturbed = timing.disturbance(pair.device, since)
         profile = replace(profile, different=different(config, pair, prompts))
         profile = timing.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
         plain = timing.plain_alone(pair, config.train.verifier, prompts, PLAIN_ROUNDS, config.data.tokens)
@@ -120,7 +115,7 @@ def run(config: Config) -> None:
             mlflow.log_metric(f"predicted over measured/{row['action']}".translate(_PLAIN), row["ratio"])
         describe(mlflow, passes(profile))
     console.print(summary(profile, rows))
-    for doubt in filter(None, (disturbed, unsteady(rows))):
+    if doubt := unsteady(rows):
         stage.say(f"[bold yellow]warning[/]: {doubt} (remove {profile_path(config)} first)")
     stage.finish()
 
@@ -137,7 +132,6 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
         "verifiers": list(config.verifiers),
         "sampling": [setting.model_dump() for setting in config.sampling],
         "seed": config.seed,
-        "labelling": {"texts_per_shard": config.data.texts_per_shard},
         "tokens": config.data.tokens,
         "selector": config.train.network,
         "prompts": prompts_depend(config, "train"),
@@ -198,19 +192,3 @@ def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:
         for row in rows
     ]
     return table(cells, f"Step times on {profile.device}{random}\n{passes(profile)}")
-
-
-def labelling_seconds(config: Config, pair: ModelPair, prompts: list[Prompt]) -> dict[str, float]:
-    """`LatencyProfile.labelling`, from a few texts that are written as in the data stage."""
-    sampling = config.sampling[0].build()
-    chosen = tuple((prompt, 0) for prompt in prompts)
-    few = {"decoded": chosen[:2], "written": chosen[: config.data.texts_per_shard]}
-    token, labelled, roots = dict[str, float](), 0.0, 0
-    for part, texts in watched(few.items(), "timing labels"):
-        shard = make_shard(pair, recipe(config), Work("train", sampling, texts, decoded=part == "decoded"))
-        rows = shard.table.to_pydict()
-        tokens = sum(len(own) - start for own, start in zip(rows["tokens"], rows["start"], strict=True))
-        token[part] = shard.seconds[part] / tokens
-        labelled += shard.seconds["labelled"]
-        roots += sum(rows["roots"])
-    return {"token": token["written"], "decoded": token["decoded"], "root": labelled / max(1, roots)}

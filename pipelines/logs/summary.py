@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pipelines.config import Config
-from pipelines.report.page import document, folded, listed, note, table
+from pipelines.report.page import write_page
 from pipelines.run import provenance
 from selector.files import atomically
 from selector.schema import DRAFTER, TEXT
@@ -15,20 +15,23 @@ from selector.train.replay import Ratio
 
 Figures = dict[str, Any]
 LEVELS = {TEXT: "token ids alone", DRAFTER: "with the drafter's hits"}
-LEGEND = (
-    "Speeds over plain decoding on the held-out texts, replayed exactly; ratios ± one standard error over sources. "
-    "The requests of a batch take one decision, or are different. The lookup rule copies where the match has at least "
-    "some length and otherwise drafts a fixed length; both lengths are tuned on the training texts. The oracle knows "
-    "what will be accepted."
-)
 
 
 def write(config: Config, logs: Figures) -> str:
     """Write `report.html` and `report.txt`; returns the text of the latter."""
     words = list(_in_words(logs, str(config.folder)))
-    for name, text in (("report.txt", "\n".join([*words, ""])), ("report.html", _page(config, logs, words))):
-        with atomically(config.folder / name) as partial:
-            partial.write_text(text, encoding="utf-8")
+    with atomically(config.folder / "report.txt") as partial:
+        partial.write_text("\n".join([*words, ""]), encoding="utf-8")
+    kinds = [(entry, {"all": entry, **entry["by_kind"]}) for entry in logs["by_batch"]]
+    write_page(
+        config.folder / "report.html",
+        "logs.j2",
+        title=f"{config.name}: what a selector gains on logs of {logs['drafter']}",
+        lead=words,
+        gains=[_gain(entry, kind, own) for entry, each in kinds for kind, own in each.items()],
+        rivals=list(map(_rival, logs["rivals"])),
+        provenance=json.dumps(provenance(config), indent=1),
+    )
     return "\n".join(words)
 
 
@@ -65,18 +68,6 @@ def metrics(logs: Figures) -> dict[str, float]:
         for other in ("rule", "fixed"):
             found[f"{place}/over_{other}/batch_{entry['batch']}"] = entry[f"selector_over_{other}"]["value"]
     return found
-
-
-def _page(config: Config, logs: Figures, words: list[str]) -> str:
-    kinds = [(entry, {"all": entry, **entry["by_kind"]}) for entry in logs["by_batch"]]
-    gains = [_gain(entry, kind, own) for entry, each in kinds for kind, own in each.items()]
-    sections = {
-        "Gains by batch size and kind of work": table(gains) + note(LEGEND) if gains else "",
-        "Stronger rules": table(list(map(_rival, logs["rivals"]))),
-        "Provenance": folded("Where this comes from", json.dumps(provenance(config), indent=1)),
-    }
-    title = f"{config.name}: what a selector gains on logs of {logs['drafter']}"
-    return document(title, listed(words), sections.items())
 
 
 def _gain(entry: Figures, kind: str, own: Figures) -> Figures:

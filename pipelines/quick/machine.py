@@ -30,7 +30,7 @@ def profile_in_time(
 ) -> tuple[LatencyProfile, str]:
     """The profile, from measurements that take about a third of the seconds, or as long as one of each takes; and why
     not to trust it, else empty."""
-    since, start = timing.clocks(), time.perf_counter()
+    start = time.perf_counter()
     length = sum(map(len, prompts)) // len(prompts) + config.data.tokens // 2
     grid = timing.Grid(sorted({min(CONTEXT, length), length}), WIDTHS, NODES, REPEATS, DEPTHS, BRANCHES)
     device = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
@@ -47,7 +47,7 @@ def profile_in_time(
     profile = timing.fitted(profile, steps)
     # corrections hardly depend on the verifier
     profile = replace(profile, corrections=dict.fromkeys(config.verifiers, profile.corrections[verifier]))
-    warning = timing.disturbance(pair.device, since) or unsteady(check(profile, verifier, steps))
+    warning = unsteady(check(profile, verifier, steps))
     # a plain step finds the caches as the last one left them, so it is not slower than between other steps
     plain = min(0.0, timing.plain_alone(pair, verifier, [prompt], COUNT, config.data.tokens))
     profile = replace(profile, plain=plain, decide=dict.fromkeys(LEVELS, 0.0))

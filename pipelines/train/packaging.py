@@ -14,7 +14,6 @@ from pipelines.data.recorded import timed
 from pipelines.latency.profile import load_profile
 from pipelines.pair.loading import pair_names
 from pipelines.run import provenance
-from pipelines.train.golden import golden
 from pipelines.train.result import chosen_of, load_module, load_result
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode
@@ -69,7 +68,7 @@ def package(
 
     # the median static tree is drafted at roots without features, whatever the sampling setting
     fallback = sorted((Action.of(mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
-    return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, tokens, golden)
+    return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, tokens)
 
 
 @torch.no_grad()

@@ -24,10 +24,9 @@ from selector.latency import LatencyProfile
 from selector.runtime.artefact import CHECKSUMS
 from selector.runtime.selector import Selector, load_selector
 from selector.runtime.tokens import FILE, TokenStatistics
-from selector.schema import LOG, PAIR, sha256
+from selector.schema import LOG, sha256
 from selector.train.module import SelectorModule
 
-GOLDEN = "golden.json"
 CARD = Template(
     Path(__file__).with_name("card.j2").read_text(),
     trim_blocks=True,
@@ -35,23 +34,6 @@ CARD = Template(
     keep_trailing_newline=True,
     undefined=StrictUndefined,
 )
-GENERATE = '''"""Speculative decoding with this directory's selector, in transformers' own `generate()`:
-
-    target.generate(**inputs, custom_generate=folder, trust_remote_code=True, draft_model=draft, selector=folder)
-"""
-
-try:  # without this block transformers would name a package that is not on PyPI
-    from data_gen.generate import speculative_generate
-except ImportError as error:
-    raise ImportError("this selector needs Espalier: pip install '.[pipeline]' in a clone of its repository") from error
-
-
-def generate(model, inputs=None, streamer=None, assistant_model=None, **arguments):
-    arguments.setdefault("text_streamer", streamer)
-    if assistant_model is not None:
-        arguments.setdefault("draft_model", assistant_model)
-    return model.generate(inputs, custom_generate=speculative_generate, **arguments)
-'''
 
 
 def write_artefact(
@@ -64,7 +46,6 @@ def write_artefact(
     facts: dict[str, Any],
     check: Callable[[Path], None] = lambda _: None,
     tokens: TokenStatistics | None = None,
-    golden: Callable[[Selector], Any] | None = None,
 ) -> Selector:
     """Writes the directory under a temporary name, checks it, renames it over an earlier one, and loads the selector.
 
@@ -73,7 +54,6 @@ def write_artefact(
         facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
         check: called with the temporary directory; if it raises, an earlier directory is unchanged.
         tokens: statistics by token, for a log's selector.
-        golden: what `golden.json` holds, if there is to be one; JSON values.
     """
     config = config_of(module, verifier, fallback, [Mode.of(mode) for mode in modes])
     made = DeployedSelector(module, profile, config.modes, verifier)
@@ -83,18 +63,12 @@ def write_artefact(
         (partial / "model.safetensors").write_bytes(safetensors.torch.save(made.state_dict()))
         if tokens is not None:
             (partial / FILE).write_bytes(safetensors.numpy.save(tokens.to_tensors()))
-        if golden is not None:
-            made_of = golden(Selector(made.state_dict(), config, profile, config.modes, tokens))
-            (partial / GOLDEN).write_text(json_text(made_of) + "\n")
         (partial / "latency.json").write_text(json_text(profile.to_json(), indent=1) + "\n")
         versions = {name: version(name) for name in ("torch", "pytorch-lightning")}
         config = replace(config, pair=facts["pair"], facts={"modes": list(modes), "versions": versions, **facts})
         (partial / "config.json").write_text(json_text(config.to_json(), indent=1) + "\n")
         page = CARD.render(config=config, of_log=config.schema == LOG)
         (partial / "README.md").write_text(page)
-        if module.schema == PAIR:
-            (partial / "custom_generate").mkdir()
-            (partial / "custom_generate" / "generate.py").write_text(GENERATE)
         names = sorted(path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file())
         (partial / CHECKSUMS).write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in names))
         check(partial)

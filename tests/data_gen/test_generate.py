@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -170,31 +168,6 @@ class Recorder(BaseStreamer):
 
     def end(self) -> None:
         self.ended = True
-
-
-def test_the_exported_folder_is_a_custom_generate(
-    pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As transformers loads it from a directory or the hub: nothing of ours is imported by the caller. There
-    `generate` also passes on its `streamer`."""
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    folder = str(tmp_path / "selector")
-    export(Path(folder))
-    ours = {"custom_generate": folder, "trust_remote_code": True, "draft_model": pair.draft, "selector": folder}
-    recorder = Recorder()
-    found = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False, streamer=recorder, **ours)
-    assert recorder.ended and recorder.tokens == found[0].tolist()
-    assert torch.equal(found, pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False))
-    output = pair.target.generate(PROMPT, max_new_tokens=24, return_dict_in_generate=True, **ours)
-    assert isinstance(output, SpeculativeOutput)
-    ours["assistant_model"] = ours.pop("draft_model")
-    assert torch.equal(found, pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False, **ours))
-    for name in ("data_gen", "data_gen.generate"):
-        monkeypatch.setitem(sys.modules, name, None)  # as where Espalier is not installed
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "others"))
-    shutil.copytree(folder, tmp_path / "copy")
-    with pytest.raises(ImportError, match=r"pip install '.\[pipeline\]' in a clone of its repository"):
-        pair.target.generate(PROMPT, **{**ours, "custom_generate": str(tmp_path / "copy")})
 
 
 def test_a_streamer_ends_where_generation_fails(pair: ModelPair) -> None:

@@ -173,26 +173,6 @@ def test_what_is_counted_as_a_reading(pair: ModelPair) -> None:
         assert (readings.count, operators.reads) == (1, len(found))
 
 
-def test_passes_compile_whole_and_once(pair: ModelPair) -> None:
-    """One graph for each width, no break in any (`fullgraph`), and none is made anew while the texts grow."""
-    torch._dynamo.reset()
-    made: list[int] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        made.append(len(inputs))
-        return graph.forward
-
-    chooser = FixedTree(Action(2, 1, 3))
-    decoder = GraphDecoder(pair, Sampling(1.0), get_verifier("traversal"), chooser, 80, compiled=True, backend=backend)
-    texts = [decoder.decode(PROMPT, 12, torch.Generator().manual_seed(0)).tokens]
-    graphs = len(made)
-    assert graphs <= 4  # the draft's root pass, its trunk and its branches; the target's tree
-    texts += [decoder.decode(prompt, 40, torch.Generator().manual_seed(0)).tokens for prompt in (PROMPT, PROMPT[:3])]
-    assert len(made) == graphs
-    plain = Decoder(pair, Sampling(1.0), get_verifier("traversal"), chooser)
-    assert texts[1] == plain.decode(PROMPT, 40, torch.Generator().manual_seed(0)).tokens
-
-
 def test_what_is_refused(pair: ModelPair) -> None:
     def decoder(verifier: str = "traversal", chooser: Chooser | None = None, length: int = 20) -> GraphDecoder:
         return GraphDecoder(pair, Sampling(1.0), get_verifier(verifier), chooser or FixedTree(Action(1, 3, 0)), length)

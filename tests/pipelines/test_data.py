@@ -16,18 +16,15 @@ import pytest
 
 from data_gen.models.pair import ModelPair
 from data_gen.texts.labelled import Work, make_shard
-from data_gen.timing import device_name
 from data_gen.traces import TraceStore
 from pipelines.config import Config, load_config
 from pipelines.data.recorded import realised
-from pipelines.data.shards import predicted_seconds, shards, size_line
+from pipelines.data.shards import shards, size_line
 from pipelines.data.stage import plan
 from pipelines.data.workers import devices
 from pipelines.pair.loading import prompts_of, recipe
 from selector.actions import GREEDY, Action
-from selector.latency import LatencyProfile
 from selector.schema import InputError
-from selector.tables import Table
 from tests.pipelines.runs import ROOT, SMALL, espalier, outcome, patch, started
 
 SHARDS = 2 * (7 + 2 + 3)  # texts of the three splits under both settings, one a shard
@@ -88,8 +85,8 @@ def at_work(driver: psutil.Process, name: str) -> list[psutil.Process]:
 
 
 def test_whatever_ends_it_the_same_command_goes_on(whole: dict[str, bytes], tmp_path: Path) -> None:
-    """A broken model, SIGKILL, and a killed worker, one after another: what is finished stays, and in the end the store
-    is the undisturbed run's, byte for byte, though several processes made it."""
+    """A broken model and SIGKILL, one after another: what is finished stays, and in the end the store is the
+    undisturbed run's, byte for byte."""
     said, line = tmp_path / "said", ["data", *FEW, SAMPLING]
     code, output = outcome(tmp_path, *line, prepare=broken_after_a_shard)
     assert code == 2 and output.count("espalier: ") == 1 and "Traceback" not in output, output
@@ -106,17 +103,7 @@ def test_whatever_ends_it_the_same_command_goes_on(whole: dict[str, bytes], tmp_
     kept = {name: content for name, content in files(tmp_path).items() if name.endswith(".parquet")}
     assert kept.items() <= whole.items()
 
-    process = started(tmp_path, said, *line, "data.workers=2")
-    driver, killed = psutil.Process(process.pid), list[psutil.Process]()
-    while process.is_alive() and len(killed) < 2:
-        killed = at_work(driver, "spawn_main")
-        time.sleep(0.01)
-    killed[0].kill()
-    process.join()
-    assert process.exitcode == 2 and "espalier: data.workers: a worker was killed" in said.read_text().splitlines()[-1]
-    assert not any(each.is_running() for each in killed[1:])
-
-    espalier(tmp_path, *line, "data.workers=2")
+    espalier(tmp_path, *line)
     assert files(tmp_path) == whole
     assert {path.name for path in (tmp_path / "mlruns").glob("mlflow.db*")} <= {"mlflow.db"}
 
@@ -152,22 +139,10 @@ def test_ray_says_what_it_lacks() -> None:
     assert devices([{"CPU": 64.0}], config_of("data.workers=null", "pair.threads=8")) == (8, 0)
 
 
-def test_the_plan_says_texts_bytes_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_says_texts_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = config_of("data.texts=100")
-    size, missing = plan(config)
+    (size,) = plan(config_of("data.texts=100"))
     assert size.startswith("2 sampling settings x 100 texts (55 for train, 20 for validation, 25 for test)")
-    assert "run the latency stage" in missing
-    one = Table([10], [1], [[0.001]])
-    seconds = {"token": 0.5, "decoded": 1.0, "root": 2.0}
-    config.folder.mkdir(parents=True)
-    tokens = 16 + 15  # labelled ones, and what is left of the last one's look-ahead
-    expected = 2 * (94 * tokens * 0.5 + 6 * tokens * 1.0 + 100 * 16 * 2.0)
-    for device, known in ((device_name("cpu", "float32", 1), expected), ("another machine", None)):
-        profile = LatencyProfile(device, "pair", one, one, {}, {}, 0.0, labelling=seconds)
-        (config.folder / "latency.json").write_text(json.dumps(profile.to_json()))
-        assert predicted_seconds(config) == known
-        assert plan(config) == ([size] if known else [size, missing])
 
 
 @pytest.mark.parametrize("features", ["light", "full"])

@@ -13,15 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
-import yaml
 
 from data_gen.models.sampling import Sampling
 from pipelines.cli import main
 from pipelines.export.engines import ENGINES, BestLength, Engine, Settings, engine_of
 from pipelines.export.lengths import best_lengths
 from pipelines.latency.timings import profile_of, read_timings
-from selector.decision import LookupRule
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 from selector.train.data import Texts
@@ -33,7 +30,6 @@ GOLDEN = Path(__file__).parent / "golden"
 ACCEPTED = 0.8  # of every drafted token
 GPUS = {"flat": flat, "stepped": stepped}
 VERIFIERS = ("specinfer", "traversal")
-BATCHED = [name for name, engine in ENGINES.items() if not engine.alone]
 
 
 def profile(seconds: Seconds, folder: Path) -> LatencyProfile:
@@ -60,10 +56,10 @@ HONEST = replace(ENGINES["vllm"], masks=False)  # as model runner V1
 
 
 @pytest.mark.parametrize("seconds", GPUS.values(), ids=GPUS)
-@pytest.mark.parametrize("engine", [HONEST, *map(ENGINES.get, BATCHED)], ids=["honest", *BATCHED])
+@pytest.mark.parametrize("engine", [HONEST, *ENGINES.values()], ids=["honest", *ENGINES])
 def test_lengths_are_the_best_of_those_that_the_engine_takes(seconds: Seconds, engine: Engine, tmp_path: Path) -> None:
-    """vLLM makes the passes of the longest chain for every batch; SGLang drafts one length; TensorRT-LLM's smallest
-    batch has the longest. The predictions are what the engine really pays."""
+    """vLLM makes the passes of the longest chain for every batch; SGLang drafts one length. The predictions are what
+    the engine really pays."""
     found = best_lengths(engine, even(), ("traversal", "specinfer"), profile(seconds, tmp_path))
     assert [choice.batch for choice in found] == list(BATCHES)
     longest = max(choice.length for choice in found)
@@ -75,11 +71,9 @@ def test_lengths_are_the_best_of_those_that_the_engine_takes(seconds: Seconds, e
         assert choice.gain.value == pytest.approx(real / speed(seconds, choice.batch, engine.default), rel=2e-3)
 
     def mean(longest: int) -> float:
-        lengths = [longest] if engine.one_length else range(min(engine.falling, longest), longest + 1)
+        lengths = [longest] if engine.one_length else range(longest + 1)
         passes = longest if engine.masks else None
-        best = [max(speed(seconds, b, n, passes=passes) for n in lengths) for b in BATCHES[1:]]
-        first = [longest] if engine.falling else lengths
-        return statistics.mean(map(math.log, [max(speed(seconds, 1, n, passes=passes) for n in first), *best]))
+        return statistics.mean(math.log(max(speed(seconds, b, n, passes=passes) for n in lengths)) for b in BATCHES)
 
     reached = statistics.mean(math.log(choice.tokens_per_second) for choice in found)
     assert reached == pytest.approx(max(map(mean, range(9))), abs=2e-3)
@@ -94,26 +88,10 @@ def test_block_labels_are_compared_with_what_the_engine_does_unasked(tmp_path: P
     assert all(each.gain is None for each in best_lengths(replace(HONEST, default=12), even(), both, own))
 
 
-def test_the_smallest_batch_has_the_longest_chains_where_an_engine_wants_it(tmp_path: Path) -> None:
-    """Here drafting is dear for one request and cheap for eight."""
-    rows = ["batch,context,verified,passes,seconds"]
-    for batch, draft in ((1, 0.02), (8, 0.001)):
-        rows += [f"{batch},512,{length + 1},{length},{0.02 + length * draft}" for length in range(9)]
-        rows.append(f"{batch},512,0,1,{draft}")
-    path = tmp_path / "timings.csv"
-    path.write_text("\n".join(rows) + "\n")
-    made = profile_of(read_timings(path), "timings.csv", True, "pair", VERIFIERS)
-    free, tied = (
-        best_lengths(replace(HONEST, falling=tied), even(), ("traversal", "traversal"), made) for tied in (False, True)
-    )
-    assert free[1].length > free[0].length
-    assert free[0].length <= tied[0].length and tied[1].length <= tied[0].length
-
-
-def told(lengths: dict[int, int], rule: LookupRule | None = None, **changed: object) -> Settings:
+def told(lengths: dict[int, int]) -> Settings:
     """With sampled drafts and block verification, by batch size."""
-    found = [BestLength(batch, length, 1.0, 1.0, None, rule) for batch, length in lengths.items()]
-    return replace(Settings("target", "draft", False, True, Sampling(), found), **changed)
+    found = [BestLength(batch, length, 1.0, 1.0, None) for batch, length in lengths.items()]
+    return Settings("target", "draft", False, True, Sampling(), found)
 
 
 SERVED = told({1: 5, 4: 5, 8: 3, 64: 0})
@@ -129,16 +107,11 @@ OTHERS = {
     "vllm-head.json": replace(SERVED, head=True),
     "sglang-head.yaml": replace(PLAIN, head=True),
     "sglang-head.steps.json": replace(PLAIN, head=True),
-    "tensorrt-llm-plain.yaml": replace(PLAIN, lengths=told({1: 5, 64: 1}).lengths),
-    "llama-server-both.sh": told({1: 4}, LookupRule(6, 8)),
-    "llama-server-copies.sh": told({1: 0}, LookupRule(6, 8)),
-    "llama-server-drafts.sh": told({1: 4}),
-    "transformers.json": told({1: 5}),
 }
 
 
 @pytest.mark.parametrize("file", OTHERS)
-def test_heads_greedy_drafts_and_copies_are_those_of_the_golden_folder(file: str) -> None:
+def test_heads_and_greedy_drafts_are_those_of_the_golden_folder(file: str) -> None:
     settings, (engine, _, suffix) = OTHERS[file], file.partition(".")
     engine = next(name for name in ENGINES if engine.startswith(name))
     found = engine_of(engine, settings.head).files(settings)
@@ -155,26 +128,13 @@ def test_commands() -> None:
         "python -m sglang.launch_server --config a/temperature-1.yaml --speculative-adaptive "
         "--speculative-adaptive-config a/temperature-1.steps.json"
     )
-    with pytest.raises(InputError, match="there is no file for tensorrt-llm with a head"):
-        engine_of("tensorrt-llm", True)
 
 
-@pytest.mark.parametrize("first", [1, 4])
-def test_what_tensorrt_llm_reads(first: int) -> None:
-    served = told({first: 5, 8: 3, 64: 1})
-    config = yaml.safe_load(written("tensorrt-llm", served))["speculative_config"]
-    schedule = config["draft_len_schedule"]
-    assert schedule[1] == config["max_draft_len"] == max(schedule.values())
-    for batch in range(1, 65):
-        wanted = next(length for _, last, length in served.ranges if batch <= last)
-        assert schedule[min(size for size in schedule if size >= batch)] == wanted
-
-
-@pytest.mark.parametrize(("gpu", "name"), list(itertools.product(GPUS, BATCHED)))
+@pytest.mark.parametrize(("gpu", "name"), list(itertools.product(GPUS, ENGINES)))
 def test_files_are_those_of_the_golden_folder(gpu: str, name: str, tmp_path: Path) -> None:
     """Of texts in which a token in five is rejected, on two GPUs that do not exist."""
     engine, own = ENGINES[name], profile(GPUS[gpu], tmp_path)
-    sampling = Sampling(draft_temperature=0.0 if engine.drafts == "greedy" else None)
+    sampling = Sampling(draft_temperature=None if engine.samples else 0.0)
     lengths = best_lengths(engine, even(), engine.verifiers(VERIFIERS), own)
     settings = Settings("T", "D", False, engine.blocks, sampling, lengths)
     assert written(name, settings) == (GOLDEN / f"{name}-{gpu}.{engine.suffix}").read_text()
@@ -194,10 +154,6 @@ def test_files_are_those_of_the_golden_folder(gpu: str, name: str, tmp_path: Pat
         ("vllm", {"top_p": 0.9, "draft_temperature": 0.0}, ""),
         ("sglang", {}, "draft_temperature: 0"),
         ("sglang", {"draft_temperature": 0.0}, ""),
-        ("llama-server", {}, "draft_temperature: 0"),
-        ("llama-server", {"temperature": 0.0}, ""),
-        ("transformers", {"draft_temperature": 0.5}, "no draft temperature"),
-        ("transformers", {"top_p": 0.9}, ""),
     ],
 )
 def test_settings_that_an_engine_serves(name: str, setting: dict[str, float], why: str) -> None:
@@ -208,53 +164,10 @@ def test_settings_that_an_engine_serves(name: str, setting: dict[str, float], wh
 def test_the_runs_verifiers_on_chains() -> None:
     several = ("lifted_uniform", "specinfer")
     assert ENGINES["vllm"].verifiers(several) == ("lifted_uniform", "specinfer")
-    assert ENGINES["tensorrt-llm"].verifiers(several) == ("specinfer", "specinfer")
+    assert ENGINES["sglang"].verifiers(several) == ("specinfer", "specinfer")
     assert ENGINES["vllm"].verifiers(("traversal",)) == ("traversal", "traversal")
-    with pytest.raises(InputError, match="verifiers: tensorrt-llm verifies chains as one of naive"):
-        ENGINES["tensorrt-llm"].verifiers(("traversal",))
-
-
-def repeating(texts: Texts, foretold: int) -> Texts:
-    """Fifty roots with a match of 10 tokens, after which a lookup is right so far, then fifty with a match of 9 tokens,
-    after which it never is, and so on."""
-    scalars_RF = texts.scalars_RF.clone()
-    long_R = torch.arange(len(scalars_RF)) // 50 % 2 == 0
-    scalars_RF[:, texts.schema.index("match")] = 9 + long_R.float()
-    return replace(texts, scalars_RF=scalars_RF, foretold_R=long_R * foretold)
-
-
-def test_the_rule_copies_where_lookups_are_right_and_drafts_elsewhere(tmp_path: Path) -> None:
-    own, both = profile(flat, tmp_path), ("specinfer", "specinfer")
-    (never,) = best_lengths(ENGINES["transformers"], repeating(even(0.6), foretold=4), both, own)
-    by_length = [speed(flat, 1, length, 0.6) for length in range(9)]
-    assert never.rule is None and by_length[never.length] == pytest.approx(max(by_length), rel=2e-3)
-    assert never.gain is not None and never.gain.value == pytest.approx(max(by_length) / by_length[0], rel=2e-3)
-    (found,) = best_lengths(ENGINES["llama-server"], repeating(even(0.6), foretold=4), both, own)
-    assert found.rule == LookupRule(10, 16), "copies of fewer tokens than must match are never made"
-    assert found.gain is not None and found.gain.value > 1.1 * never.gain.value and 0 < found.length < 9
-    (wrong,) = best_lengths(ENGINES["llama-server"], repeating(even(0.6), foretold=0), both, own)
-    assert wrong.rule is None and wrong.length == never.length
-
-
-def test_transformers_drafts_what_its_file_says() -> None:
-    """Its own candidate generator, set up as assisted generation sets it up."""
-    config = transformers.LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        eos_token_id=None,  # else the draft may end its candidates early
-    )
-    draft, target = (transformers.LlamaForCausalLM(config).eval() for _ in range(2))
-    draft.generation_config.update(**json.loads(written("transformers", told({1: 5}))))
-    asked: list[int] = []
-    target.register_forward_pre_hook(
-        lambda _, args, kwargs: asked.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
-    text = torch.tensor([[1, 2, 3]])
-    target.generate(text, assistant_model=draft, do_sample=False, max_new_tokens=60, eos_token_id=None)
-    assert asked[0] == 3 + 5 and set(asked[1:6]) == {6}
+    with pytest.raises(InputError, match="verifiers: sglang verifies chains as one of naive"):
+        ENGINES["sglang"].verifiers(("traversal",))
 
 
 @pytest.fixture
@@ -289,12 +202,12 @@ def test_a_finished_run_gets_settings_for_an_engine(
         folder = finished / "runs/demo/engines" / name
         page = (folder / "README.md").read_text()
         assert page.count("\n## ") == 2  # sampling settings
-        assert page.count("Nothing is written") == (engine.drafts == "greedy")  # sampled drafts at temperature 1
+        assert page.count("Nothing is written") == (not engine.samples)  # sampled drafts at temperature 1
         served = [path for path in folder.glob(f"*.{engine.suffix}") if ".prediction" not in path.name]
         assert served and all(f"runs/demo/engines/{name}/{path.name}" in page for path in served)
         for path in served:
             rows = json.loads(path.with_suffix(".prediction.json").read_text())
-            assert [row["batch"] for row in rows] == (list(BATCHES) if name in BATCHED else [1])
+            assert [row["batch"] for row in rows] == list(BATCHES)
             assert all(row["gain"]["value"] > 0 and f"| {row['tokens_per_step']:.2f} |" in page for row in rows)
     capsys.readouterr()
     assert espalier(monkeypatch, "export", "--engine", "vllm") == 0

@@ -8,7 +8,7 @@ import pytest
 
 from data_gen.texts.prompts import Prompt
 from pipelines.evaluate.origins import SHOWN, STRIPS, pieces, runs, shares, strips
-from pipelines.report.page import legend, strip, table
+from pipelines.report.page import TEMPLATES
 
 # a tree, a lookup of which nothing is accepted, plain decoding, and a tree that was cut at the limit
 ROW: dict[str, Any] = {"prompt": "p", "kind": "code", "setting": "T=0", "tokens": 7}
@@ -72,9 +72,9 @@ def test_strips_show_one_prompt_of_each_kind() -> None:
 
 def test_a_strip_is_coloured_and_its_text_is_text() -> None:
     runs_of_text = [("drafted", "<b>", "(1, 4, 0)"), ("copied", " x", "lookup 4"), ("target", "&", "")]
-    answer = {"text": "<p>", "pieces": runs_of_text}
-    page = strip("a <kind>", answer)
-    assert "<i>&lt;p&gt;</i>" in page and "<h3>a &lt;kind&gt;</h3>" in page
-    assert "<span class='drafted' title='(1, 4, 0)'>&lt;b&gt;</span><span class='copied' title='lookup 4'> x<" in page
-    assert "<span class='copied'>copied</span> by a &lt;lookup&gt;" in legend({"copied": "by a <lookup>"})
-    assert "<b>" not in table([{"<b>": "<b>"}]) and table([]) == ""
+    answer = {"setting": "T=0", "kind": "a <kind>", "text": "<p>", "pieces": runs_of_text}
+    parts = TEMPLATES.get_template("parts.j2").module
+    page = str(parts.strip(answer))
+    assert "<i>&lt;p&gt;</i>" in page and "<h3>T=0, a &lt;kind&gt;</h3>" in page
+    assert '<span class="drafted" title="(1, 4, 0)">&lt;b&gt;</span><span class="copied" title="lookup 4"> x<' in page
+    assert "<b>" not in parts.table([{"<b>": "<b>"}]) and not parts.table([]).strip()

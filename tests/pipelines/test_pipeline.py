@@ -45,7 +45,7 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
     assert found or "Decode without a draft" in output  # where times are disturbed, perhaps no draft pays
     assert re.search(r"its actions equal the trained module's at all \d{3} roots of the validation texts", output)
     report = (run / "report.html").read_text()
-    assert len(set(re.findall(r"<img alt='([^']{20,})' src='data:image/png;base64,", report))) == 2  # by setting
+    assert len(set(re.findall(r'<img alt="([^"]{20,})" src="data:image/png;base64,', report))) == 2  # by setting
     for title in ("All methods", "Decoded answers", "Do the labels describe the decoder?", "Is greedy text unchanged?"):
         assert title in report
 

@@ -117,7 +117,7 @@ def test_a_decision_that_was_not_measured_is_named() -> None:
 
 def test_a_profile_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
-    whole = replace(profile(), labelling={"token": 1e-3}, corrections={"traversal": Correction(1e-4, 2e-4, 0.0, -1e-5)})
+    whole = replace(profile(), corrections={"traversal": Correction(1e-4, 2e-4, 0.0, -1e-5)})
     whole = replace(whole, late=Table([0], [0, 4], [[0.0, 1e-3]]))
     for own in (profile(), whole):
         path.write_text(json.dumps({**own.to_json(), "check": []}))

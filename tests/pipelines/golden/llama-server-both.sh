@@ -1,1 +1,0 @@
-llama-server --model target.gguf --spec-type ngram-simple,draft-simple --spec-ngram-simple-size-n 6 --spec-ngram-simple-size-m 8 --spec-draft-model draft.gguf --spec-draft-n-max 4 --spec-draft-n-min 0 --spec-draft-p-min 0
