@@ -1,4 +1,7 @@
-"""Measures a pair's latency profile on this machine, from the decoder's passes and steps."""
+"""Measures a pair's latency profile on this machine: times of real decoding steps, and a fit of them.
+
+Legend: S groups of steps, P parts of a step's time.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,36 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from bisect import bisect
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
-from scipy.optimize import isotonic_regression
-from torch import Tensor
+from scipy.optimize import nnls
 
 from data_gen.decoding import decoder_for
-from data_gen.decoding.loop import Chooser, Features, FixedTree, Step
+from data_gen.decoding.loop import Features, Step
 from data_gen.models.checkpoints import weights_of
-from data_gen.models.heads import caches
-from data_gen.models.pair import CachedModel, ModelPair, resolve_device
+from data_gen.models.pair import ModelPair, resolve_device
 from data_gen.models.sampling import Sampling
-from data_gen.trees import DraftTree
-from data_gen.verification import COPIED, get_verifier
-from data_gen.verification.distributions import sample
-from selector.actions import EMPTY, Action
-from selector.latency import NEVER_LATE, Correction, LatencyProfile, Table, correction_counts
-from selector.schema import MATCH
+from data_gen.verification import get_verifier
+from selector.actions import Action
+from selector.latency import LatencyProfile, Verification, draft_passes
+from selector.tables import Table
 
 T = TypeVar("T")
 Case = tuple[str, Action]  # a verifier's name and the action of a step
-ROWS = 16  # of probabilities that are filtered at once
-DRAFT_PASSES = 4  # timed in a row
-TOGETHER = 24  # decodings of a prompt that take turns, each with its own caches
-BETWEEN = Action(1, 4, 0)  # drafted between plain steps
-LATE = (0, 1, 4, 16)  # plain steps before one that drafts
+BURST, TURN = 4, 8  # steps in a row with one action; steps in a row of one decoding
+GROWN = 128  # new tokens after which a decoding begins anew
+ROWS, TIMES = 16, 9  # of probabilities that are filtered at once; how often
+NODES, WIDTHS, LATE = (1, 2, 3, 5, 9, 17, 25, 41), (1, 2, 4), (0, 1, 4, 16)  # sizes between which times are linear
+THOUSAND = 1000.0  # tokens of context
 
 
 def device_name(device: str, dtype: str, threads: int | None = None) -> str:
@@ -54,329 +55,175 @@ def device_name(device: str, dtype: str, threads: int | None = None) -> str:
     return f"{processor}, {threads} thread{'s' * (threads > 1)}, {dtype}"
 
 
-class Grid(NamedTuple):
-    """Context lengths, draft pass widths, tree sizes, and depths and branches of verified trees, each timed `repeats`
-    times."""
-
-    lengths: Sequence[int]
-    widths: Sequence[int]
-    nodes: Sequence[int]
-    repeats: int
-    depths: Sequence[int] = (1, 4, 8, 16)
-    branches: Sequence[int] = (1, 2, 4)
-
-
-def usual(seconds: Sequence[float]) -> float:
-    """The mean without the slowest tenth, which other programs cause; the median has a larger variance there."""
-    return statistics.fmean(_quicker(seconds, float))
-
-
-def _quicker(things: Sequence[T], seconds: Callable[[T], float]) -> list[T]:
-    return sorted(things, key=seconds)[: max(1, math.floor(0.9 * len(things)))]
-
-
-@torch.inference_mode()
-def measure(
-    pair: ModelPair,
-    grid: Grid,
-    verifiers: Sequence[str],
-    device: str,
-    tick: Callable[[], None],
-    until: float = math.inf,
-) -> LatencyProfile:
-    """Time every cell of the grid, in rounds over all cells, so that a slow moment of the machine affects all alike.
-
-    The profile has no decision times, and 0 for the rest of a step. No round after the first one begins later than the
-    moment `until` of `now`.
-    """
-    cells = dict(_cells(pair, grid, verifiers))
-    seconds: dict[tuple, list[float]] = {key: [] for key in cells}
-    for number in range(grid.repeats):
-        if number > 0 and now(pair) > until:
-            break
-        for key, cell in cells.items():
-            cell.before()
-            start = now(pair)
-            cell.work()
-            seconds[key].append((now(pair) - start) / cell.passes)
-        tick()
-    found = {key: usual(values) for key, values in seconds.items()}
-
-    def table(kind: str, lengths: Sequence[int], sizes: Sequence[int]) -> Table:
-        return Table([*lengths], [*sizes], [[found[kind, length, size] for size in sizes] for length in lengths])
-
-    return LatencyProfile(
-        device=device,
-        pair=pair.fingerprint,
-        draft=table("draft", grid.lengths, grid.widths),
-        target=table("target", grid.lengths, grid.nodes),
-        verify={name: table(name, grid.depths, grid.branches) for name in verifiers},
-        decide={},
-        copied=table(COPIED.name, grid.depths, grid.branches[:1]),
-        weights=[weights_of(model) for model in (pair.target, pair.draft)],
-        nucleus=max(0.0, (found["nucleus", 0, 1] - found["nucleus", 0, 0]) / ROWS),
-        step=0.0,
-    )
-
-
 def now(pair: ModelPair) -> float:
     if pair.device.type == "cuda":
         torch.cuda.synchronize(pair.device)
     return time.perf_counter()
 
 
-class _Cell(NamedTuple):
-    """Timed work, and the untimed pass before it: in decoding, the two models alternate in the processor's caches."""
+class Sample(NamedTuple):
+    """A timed decoding step; `late` tokens had come since the draft's last pass, beyond those of the last step."""
 
-    before: Callable[[], object]
-    work: Callable[[], object]
-    passes: int = 1
-
-
-def _cells(pair: ModelPair, grid: Grid, verifiers: Sequence[str]) -> Iterator[tuple[tuple, _Cell]]:
-    generator = torch.Generator(device=pair.device).manual_seed(0)
-    vocabulary = pair.vocabulary
-    for length in grid.lengths:
-        context = torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-        target, draft = caches(pair)
-        target.fill(context[:-1])
-        draft.fill(context)
-        one_target_pass, one_draft_pass = _target_pass(target, tree_of(1)), _draft_passes(draft, 1, 1, generator)
-        for width in grid.widths:
-            passes = _draft_passes(draft, width, DRAFT_PASSES, generator)
-            yield ("draft", length, width), _Cell(one_target_pass, passes, DRAFT_PASSES)
-        for nodes in grid.nodes:
-            tree_pass = _target_pass(target, tree_of(nodes))
-            yield ("target", length, nodes), _Cell(one_draft_pass if nodes > 1 else tree_pass, tree_pass)
-    logits_NV = torch.randn(ROWS, vocabulary, device=pair.device)
-    for filtered, sampling in enumerate((Sampling(), Sampling(1.0, 0.9))):
-        yield ("nucleus", 0, filtered), _Cell(one_target_pass, partial(sampling.probabilities, logits_NV))
-    drafted = {(depth, count): branches(count, depth) for depth in grid.depths for count in grid.branches}
-    drafted_rows = {size: (tree, *_rows(pair, len(tree), generator)) for size, tree in drafted.items()}
-    for name in dict.fromkeys((*verifiers, COPIED.name)):
-        for (depth, count), rows in drafted_rows.items():
-            work = partial(get_verifier(name).verify, *rows, generator)
-            yield (name, depth, count), _Cell(one_target_pass, work)
+    verifier: str
+    step: Step
+    late: int
 
 
-def tree_of(nodes: int) -> DraftTree:
-    """So many nodes with the root: four branches of equal length where possible, else a chain."""
-    drafted = nodes - 1
-    count = 4 if drafted >= 8 and drafted % 4 == 0 else 1
-    return branches(count, drafted // count)
+def usual(seconds: Sequence[float]) -> float:
+    """The mean without the slowest tenth, which other programs cause; the median has a larger variance there."""
+    return statistics.fmean(_quicker(sorted(seconds)))
 
 
-def branches(count: int, depth: int) -> DraftTree:
-    return DraftTree.from_paths([], [[b] * depth for b in range(count)])
+def _quicker(ascending: Sequence[T]) -> Sequence[T]:
+    return ascending[: max(1, math.floor(0.9 * len(ascending)))]
 
 
-def _draft_passes(draft: CachedModel, width: int, count: int, generator: torch.Generator) -> Callable[[], None]:
-    tokens = torch.zeros(width, dtype=torch.int64)
+@dataclass
+class Bursts:
+    """Drafts each action several times in a row, as in decoding, in an order that is shuffled anew each time."""
 
-    def work() -> None:
-        for depth in range(count):
-            visible = torch.eye(width, dtype=torch.bool).repeat(1, depth + 1)
-            output = draft.forward(tokens, torch.full((width,), depth), visible)
-            sample(Sampling().probabilities(output.logits_WV), 1, generator).tolist()
-        draft.keep([])
+    actions: Sequence[Action]
+    shuffled: random.Random
+    feature_levels: tuple[str, ...] = ()
+    _coming: deque[Action] = field(default_factory=deque, init=False)
 
-    return work
-
-
-def _target_pass(target: CachedModel, tree: DraftTree) -> Callable[[], None]:
-    def work() -> None:
-        output = target.forward(tree.tokens_N.clamp(min=0), tree.depths_N, tree.ancestors_NN())
-        Sampling().probabilities(output.logits_WV)
-        target.keep([])
-
-    return work
+    def select(self, features: Features | None) -> Action:
+        if not self._coming:
+            order = self.shuffled.sample(self.actions, len(self.actions))
+            self._coming.extend(action for action in order for _ in range(BURST))
+        return self._coming.popleft()
 
 
-def _rows(pair: ModelPair, nodes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    logits = 3 * torch.randn(2, nodes, pair.vocabulary, generator=generator, device=pair.device)
-    return (logits[0] + logits[1]).softmax(-1), logits[1].softmax(-1)
+def samples_of(pair: ModelPair, cases: Sequence[Case], prompt: list[int], seed: int) -> Generator[Sample]:
+    """Endless steps of one verifier behind a prompt. The first step of a burst counts only where the draft is late, and
+    a lookup only where it finds a match."""
+    verifier, chooser = cases[0][0], Bursts([action for _, action in cases], random.Random(seed))
+    for number in count(seed):
+        grown = len(prompt) + GROWN
+        decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, 2 * grown, timed=True)
+        generator = torch.Generator(device=pair.device).manual_seed(number)
+        with closing(decoder.steps(prompt, generator)) as steps:
+            late, last = 0, None
+            for at, (step, tokens) in enumerate(steps):
+                action = step.action
+                counts = action == last or (late > 0 and action.drafts)
+                if at >= decoder.slow_steps and counts and (step.nodes > 1 or not action.copies):
+                    yield Sample(verifier, step, late)
+                late, last = 0 if action.drafts else late + len(tokens), action
+                if step.length > grown:
+                    break
 
 
 def real_steps(
     pair: ModelPair,
     cases: Sequence[Case],
     prompts: Sequence[list[int]],
-    count: int,
-    tokens: int,
+    steps: int,
     tick: Callable[[], object] = lambda: None,
     until: float = math.inf,
-) -> dict[Case, list[Step]]:
-    """Steps by case: up to `count` of each text, after its slow first steps and within `tokens` new tokens. Steps of a
-    lookup without a match and cases without steps are left out. After the moment `until` of `now` every decoding makes
-    one such step, and no more. `tick` is called `rounds` times.
-
-    Decodings of a prompt take turns step by step, in a random order, so that slow moments affect all of them alike.
-    """
-    steps: dict[Case, list[Step]] = {case: [] for case in cases}
-    for number, prompt in enumerate(prompts):
-        shuffled = random.Random(number)
-        order = shuffled.sample(list(steps), len(steps))
-        for begin in range(0, len(order), TOGETHER):
-            with ExitStack() as stack:
-                running = {
-                    (name, action): stack.enter_context(
-                        closing(steps_of(pair, name, FixedTree(action, _seen_for(action)), prompt, tokens, number))
-                    )
-                    for name, action in order[begin : begin + TOGETHER]
-                }
-                for turn in range(count):
-                    if turn > 0 and now(pair) > until:
-                        break
-                    for key in shuffled.sample(list(running), len(running)):
-                        steps[key] += islice(running[key], 1)
-            tick()
-    return {key: taken for key, taken in steps.items() if taken}  # a text may end with its first step
-
-
-def rounds(cases: Sequence[Case], prompts: Sequence[list[int]]) -> int:
-    return len(prompts) * math.ceil(len(cases) / TOGETHER)
-
-
-def _seen_for(action: Action) -> tuple[str, ...]:
-    return (MATCH,) if action.copies else ()
-
-
-def steps_of(
-    pair: ModelPair, verifier: str, chooser: Chooser, prompt: list[int], limit: int, seed: int
-) -> Generator[Step]:
-    """The steps of one decoding within `limit` new tokens, after its slow ones; without lookups that find no match."""
-    verify, length = get_verifier(verifier), len(prompt) + limit
-    decoder = decoder_for(pair, Sampling(), verify, chooser, length, timed=True)
-    generator = torch.Generator(device=pair.device).manual_seed(seed)
-    with closing(decoder.steps(prompt, generator)) as steps:
-        tokens: list[int] = []
-        new = slow = 0
-        while new < limit and pair.eos_ids.isdisjoint(tokens):
-            step, tokens = next(steps)
-            new, slow = new + len(tokens), slow + 1
-            if slow > decoder.slow_steps and (step.nodes > 1 or step.action == EMPTY):
-                yield step
-
-
-def times(profile: LatencyProfile, verifier: str, action: Action, steps: Sequence[Step]) -> tuple[float, float]:
-    """Predicted and measured seconds of a step with one action: means without the slowest tenth."""
-    kept = _quicker(steps, lambda step: step.total)
-    predicted = statistics.fmean(
-        profile.action_seconds(action, step.length, verifier, _seen_for(action), nodes=step.nodes) for step in kept
-    )
-    return predicted, statistics.fmean(step.total for step in kept)
-
-
-def fitted(profile: LatencyProfile, steps: Mapping[Case, Sequence[Step]]) -> LatencyProfile:
-    """The profile with `step`, `copied` and `corrections` from real decoding steps: of the empty tree, at least two
-    chains, at least two trees with branches, and any lookups. The corrections of drafting are fitted to all verifiers
-    together, on which they do not depend: first to chains, then the correction of branching to other trees.
-    """
-    empty = [times(profile, name, tree, taken) for (name, tree), taken in steps.items() if tree == EMPTY]
-    profile = replace(profile, step=statistics.fmean(measured - predicted for predicted, measured in empty))
-    profile = replace(profile, copied=_copied(profile, steps))
-    drafted = {(name, tree): taken for (name, tree), taken in steps.items() if not tree.copies}
-    chains = {key: taken for key, taken in drafted.items() if key[1].K == 1 and key[1] != EMPTY}
-    drafting, trunk_pass = _least_squares(profile, chains, [correction_counts(action)[:2] for _, action in chains])
-    profile = replace(profile, corrections=dict.fromkeys(profile.verify, Correction(drafting, trunk_pass)))
-    trees = {key: taken for key, taken in drafted.items() if key[1].K > 1}
-    names = list(dict.fromkeys(name for name, _ in trees))
-    counts = [(correction_counts(action)[2], *(float(name == own) for own in names)) for name, action in trees]
-    if not trees:  # a head drafts chains alone
-        return profile
-    branch_pass, *branching = _least_squares(profile, trees, counts)
-    corrections = profile.corrections | {
-        name: Correction(drafting, trunk_pass, branch_pass, own) for name, own in zip(names, branching, strict=True)
-    }
-    return replace(profile, corrections=corrections)
-
-
-def _least_squares(
-    profile: LatencyProfile, steps: Mapping[Case, Sequence[Step]], counts: Sequence[Sequence[float]]
-) -> list[float]:
-    predicted_R, measured_R = torch.tensor(
-        [times(profile, *key, taken) for key, taken in steps.items()], dtype=torch.float64
-    ).unbind(-1)
-    counts_RC = torch.tensor(counts, dtype=torch.float64)
-    least = torch.linalg.lstsq(counts_RC / measured_R.unsqueeze(-1), 1 - (predicted_R / measured_R).unsqueeze(-1))
-    seconds: list[float] = least.solution[:, 0].tolist()
-    return seconds
-
-
-def _copied(profile: LatencyProfile, steps: Mapping[Case, Sequence[Step]]) -> Table:
-    """Seconds to verify a copied chain, by its length: as timed, plus the mean error over real steps of all lengths."""
-    lookups = {key: taken for key, taken in steps.items() if key[1].copies}
-    if not lookups:
-        return profile.copied
-    found = [times(profile, *key, taken) for key, taken in lookups.items()]
-    shift = statistics.fmean([measured - predicted for predicted, measured in found], [*map(len, lookups.values())])
-    rows = [[max(0.0, seconds + shift) for seconds in row] for row in profile.copied.seconds]
-    return Table(profile.copied.lengths, profile.copied.sizes, rows)
-
-
-def plain_alone(pair: ModelPair, verifier: str, prompts: Sequence[list[int]], count: int, tokens: int) -> float:
-    """`LatencyProfile.plain`, from up to `count` rounds of each text within `tokens` new tokens; 0 without rounds. In
-    each round a step drafts `BETWEEN`, and two plain steps of another decoding follow: the first finds the processor's
-    caches as between steps that draft, and the second as in plain decoding."""
-    first, second = [], []
-    for number, prompt in enumerate(prompts):
-        with ExitStack() as stack:
-            drafting, plain = (
-                stack.enter_context(closing(steps_of(pair, verifier, FixedTree(action), prompt, tokens, number)))
-                for action in (BETWEEN, EMPTY)
-            )
-            for _, between, alone in islice(zip(drafting, plain, plain, strict=False), count):
-                first.append(between.total)
-                second.append(alone.total)
-    return usual(second) - usual(first) if first else 0.0
-
-
-@dataclass
-class _Late:
-    plain: int
-    feature_levels: tuple[str, ...] = ()
-    since: int = 0
-
-    def select(self, features: Features | None) -> Action:
-        self.since = (self.since + 1) % (self.plain + 1)
-        return EMPTY if self.since else BETWEEN
-
-
-def late_drafts(
-    pair: ModelPair,
-    verifier: str,
-    prompts: Sequence[list[int]],
-    count: int,
-    tokens: int,
-    tick: Callable[[], object] = lambda: None,
-) -> Table:
-    """`LatencyProfile.late`, from `count` rounds of each text within `tokens` new tokens; free without any. In each
-    round decodings of the text take turns: each makes a number of plain steps (`LATE`) and then drafts. More tokens to
-    pass never take less time, so the means are fitted by isotonic regression."""
-    seconds: dict[int, list[float]] = {plain: [] for plain in LATE if 2 * (plain + 1) + BETWEEN.nodes < tokens}
-    for prompt in prompts:
-        with ExitStack() as stack:
-            running = {
-                plain: stack.enter_context(closing(_drafts_after(plain, pair, verifier, prompt, count, tokens)))
-                for plain in seconds
-            }
-            for _ in range(count):
-                for plain, drafts in running.items():
-                    turn = [*islice(drafts, 1 if plain else 2)]  # the first of two follows another decoding's step
-                    seconds[plain] += turn[-1:]
+) -> list[Sample]:
+    """So many steps of all cases and prompts together, or those until the moment `until` of `now`, but at least one of
+    each case that is no lookup. Decodings take turns in a random order, so that slow moments affect all alike."""
+    found: list[Sample] = []
+    shuffled = random.Random(0)
+    missing = {case for case in cases if not case[1].copies}
+    with ExitStack() as stack:
+        running = []
+        for name in dict.fromkeys(name for name, _ in cases):
+            own = [case for case in cases if case[0] == name]
+            for number, prompt in enumerate(prompts):
+                each = stack.enter_context(closing(samples_of(pair, own, prompt, 1000 * number)))
+                running += [each] * len(own)  # by the number of its actions
+        while missing or (len(found) < steps and now(pair) < until):
+            taken = [*islice(shuffled.choice(running), TURN)]
+            missing -= {(sample.verifier, sample.step.action) for sample in taken}
+            found += taken
+            for _ in taken:
                 tick()
-    timed = [plain for plain, own in seconds.items() if own]
-    if 0 not in timed:
-        return NEVER_LATE
-    later = [usual(seconds[plain]) - usual(seconds[0]) for plain in timed]
-    fitted = isotonic_regression(later, weights=[len(seconds[plain]) for plain in timed]).x
-    return Table([0], timed, [[max(0.0, value) for value in fitted.tolist()]])
+    return found
 
 
-def _drafts_after(
-    plain: int, pair: ModelPair, verifier: str, prompt: list[int], count: int, tokens: int
-) -> Generator[float]:
-    """The first draft of each decoding is left out: the draft has just passed the prompt."""
-    for seed in range(count):
-        with closing(steps_of(pair, verifier, _Late(plain), prompt, tokens, seed)) as steps:
-            yield from islice((step.total for step in steps if step.action != EMPTY), 1, None)
+def ramps(knots: Sequence[float], x: float) -> list[float]:
+    """How far a size is from each knot to the next one, from 0 to 1."""
+    return [min(max((x - low) / (high - low), 0.0), 1.0) for low, high in pairwise(knots)]
+
+
+def parts_of(sample: Sample, verifiers: Sequence[str]) -> list[float]:
+    """How often each part of a step's time occurs in a step: P numbers."""
+    step, action = sample.step, sample.step.action
+    passes, drafts = draft_passes(action, step.length), float(action.drafts)
+    widths = np.array([[0.0] * (len(WIDTHS) - 1), *(ramps(WIDTHS, width) for _, width in passes)]).sum(0)
+    verified = [drafts * (name == sample.verifier) for name in verifiers]
+    return [
+        *(1.0, step.length / THOUSAND, *ramps(NODES, step.nodes)),
+        *(float(len(passes)), sum(length for length, _ in passes) / THOUSAND, *widths),
+        *(drafts, *(drafts * share for share in ramps(LATE, sample.late))),
+        *(action.nodes * own for own in verified),
+        *(own * (action.K > 1) for own in verified),
+    ]
+
+
+def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], device: str) -> LatencyProfile:
+    """The profile whose step times are nearest to those of real steps: non-negative least squares of relative errors,
+    over means by case, context and lateness. It has no decision times; `lengths` are the contexts of its tables."""
+    groups: defaultdict[object, list[Sample]] = defaultdict(list)
+    for each in samples:
+        key = each.verifier, each.step.action, bisect(lengths, each.step.length), bisect(LATE, each.late)
+        groups[key].append(each)
+    verifiers = list(dict.fromkeys(name for name, *_ in groups))  # type: ignore[misc]
+    rows, weights = [], []
+    for own in groups.values():
+        quicker = _quicker(sorted(own, key=lambda each: each.step.total))
+        seconds = statistics.fmean(each.step.total for each in quicker)
+        weights.append(math.sqrt(len(own)))
+        rows.append(np.mean([parts_of(each, verifiers) for each in quicker], axis=0) / seconds)
+    parts_SP, weight_S = np.array(rows), np.array(weights)
+    seconds_P, _ = nnls(parts_SP * weight_S[:, None], weight_S)
+    left = iter(seconds_P.tolist())
+
+    def table(knots: Sequence[int]) -> Table:
+        first, by_context = next(left), next(left)
+        rises = np.cumsum([0.0, *islice(left, len(knots) - 1)]).tolist()
+        return Table(
+            [*lengths], [*knots], [[first + by_context * n / THOUSAND + rise for rise in rises] for n in lengths]
+        )
+
+    target, draft, drafting = table(NODES), table(WIDTHS), next(left)
+    late = Table([0], [*LATE], [np.cumsum([0.0, *islice(left, len(LATE) - 1)]).tolist()])
+    tokens, branching = (list(islice(left, len(verifiers))) for _ in range(2))
+    return LatencyProfile(
+        device=device,
+        pair=pair.fingerprint,
+        draft=draft,
+        target=target,
+        verify=dict(zip(verifiers, map(Verification, tokens, branching), strict=True)),
+        decide={},
+        drafting=drafting,
+        nucleus=nucleus_seconds(pair),
+        decoder=pair.decoder,
+        weights=[weights_of(model) for model in (pair.target, pair.draft)],
+        late=late,
+    )
+
+
+def nucleus_seconds(pair: ModelPair) -> float:
+    """`LatencyProfile.nucleus`."""
+    logits_NV = torch.randn(ROWS, pair.vocabulary, device=pair.device)
+    taken: dict[float, list[float]] = {1.0: [], 0.9: []}
+    for _ in range(TIMES):
+        for top_p, seconds in taken.items():
+            start = now(pair)
+            Sampling(1.0, top_p).probabilities(logits_NV)
+            seconds.append(now(pair) - start)
+    plain, filtered = map(statistics.median, taken.values())
+    return max(0.0, filtered - plain) / ROWS
+
+
+def times(profile: LatencyProfile, samples: Sequence[Sample]) -> tuple[float, float]:
+    """Predicted and measured seconds of steps with one action that are not late: means without the slowest tenth."""
+    quicker = _quicker(sorted(samples, key=lambda each: each.step.total))
+    predicted = statistics.fmean(
+        profile.action_seconds(each.step.action, each.step.length, each.verifier, nodes=each.step.nodes)
+        for each in quicker
+    )
+    return predicted, statistics.fmean(each.step.total for each in quicker)

@@ -10,17 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, IID, Action, ActionSpace
+from selector.actions import IID, Action, ActionSpace
 from selector.sampling import Sampling
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
-from selector.tables import FREE, Batches, Table, number
+from selector.tables import Batches, Table, number
 
 VERSION = 8  # of the file
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
@@ -29,30 +28,26 @@ SPACE = ActionSpace.default()
 UNCUT = Sampling()
 EAGER = "eager"  # the decoder that drafts every style; the others draft i.i.d. branches alone
 NEVER_LATE = Table([0], [0], [[0.0]])
-LEAST = 0.05  # of the target's pass: no step is faster, though a fit to disturbed measurements may say so
 NOT_DRAFTED = 1e6  # seconds of a step that the machine's decoder cannot make
 
 
-class Correction(NamedTuple):
-    """Time of real decoding steps with a verifier minus that of the tables, in seconds; fitted over many trees."""
+class Verification(NamedTuple):
+    """Seconds that drafted trees take with a verifier beyond what the target's pass takes with their tokens."""
 
-    drafting: float = 0.0  # of a step in which anything is drafted
-    trunk_pass: float = 0.0  # of each draft pass over one token
-    branch_pass: float = 0.0  # of each draft pass over several
-    branching: float = 0.0  # of a step with several branches
+    token: float = 0.0  # for each drafted token
+    branching: float = 0.0  # once, where there are branches
 
 
 @dataclass(frozen=True)
 class LatencyProfile:
-    """Measured times of one pair on one machine, in seconds.
+    """Times of one pair on one machine, in seconds, fitted to real decoding steps. A step takes as long as its passes,
+    its verification and its decisions in sum.
 
     Attributes:
         different: for each sampling setting (`str`), the mean number of different nodes that K branches have at each of
             their depths, for K from 2 on. Equal prefixes of branches are one node of the target's pass. Where a setting
             is missing, all nodes are counted.
         weights: of the target and the draft, a hash of some of their numbers; empty where they are not known.
-        plain: seconds of a step of plain decoding in a run of its own, minus that of one between steps that draft: the
-            draft's passes push the target's weights out of the processor's caches.
         late: by how much longer a step that drafts takes, by the tokens that came since the draft's last pass; it has
             to pass them all.
         batches: an engine's passes over several requests together; `draft` and `target` are then those of the smallest
@@ -62,18 +57,15 @@ class LatencyProfile:
     device: str  # processor, threads, dtype
     pair: str  # fingerprint of the models
     draft: Table  # one draft pass with sampling of the next tokens, by context length and width in tokens
-    target: Table  # one target pass over a tree with its distributions, by context length and nodes with the root
-    verify: dict[str, Table]  # for each verifier, by depth of the tree and number of branches
+    target: Table  # a step without drafting: the target's pass and all else, by context length and nodes with the root
+    verify: dict[str, Verification]  # by verifier
     decide: dict[str, float]  # one decision, with its features, by what it sees: `schema.LEVELS`, or the match alone
-    step: float  # the rest of a decoding step; fitted, and below 0 where passes in a step are faster than alone
+    drafting: float = 0.0  # once in a step in which anything is drafted
     nucleus: float = 0.0  # additional time of one row of probabilities where top-p is below 1
-    corrections: dict[str, Correction] = field(default_factory=dict)  # by verifier; empty where they were not fitted
     batches: Batches | None = None
-    copied: Table = FREE  # verification of a lookup with any verifier, by its length
     decoder: str = EAGER  # kind of the decoder whose steps were timed
     different: dict[str, list[list[float]]] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
-    plain: float = 0.0
     late: Table = NEVER_LATE
 
     @classmethod
@@ -83,18 +75,16 @@ class LatencyProfile:
             values = json.loads(Path(path).read_text())
             found = values.pop("schema_version")
             values.pop("check", None)
-            for name in ("draft", "target", "copied", "late"):
+            for name in ("draft", "target", "late"):
                 values[name] = Table(**values[name])
-            values["verify"] = {name: Table(**table) for name, table in values["verify"].items()}
-            fitted = values["corrections"].items()
-            values["corrections"] = {name: Correction(*map(number, seconds)) for name, seconds in fitted}
+            values["verify"] = {name: Verification(*own) for name, own in values["verify"].items()}
             if (batches := values.get("batches")) is not None:
                 tables = {role: [Table(**table) for table in batches[role]] for role in ("draft", "target")}
                 values["batches"] = Batches(**{**batches, **tables})
             profile = cls(**values)
-            number(profile.step), number(profile.plain)
             rows = list(chain.from_iterable(profile.different.values()))
-            times = profile.nucleus, *profile.decide.values(), *chain.from_iterable(rows)
+            times = profile.drafting, profile.nucleus, *profile.decide.values()
+            times += *chain.from_iterable(profile.verify.values()), *chain.from_iterable(rows)
             whole = all(len(each) == SPACE.max_K - 1 for each in profile.different.values())
             whole = whole and all(len(row) == SPACE.max_L2 for row in rows)
             names = (profile.device, profile.pair, profile.decoder, *profile.weights)
@@ -149,21 +139,15 @@ class LatencyProfile:
         if action.distinct and self.decoder != EAGER:
             return NOT_DRAFTED
         nodes = self.nodes(action, sampling) if nodes is None else nodes
-        passes = _draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
-        seconds = sum(self.draft.at(*size) for size in passes)
-        decisions = sum(self.decide.get(each, 0.0) for each in feature_levels)
-        target = self.target.at(length, nodes)
-        seconds += target + self.step + decisions
-        if action.copies:
-            seconds += self.copied.at(action.L1, 1)
-        elif action != EMPTY:
-            seconds += self.verify[verifier].at(action.L1 + action.L2, action.K)
-            seconds += sum(map(mul, correction_counts(action), self.corrections.get(verifier, Correction())))
-        elif not feature_levels:  # nothing is ever drafted
-            seconds += self.plain
+        passes = draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
+        seconds = self.target.at(length, nodes) + sum(self.draft.at(*size) for size in passes)
+        seconds += sum(self.decide.get(each, 0.0) for each in feature_levels)
+        if action.drafts:
+            own = self.verify[verifier]
+            seconds += self.drafting + own.token * action.nodes + own.branching * (action.K > 1)
         if sampling.top_p < 1:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
-        return max(seconds, LEAST * target)
+        return seconds
 
     def table(
         self,
@@ -194,7 +178,7 @@ class LatencyProfile:
         return {}  # earlier answers of `table`: tuning and the methods of an evaluation ask for the same ones
 
 
-def _draft_passes(action: Action, length: float, root: bool) -> list[tuple[float, int]]:
+def draft_passes(action: Action, length: float, root: bool = False) -> list[tuple[float, int]]:
     """Context length and width of a step's draft passes. The first has width 2, because after full acceptance it also
     covers the last accepted token; with `root`, for a decision from the draft's rows, it is always made."""
     if not action.drafts:
@@ -202,16 +186,6 @@ def _draft_passes(action: Action, length: float, root: bool) -> list[tuple[float
     K, L1, L2 = action[:3]
     trunk = [(length + depth, 1) for depth in range(1, L1 + (L2 > 0))]
     return [(length, 2), *trunk, *((length + L1 + depth * K, K) for depth in range(1, L2))]
-
-
-def correction_counts(action: Action) -> tuple[int, int, int, int]:
-    """How often each part of a `Correction` occurs in a step with this action."""
-    if action.copies:
-        return 0, 0, 0, 0
-    K, L1, L2 = action[:3]
-    if K == 1:
-        return int(L1 + L2 > 0), L1 + L2, 0, 0
-    return 1, L1 + 1, L2 - 1, 1
 
 
 def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B: Tensor) -> Tensor:
@@ -234,13 +208,12 @@ def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
 def gpu_like(pair: str, verifiers: Iterable[str], draft_share: float) -> LatencyProfile:
     """A synthetic profile of one sequence on a GPU, where a pass over 32 tokens takes as long as a pass over one;
     `draft_share` is the time of a draft pass as a share of a target pass, which takes `PASS`."""
-    draft, target = draft_share * PASS, PASS
+    draft, target = draft_share * PASS, 1.01 * PASS  # with the rest of the step
     return LatencyProfile(
         device=f"synthetic: GPU-like, a draft pass {draft_share:g} of a target pass, 32 tokens at the price of one",
         pair=pair,
         draft=Table([1], [1, 32], [[draft, draft]]),
-        target=Table([1], [1, 32, 64], [[target, target, 1.5 * target]]),
-        verify=dict.fromkeys(verifiers, FREE),
-        decide=dict.fromkeys(FEATURES, 0.01 * target),
-        step=0.01 * target,
+        target=Table([1], [1, 32, 64], [[target, target, target + 0.5 * PASS]]),
+        verify=dict.fromkeys(verifiers, Verification()),
+        decide=dict.fromkeys(FEATURES, 0.01 * PASS),
     )

@@ -24,7 +24,6 @@ from selector.runtime.selector import Selector, Tuned
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.train.module import SelectorModule
 
-WIDTHS, NODES = (1, 2, 4), (1, 2, 5, 9, 17, 25, 41)  # branches of a draft pass; nodes of a target pass with the root
 DECISIONS = (MATCH, *FEATURES)  # what the decisions that are timed see
 ENDED = "prompts: their continuations end before a second decoding step, which could be timed"
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, islice, product
 from typing import Any
 
 from rich.table import Table
 
 from data_gen import timing
 from data_gen.decoding import EAGER
-from data_gen.decoding.loop import Step
 from data_gen.drafting.sampled import different_nodes
 from data_gen.models.checkpoints import RANDOM
 from data_gen.models.pair import ModelPair
@@ -21,9 +20,6 @@ from pipelines.config import Config
 from pipelines.latency import timings
 from pipelines.latency.profile import (
     DECISIONS,
-    ENDED,
-    NODES,
-    WIDTHS,
     context_lengths,
     decision_seconds,
     decoder_of,
@@ -34,7 +30,6 @@ from pipelines.run import Stage, console, table, ticking, watched, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action
 from selector.latency import LatencyProfile
-from selector.schema import InputError
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train")
 
@@ -46,19 +41,16 @@ TREES = (
 OTHERS = (1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6)
 FITTED = [*map(Action.of, TREES), *map(Action.copy, (2, 8, 16))]
 CHECKED = [*map(Action.of, OTHERS), Action.copy(4)]
-FORMAT = 9  # of `latency.json`; a profile of another format is measured anew
-REAL_STEPS = 8  # timed steps of each text and tree
+FORMAT = 10  # of `latency.json`; a profile of another format is measured anew
+PROMPTS = 8  # on which decisions are timed and different nodes are counted
 UNSTEADY = 0.1  # mean distance of predicted step times from measured ones, as a share, that is warned of
-PLAIN_ROUNDS = 24  # of each text, for plain decoding in a run of its own
-LATE_ROUNDS = 3  # of all texts for each of `latency.repeats`, for drafts after plain steps
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 
 
 def plan(config: Config) -> list[str]:
     if reads_only(config):
         return [f"read the step times of an engine from {config.latency.timings}"]
-    cells = 3 * (len(WIDTHS) + len(NODES))  # of three contexts
-    return [f"{cells} pass sizes and {len(config.verifiers)} verifiers, {config.latency.repeats} times each"]
+    return [f"{config.latency.repeats} decoding steps with each of {len(FITTED + CHECKED)} trees and lookups"]
 
 
 def reads_only(config: Config) -> bool:
@@ -75,39 +67,24 @@ def run(config: Config) -> None:
     stage = stage_of(config, pair.fingerprint)
     if not stage.begin():
         return
-    device = stage.depends["device"]
-    grid = timing.Grid(context_lengths(config), WIDTHS, NODES, config.latency.repeats)
-    count = max(1, config.latency.repeats // 5)
-    prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train", count)]
+    prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train")[:PROMPTS]]
+    lengths = context_lengths(config)
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
-        with ticking("timing passes", grid.repeats) as tick:
-            profile = timing.measure(pair, grid, config.verifiers, device, tick)
         pair.decoder = decoder_of(config, pair)
-        profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0), decoder=pair.decoder)
+        cases = timed_cases(config, pair)
+        steps = config.latency.repeats * len(cases)
+        with ticking("timing decoding steps", steps) as tick:
+            samples = timing.real_steps(pair, cases, contexts(prompts, lengths), steps, tick)
+        profile = timing.fitted(
+            pair, [each for each in samples if each.step.action in FITTED], lengths, stage.depends["device"]
+        )
+        profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0))
         decide = {
-            level: decision_seconds(config, pair, profile, level, prompts[0], config.data.tokens, count)
+            level: decision_seconds(config, pair, profile, level, prompts[0], config.data.tokens, PROMPTS)
             for level in watched(DECISIONS, "timing decisions")
         }
-        profile = replace(profile, decide=decide)
-        actions = [each for each in FITTED + CHECKED if pair.trees.max_K >= each.K]
-        own = config.train.verifier  # of other verifiers only the branching takes a time of its own
-        cases = [
-            (name, each)
-            for name, each in product(config.verifiers, actions)
-            if name == own or (each.K > 1 and each in FITTED)
-        ]
-        with ticking("timing decoding steps", timing.rounds(cases, prompts)) as tick:
-            steps = timing.real_steps(pair, cases, prompts, REAL_STEPS, config.data.tokens, tick)
-        if any(case not in steps for case in cases if not case[1].copies):
-            raise InputError(ENDED)
-        profile = replace(profile, different=different(config, pair, prompts))
-        profile = timing.fitted(profile, {key: taken for key, taken in steps.items() if key[1] in FITTED})
-        plain = timing.plain_alone(pair, config.train.verifier, prompts, PLAIN_ROUNDS, config.data.tokens)
-        turns = math.ceil(LATE_ROUNDS * config.latency.repeats / len(prompts))
-        with ticking("timing late drafts", turns * len(prompts)) as tick:
-            late = timing.late_drafts(pair, config.train.verifier, prompts, turns, config.data.tokens, tick)
-        profile = replace(profile, plain=plain, late=late)
-        rows = check(profile, config.train.verifier, {key: taken for key, taken in steps.items() if key[1] in CHECKED})
+        profile = replace(profile, decide=decide, different=different(config, pair, prompts))
+        rows = check(profile, config.train.verifier, samples)
         stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows})
         mlflow.log_artifact(str(profile_path(config)))
@@ -140,12 +117,27 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
     return Stage("latency", config, depends, (profile_path(config),))
 
 
-def check(profile: LatencyProfile, verifier: str, steps: dict[tuple[str, Action], list[Step]]) -> list[dict[str, Any]]:
+def timed_cases(config: Config, pair: ModelPair) -> list[timing.Case]:
+    """All actions with the selector's verifier; with the others, trees with branches, of which alone they differ."""
+    drafted, own = [each for each in FITTED + CHECKED if pair.trees.max_K >= each.K], config.train.verifier
+    others = [name for name in config.verifiers if name != own]
+    branching = [each for each in drafted if each.K > 1 and each in FITTED] or drafted[:1]
+    return [*product([own], drafted), *product(others, branching)]
+
+
+def contexts(prompts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
+    """Prompts from which texts grow up to each of some lengths."""
+    tokens = [token for prompt in prompts for token in prompt]
+    return [list(islice(cycle(tokens), max(2, length - timing.GROWN))) for length in lengths]
+
+
+def check(profile: LatencyProfile, verifier: str, samples: Sequence[timing.Sample]) -> list[dict[str, Any]]:
     """Predicted and measured step times with one verifier, of trees and lookups outside of the fit."""
     rows = []
-    for (name, action), taken in steps.items():
-        if name == verifier:
-            predicted, measured = timing.times(profile, verifier, action, taken)
+    for action in CHECKED:
+        taken = [own for own in samples if (own.verifier, own.step.action, own.late) == (verifier, action, 0)]
+        if taken:
+            predicted, measured = timing.times(profile, taken)
             row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": predicted / measured}
             rows.append({**row, "steps": len(taken)})
     return rows

@@ -13,9 +13,9 @@ from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt,
 from pipelines.config import Config
 from pipelines.pair.loading import load_pair
 from pipelines.run import Stage, write_json
-from selector.latency import LatencyProfile
+from selector.latency import LatencyProfile, Verification
 from selector.schema import LEVELS, InputError, sha256
-from selector.tables import FREE, Batches, Table, along
+from selector.tables import Batches, Table, along
 
 
 class Row(BaseModel, extra="forbid"):
@@ -105,9 +105,8 @@ def profile_of(
         pair=pair,
         draft=draft[0],
         target=target[0],
-        verify=dict.fromkeys(verifiers, FREE),
+        verify=dict.fromkeys(verifiers, Verification()),
         decide=dict.fromkeys(LEVELS, 0.0),
-        step=0.0,
         batches=batches,
     )
 

@@ -66,16 +66,14 @@ def run(config: Config) -> None:
     stage = Stage("quick", config, {"pair": pair.fingerprint}, (figures,))
     with mlflow_run(config, "quick", SECTIONS) as mlflow:
         end = start + 60 * config.quick.minutes - ELSEWHERE
-        profile, answers, warning = answers_in_time(config, pair, prompts, end)
+        profile, answers = answers_in_time(config, pair, prompts, end)
         left_out = [str(setting.build()) for setting in config.sampling[len(answers) :]]
         stage.replace()
-        found = {"device": profile.device, "pair": profile.pair, "warning": warning, "left_out": left_out}
+        found = {"device": profile.device, "pair": profile.pair, "left_out": left_out}
         write_json(figures, {**found, "settings": [asdict(answer) for answer in answers]})
         _print_tables(answers)
         for each in left_out:
             stage.say(f"{each}: left out, to stay within quick.minutes={config.quick.minutes:g}")
-        if warning:
-            stage.say(f"[bold yellow]warning[/]: {warning}")
         verdicts = [answer.verdict() for answer in answers]
         for line in (*verdicts, _next(answers)):
             stage.say(line)
@@ -98,11 +96,11 @@ def _prompts(config: Config) -> list[Prompt]:
 
 def answers_in_time(
     config: Config, pair: ModelPair, prompts: list[Prompt], end: float
-) -> tuple[LatencyProfile, list[Answer], str]:
-    """This machine's profile; the answers for the first sampling setting, and for those after it that there is time for
-    until the moment `end` of `time.perf_counter()`; and why not to trust them, else empty."""
+) -> tuple[LatencyProfile, list[Answer]]:
+    """This machine's profile; and the answers for the first sampling setting, and for those after it that there is time
+    for until the moment `end` of `time.perf_counter()`."""
     encoded = [encode(config, pair, prompt) for prompt in prompts]
-    profile, warning = profile_in_time(config, pair, encoded, end - time.perf_counter())
+    profile = profile_in_time(config, pair, encoded, end - time.perf_counter())
     answers: list[Answer] = []
     text = 0.0  # seconds
     for remaining, setting in zip(range(len(config.sampling), 0, -1), config.sampling, strict=True):
@@ -112,7 +110,7 @@ def answers_in_time(
         rows = _labelled(config, pair, prompts, sampling, begin + (end - begin) / remaining)
         answers.append(Answer.of(sampling, texts_of(rows, config.verifiers), profile, config.verifiers))
         text = (time.perf_counter() - begin) / answers[-1].texts
-    return profile, answers, warning
+    return profile, answers
 
 
 def _labelled(config: Config, pair: ModelPair, prompts: list[Prompt], sampling: Sampling, until: float) -> pa.Table:

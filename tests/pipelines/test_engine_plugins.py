@@ -5,7 +5,6 @@ No engine is run here; small classes stand in for theirs.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections.abc import Sequence
@@ -245,47 +244,6 @@ def test_vllms_scheduler_schedules_the_length_that_its_requests_ask_for(
         made._update_after_schedule(output)
         assert seen[-1] == [each.prompt_token_ids + each.output_token_ids for each in made.requests.values()]
         assert output.num_spec_tokens_to_schedule == best(chains, done, range(4), [0, 2, 5]) == output.spread
-
-
-def test_sglangs_policy_takes_a_selectors_steps(chains: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Params:
-        def __init__(self, initial_steps: int, cfg_path: str) -> None:
-            table = json.loads(Path(cfg_path).read_text())
-            self.slots = {int(key): value["candidate_steps"] for key, value in table.items() if key.isdigit()}
-            self.candidate_steps = sorted({length for lengths in self.slots.values() for length in lengths})
-
-        def _route(self, batch_size: int) -> Any:
-            least = max(key for key in self.slots if key <= batch_size)
-            return SimpleNamespace(candidate_steps=self.slots[least])
-
-        def get_steps_for_batch(self, batch_size: int) -> int:
-            return 3
-
-    registered: list[Any] = []
-    hooks = SimpleNamespace(register=lambda *each: registered.append(each), apply_hooks=lambda: None)
-    held: dict[str, dict[str, Any]] = {
-        "sglang.srt.plugins.hook_registry": {"HookRegistry": hooks, "HookType": SimpleNamespace(BEFORE=0, REPLACE=1)},
-        "sglang.srt.speculative.adaptive_spec_params": {"AdaptiveSpeculativeParams": Params},
-    }
-    plugin = stand_ins(monkeypatch, "data_gen.engines.sglang", held)
-    plugin.register()
-    table: dict[str, Any] = {"1": {"candidate_steps": [1, 3, 5]}, "3": {"candidate_steps": [0, 1, 3]}}
-    path = tmp_path / "table.json"
-    path.write_text(json.dumps(table))
-    assert plugin.SelectedSteps(3, str(path)).get_steps_for_batch(1) == 3  # SGLang's own without our entry
-    path.write_text(json.dumps(table | {NAME: {"selector": str(chains)}}))
-    policy = plugin.SelectedSteps(3, str(path))
-    (_, replacement, _), (_, before, _) = registered
-    assert replacement is plugin.SelectedSteps
-    worker = SimpleNamespace(adaptive_controller=SimpleNamespace(params=policy))
-    decoding, seen = SimpleNamespace(is_extend=lambda: False), asked(monkeypatch)
-    for done in range(1, 40, 4):
-        for numbers, lengths in ((range(4), [0, 1, 3]), (range(1), [1, 3, 5])):
-            batch = SimpleNamespace(reqs=[request(number, done) for number in numbers], forward_mode=decoding)
-            before(worker, batch)
-            assert policy.get_steps_for_batch(len(numbers)) == best(chains, done, numbers, lengths)
-            assert [each.prompt_token_ids + each.output_token_ids for each in batch.reqs] in seen
-            assert policy.on_verify_complete([5] * len(numbers), len(numbers)) is None
 
 
 def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,9 @@ from data_gen.texts.prompts import Form, Prompt
 from data_gen.traces import texts_of
 from pipelines.config import load_config
 from pipelines.quick.stage import SOURCES, Answer, answers_in_time
-from selector.latency import Correction, gpu_like
+from selector.latency import gpu_like
 from selector.schema import InputError
+from selector.tables import Table
 from tests.copying import copying_model
 from tests.pipelines.runs import ROOT, UNTEMPLATED, espalier, outcome
 from tests.selector.synthetic import texts
@@ -66,7 +67,7 @@ def test_prompts_are_checked_before_a_model_is_loaded(pair_folders: tuple[str, s
 def test_when_the_time_is_over_few_texts_answer_for_the_first_sampling_setting(pair: ModelPair) -> None:
     more = [*UNTEMPLATED, "prompts.tokens=40", "data.tokens=12", "sampling=[{temperature: 1.0}, {temperature: 0.5}]"]
     config = load_config(ROOT / "configs" / "demo.yaml", more)
-    _, answers, _ = answers_in_time(config, pair, PROMPTS, time.perf_counter())
+    _, answers = answers_in_time(config, pair, PROMPTS, time.perf_counter())
     assert [(str(answer.sampling), answer.texts) for answer in answers] == [("T=1", SOURCES)]
     with pytest.raises(InputError, match="texts of 3 sources can be labelled: 4 are needed"):
         answers_in_time(config, pair, [*PROMPTS[:3], *PROMPTS[:3]], time.perf_counter())
@@ -84,7 +85,7 @@ def test_the_verdict_follows_from_times_and_texts() -> None:
     assert pays.verdict().startswith("T=1: speculation pays: ") and pays.best["low"] > 1
     assert pays.best["low"] < pays.best["speed"] < pays.best["high"] and "[" in pays.verdict()
     assert json.loads(json.dumps(asdict(pays)))["best"] == pays.best
-    quicker = replace(cheap, corrections=dict.fromkeys(VERIFIERS, Correction(drafting=-1.0)))
+    quicker = replace(cheap, target=Table([1], [1, 2], [[1.0, 0.5]]))
     assert "the machine is busy; repeat later" in Answer.of(Sampling(), data, quicker, VERIFIERS).verdict()
 
 

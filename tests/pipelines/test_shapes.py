@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import Gemma3TextConfig
 
 from data_gen import timing
@@ -14,6 +13,7 @@ from pipelines.cli import run
 from pipelines.config import load_config
 from pipelines.latency.stage import summary, unsteady
 from pipelines.pair.loading import load_pair
+from selector.actions import Action
 from selector.schema import InputError
 from tests.pipelines.runs import ROOT
 
@@ -32,18 +32,11 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_profile_of_a_pair_without_weights_says_so(shapes: list[str]) -> None:
     config = load_config(DEMO, shapes)
-    pair, grid = load_pair(config, shapes=True), timing.Grid((20,), (1,), (1, 5), 1)
-    profile = timing.measure(pair, grid, ["traversal"], "here", lambda: None)
+    pair, cases = load_pair(config, shapes=True), [("traversal", Action.of(each)) for each in ((1, 0, 0), (1, 4, 0))]
+    profile = timing.fitted(pair, timing.real_steps(pair, cases, [[1, 2, 3]], 20), (20,), "here")
     assert profile.pair.startswith("random weights, ") and profile.target.at(100, 5) > 0
     row = {"action": "(1, 4, 0)", "predicted": 1.0, "measured": 1.0, "ratio": 1.0}
     assert "random weights" in str(summary(replace(profile, decide={}), [row]).title)
-
-
-def test_a_busy_machine_is_noticed() -> None:
-    whole, own = timing.clocks()
-    assert timing.disturbance(torch.device("cpu"), (whole, own - 900)) == ""
-    assert timing.disturbance(torch.device("cpu"), (whole - 900, own)).startswith("other programs had this core for ")
-    assert timing.disturbance(torch.device("cuda"), (whole - 900, own)) == ""
 
 
 def test_predictions_that_miss_the_measured_steps_are_noticed() -> None:

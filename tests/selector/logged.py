@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 
 from selector.actions import Action, ActionSpace
-from selector.latency import LatencyProfile
+from selector.latency import LatencyProfile, Verification
 from selector.sampling import Sampling
 from selector.schema import LEVELS, LOG, PAIR
-from selector.tables import FREE, Batches, Table
+from selector.tables import Batches, Table
 from selector.train.data import Texts, Timed
 
 SPACE = ActionSpace.chains(5, 6)
@@ -31,9 +31,8 @@ def profile() -> LatencyProfile:
         pair="log:head",
         draft=draft[0],
         target=target(1),
-        verify={"naive": FREE},
+        verify={"naive": Verification()},
         decide=dict.fromkeys(LEVELS, 0.0),
-        step=0.0,
         batches=batches,
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode
-from selector.latency import UNCUT, LatencyProfile
+from selector.latency import UNCUT, LatencyProfile, Verification
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, PAIR
 from selector.tables import Table
@@ -32,11 +32,9 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
         pair="0123456789abcdef",
         draft=Table(lengths, [1, 4], [[draft, 2 * draft], [1.5 * draft, 3 * draft]]),
         target=Table(lengths, [1, 33], [[target, 2 * target], [1.5 * target, 3 * target]]),
-        verify={"traversal": Table([1, 16], [1, 4], [[1e-4, 2e-4], [5e-4, 8e-4]])},
+        verify={"traversal": Verification(3e-5, 1e-4)},
         decide={EARLY: 5e-5, LIGHT: 1e-4, FULL: 3e-4},
-        step=1e-4,
         nucleus=2e-5,
-        copied=Table([1, 16], [1], [[1e-4], [4e-4]]),
     )
 
 

@@ -10,9 +10,8 @@ import torch
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.latency import (
     VERSION,
-    Correction,
     LatencyProfile,
-    correction_counts,
+    Verification,
     gpu_like,
     interpolated_at,
 )
@@ -26,10 +25,9 @@ FLAT = LatencyProfile(
     "pair",
     draft=Table([10, 20], [1, 4], [[1.0, 4.0], [1.0, 4.0]]),  # seconds are the width
     target=Table([10, 20], [1, 33], [[100.0, 132.0], [100.0, 132.0]]),  # 99 + nodes
-    verify={"traversal": Table([1, 16], [1, 4], [[1000.0, 1000.0], [1000.0, 1000.0]])},
+    verify={"traversal": Verification(0.1, 300.0)},
     decide={TEXT: 3000.0, DRAFTER: 4000.0, EARLY: 5000.0, LIGHT: 10_000.0, FULL: 20_000.0},
-    step=0.0,
-    copied=Table([1, 16], [1], [[300.0], [300.0]]),
+    drafting=1000.0,
 )
 ACTIONS = ActionSpace.with_lookups().actions
 
@@ -48,8 +46,8 @@ ACTIONS = ActionSpace.with_lookups().actions
     ids=str,
 )
 def test_every_pass_is_charged_at_its_width(action: Action, passes: int) -> None:
-    verification = 300.0 if action.copies else 1000.0 if action.nodes else 0.0
-    expected = passes + 100.0 + action.nodes + verification
+    drafting = 1000.0 + 0.1 * action.nodes + 300.0 * (action.K > 1) if action.drafts else 0.0
+    expected = passes + 100.0 + action.nodes + drafting
     assert FLAT.action_seconds(action, 15, "traversal") == pytest.approx(expected)
 
 
@@ -70,7 +68,7 @@ LATE = [((LIGHT,), 10_000), ((FULL,), 20_000), ((EARLY, LIGHT), 15_000), ((EARLY
 def test_a_selector_pays_for_itself_and_for_the_root_pass(feature_levels: tuple[str, ...], own: float) -> None:
     """For every decision that it has made, and for the pass whether or not the draft then drafts."""
     assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(own + 2 + 100)
-    assert FLAT.action_seconds(Action.copy(8), 15, "traversal", feature_levels) == pytest.approx(own + 2 + 108 + 300)
+    assert FLAT.action_seconds(Action.copy(8), 15, "traversal", feature_levels) == pytest.approx(own + 2 + 108)
     for action in (Action(1, 1, 0), Action(3, 2, 2)):  # where something is drafted the draft passes the root anyway
         base = FLAT.action_seconds(action, 15, "traversal")
         assert FLAT.action_seconds(action, 15, "traversal", feature_levels) == pytest.approx(base + own)
@@ -82,8 +80,10 @@ def test_a_selector_pays_for_itself_and_for_the_root_pass(feature_levels: tuple[
 def test_what_needs_no_draft_takes_no_pass_of_it(feature_levels: tuple[str, ...], own: float) -> None:
     """Unless its rows are looked at."""
     assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(own + 100)
-    assert FLAT.action_seconds(Action.copy(8), 15, "traversal", feature_levels) == pytest.approx(own + 108 + 300)
-    assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", feature_levels) == pytest.approx(own + 2 + 101 + 1000)
+    assert FLAT.action_seconds(Action.copy(8), 15, "traversal", feature_levels) == pytest.approx(own + 108)
+    assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", feature_levels) == pytest.approx(
+        own + 2 + 101 + 1000.1
+    )
 
 
 def test_tables_are_linear_between_and_constant_beyond_the_grid() -> None:
@@ -117,8 +117,7 @@ def test_a_decision_that_was_not_measured_is_named() -> None:
 
 def test_a_profile_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
-    whole = replace(profile(), corrections={"traversal": Correction(1e-4, 2e-4, 0.0, -1e-5)})
-    whole = replace(whole, late=Table([0], [0, 4], [[0.0, 1e-3]]))
+    whole = replace(profile(), drafting=1e-4, late=Table([0], [0, 4], [[0.0, 1e-3]]))
     for own in (profile(), whole):
         path.write_text(json.dumps({**own.to_json(), "check": []}))
         assert LatencyProfile.load(path) == own
@@ -132,7 +131,7 @@ def test_a_damaged_profile_is_named(tmp_path: Path, content: str) -> None:
         LatencyProfile.load(path)
 
 
-@pytest.mark.parametrize("name", ["draft", "verify", "copied", "decide", "step", "corrections", "schema_version"])
+@pytest.mark.parametrize("name", ["draft", "verify", "decide", "late", "schema_version"])
 def test_a_profile_without_a_part_is_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / "latency.json"
     path.write_text(json.dumps({key: value for key, value in profile().to_json().items() if key != name}))
@@ -155,19 +154,6 @@ def test_a_gpu_like_profile_verifies_32_tokens_at_the_price_of_one() -> None:
     assert times[1, 1, 0] - times[1, 0, 0] == pytest.approx(0.05 * target)
     assert times[4, 0, 7] - times[1, 1, 0] == pytest.approx(6 * 0.05 * target)
     assert times[4, 0, 8] - times[4, 0, 7] == pytest.approx((0.05 + 0.5 / 32) * target)  # the 33rd token is not free
-
-
-def test_corrections_count_passes_and_branches() -> None:
-    """What a step took beyond the tables, once a step, per pass of the trunk and of the branches, and for branching."""
-    shapes = {(1, 0, 0): (0, 0, 0, 0), (1, 3, 0): (1, 3, 0, 0), (1, 8, 2): (1, 10, 0, 0), (4, 0, 1): (1, 1, 0, 1)}
-    shapes |= {(3, 2, 4): (1, 3, 3, 1)}
-    corrected = replace(FLAT, corrections={"traversal": Correction(1e6, 1e7, 1e8, 1e9)})
-    shapes |= {Action.copy(8): (0, 0, 0, 0)}  # a lookup makes no pass that could be off
-    for shape, counts in shapes.items():
-        action = Action.of(shape)
-        assert correction_counts(action) == counts
-        gap = corrected.action_seconds(action, 15, "traversal") - FLAT.action_seconds(action, 15, "traversal")
-        assert gap == pytest.approx(sum(n * 10.0 ** (6 + i) for i, n in enumerate(counts)))
 
 
 def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
