@@ -88,6 +88,7 @@ class LoggedRecord(Record):
     prompt_token_ids: TokenIds
     generated_token_ids: TokenIds
     drafters: dict[str, Drafted]
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class LoggedText:
     start: int  # tokens of the prompt; position r of the generated text is token `start + r`
     survivals: dict[str, NDArray[np.float32]]  # by drafter, P(accepted >= t) at each position, [R, D]; NaN if unknown
     place: str  # file and line
+    note: str = ""  # why nothing is known of its drafter's steps
 
     @property
     def roots(self) -> int:
@@ -141,7 +143,7 @@ def _text(place: str, line: Any) -> LoggedText:
     survivals = {name: own.survivals_RD(name, len(generated)) for name, own in record.drafters.items()}
     name = record.id or place
     source, kind = record.source or f"{file} {name}", record.kind or file
-    return LoggedText(name, source, kind, prompt + generated, len(prompt), survivals, place)
+    return LoggedText(name, source, kind, prompt + generated, len(prompt), survivals, place, record.note)
 
 
 def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
@@ -165,9 +167,11 @@ def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
 
 def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
     """The name of the drafter whose chains are candidates: a wanted one or `NO_DRAFTER`, else the only one that does
-    not copy, if there are any. InputError where a text has no entry of it, or several are there and none is wanted."""
+    not copy, if there are any and the steps of most texts are known. InputError where a text has no entry of it and no
+    note says why, or several are there and none is wanted."""
     names = Counter(name for text in texts for name in text.survivals)
-    if wanted == NO_DRAFTER or (wanted is None and not names):
+    few = 2 * sum(bool(text.note) for text in texts) >= len(texts)
+    if wanted == NO_DRAFTER or (wanted is None and (few or not names)):
         return NO_DRAFTER
     drafting = [name for name in names if name not in COPYING]
     listed = ", ".join(sorted(names))
@@ -176,7 +180,7 @@ def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
     drafter = wanted or drafting[0]
     if drafter not in names:
         raise InputError(f"logs.drafter: {drafter!r} is not in the log, which has {listed}")
-    without = next((text for text in texts if drafter not in text.survivals), None)
+    without = next((text for text in texts if drafter not in text.survivals and not text.note), None)
     if without is not None:
         raise InputError(f"{without.place}: no entry of {drafter}")
     return drafter
@@ -202,6 +206,14 @@ class Logs(NamedTuple):
     def all(self) -> list[LoggedText]:
         return [*self.texts, *self.held_out]
 
+    def of(self, drafter: str) -> Logs:
+        """What a drafter's chains can be learned from: without the texts of whose steps nothing is known. Lookups are
+        learned from all texts."""
+        if drafter == NO_DRAFTER:
+            return self
+        known, held_out = ([text for text in own if not text.note] for own in (self.texts, self.held_out))
+        return Logs(known, held_out, self.remarks)
+
 
 def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling) -> Logs:
     """The texts of log files and of folders with traces; InputError as `read_logs` and `read_trace_log`."""
@@ -212,6 +224,8 @@ def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling
         remarks.append(f"{twice} texts are duplicates and are left out")
     if shared := len({text.source for text in (*texts, *tested)}) - len({text.source for text in kept}):
         remarks.append(f"sources that are joined to others, because they have prompts in common: {shared}")
+    notes = Counter(text.note for text in kept if text.note)
+    remarks += [f"{count} of {len(kept)} texts are for lookups alone: {note}" for note, count in notes.items()]
     texts, tested = ([text for text in kept if (text.place in places) == of] for of in (False, True))
     return Logs(texts, tested, remarks)
 

@@ -1,7 +1,8 @@
 """Lines of a log (`data_gen.texts.logs`) from what other programs write: an importer for each kind of line.
 
 The keys are those of vLLM 0.33.0, SGLang 0.5.23 and llama.cpp 0c1e570. Only vLLM says how many tokens each step drafted
-and accepted. A text without steps has its token ids, which suffice for lookups.
+and accepted, and only of steps that drafted something. A text whose steps are not known has its token ids, which suffice
+for lookups; its `note` says what is missing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pydantic import BaseModel, Field
 
 DRAFTED = "draft"  # the drafter's name: a response does not say which one it was
 SIMULATOR = "acc_"  # prefix of drafters' names in logs of SpecDecode-Bench's simulator
+LEFT_OUT = "vLLM left out steps that draft nothing, so it is not known where the others began"
+NO_STEPS = "vLLM gave sums over steps alone (--per-request-spec-decode-metrics detailed gives each step)"
 
 
 class Simulated(BaseModel):
@@ -31,7 +34,8 @@ def record_of(line: Any) -> Any:
     """The line of a log; a line that no importer knows is taken as it is.
 
     Raises:
-        ValueError: a response holds no token ids, several answers, or steps that do not fit to its tokens.
+        ValueError: a response holds no token ids or fewer than it had, several answers, or steps of which lists of
+            different lengths tell.
     """
     found = (importer(line) for importer in IMPORTERS if isinstance(line, dict))
     return next((record for record in found if record is not None), line)
@@ -87,9 +91,16 @@ def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[st
     record |= {key: answer[key] for key in ("source", "kind") if key in answer}
     if name := answer.get("id") or _within(answer, "meta_info").get("id"):
         record["id"] = name
+    count = _within(answer, "usage").get("completion_tokens", _within(answer, "meta_info").get("completion_tokens"))
+    if isinstance(count, int) and count > len(fields[ids]):
+        raise ValueError(f"{ids}: {len(fields[ids])} token ids of an answer of {count} tokens")
     found = _within(_within(answer, "metrics"), "speculative_decoding")
-    steps = _steps(Metrics.model_validate(found), len(fields[ids])) if found else None
-    return record | {"drafters": {} if steps is None else {DRAFTED: {"steps": steps}}}
+    if not found:
+        return record | {"drafters": {}}
+    steps = _steps(Metrics.model_validate(found), len(fields[ids]))
+    return record | (
+        {"drafters": {}, "note": steps} if isinstance(steps, str) else {"drafters": {DRAFTED: {"steps": steps}}}
+    )
 
 
 def _within(values: dict[str, Any], key: str) -> dict[str, Any]:
@@ -98,12 +109,12 @@ def _within(values: dict[str, Any], key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _steps(metrics: Metrics, tokens: int) -> list[list[int]]:
-    """Position, drafted and accepted tokens of each step. The prompt's pass gives the first token, so steps begin at
-    position 1; steps may go beyond the text's end, where the engine cut it."""
+def _steps(metrics: Metrics, tokens: int) -> list[list[int]] | str:
+    """Position, drafted and accepted tokens of each step; or why they are not known. The prompt's pass gives the first
+    token, so steps begin at position 1; steps may go beyond the text's end, where the engine cut it."""
     accepted, drafted = metrics.per_step_accepted, metrics.per_step_drafted
     if metrics.num_spec_steps and not accepted:
-        raise ValueError("no per_step_accepted: start vLLM with --per-request-spec-decode-metrics detailed")
+        return NO_STEPS
     if len(accepted) != len(drafted):
         raise ValueError("per_step_accepted and per_step_drafted differ in length")
     position, steps = 1, list[list[int]]()
@@ -111,9 +122,4 @@ def _steps(metrics: Metrics, tokens: int) -> list[list[int]]:
         if position < tokens:
             steps.append([position, more, kept])
         position += kept + 1
-    if position < tokens:
-        raise ValueError(
-            f"its steps yield {position} of {tokens} tokens: vLLM leaves out steps that draft nothing, so record with "
-            "one number of drafted tokens for all batch sizes"
-        )
-    return steps
+    return steps if position >= tokens else LEFT_OUT

@@ -79,6 +79,7 @@ def _read(config: Config) -> tuple[Logs, Labeller]:
     sampling = config.sampling[0].build()
     logs = read_all(config.logs.files, config.logs.test, sampling)
     drafter = drafter_of(logs.all, config.logs.drafter)
+    logs = logs.of(drafter)
     space = ActionSpace.chains(max(text.of(drafter).shape[1] for text in logs.all), LONGEST_LOOKUP)
     return logs, Labeller(drafter, space, sampling)
 
