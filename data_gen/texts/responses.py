@@ -1,8 +1,8 @@
 """Lines of a log (`data_gen.texts.logs`) from what other programs write: an importer for each kind of line.
 
-The keys are those of vLLM 0.33.0, SGLang 0.5.23 and llama.cpp 0c1e570. Only vLLM says how many tokens each step drafted
-and accepted, and only of steps that drafted something. A text whose steps are not known has its token ids, which suffice
-for lookups; its `note` says what is missing.
+The keys are those of vLLM 0.33.0, SGLang 0.5.23 and llama.cpp 0c1e570. Only vLLM says how many tokens a step drafted
+and accepted, and only of steps that drafted something. A text whose steps are not known has its token ids, which are
+enough for lookups; its `note` says what is missing.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[st
     if not found:
         return record | {"drafters": {}}
     steps = _steps(Metrics.model_validate(found), len(fields[ids]))
-    return record | (
-        {"drafters": {}, "note": steps} if isinstance(steps, str) else {"drafters": {DRAFTED: {"steps": steps}}}
-    )
+    if isinstance(steps, str):
+        return record | {"drafters": {}, "note": steps}
+    return record | {"drafters": {DRAFTED: {"steps": steps}}}
 
 
 def _within(values: dict[str, Any], key: str) -> dict[str, Any]:
