@@ -1,4 +1,4 @@
-"""Loops that Numba compiles if it is installed; without it they run as plain Python, with the same results.
+"""Loops of replay that Numba compiles if it is installed; without it they are plain Python, with the same results.
 
 Replay needs it for its speed. Decisions do not: they are a few dozen calls of NumPy.
 """
@@ -17,15 +17,15 @@ F = TypeVar("F", bound=Callable[..., object])
 SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # vectorises sums; NaN and infinity keep their meaning
 
 
-def jit(function: F) -> F:
+def jit(function: F, kept: bool = True) -> F:
     """The function, compiled when it is first called, and kept on disk where that is possible.
 
     Numba compiles anew when the function's own file changes, but not when that of a compiled function which it calls
-    does. So such functions stand in one file.
+    does. So such functions stand in one file, or are not `kept`.
     """
     if njit is None:
         return function
     try:
-        return cast(F, njit(cache=True, fastmath=SUMS_IN_ANY_ORDER)(function))
+        return cast(F, njit(cache=kept, fastmath=SUMS_IN_ANY_ORDER)(function))
     except RuntimeError:  # neither the package's folder nor the user's can be written to
         return cast(F, njit(fastmath=SUMS_IN_ANY_ORDER)(function))

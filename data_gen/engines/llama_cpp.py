@@ -13,7 +13,7 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
-from data_gen.engines.text import TextSelector, grow
+from data_gen.engines.text import TextSelector, grow, no_harm
 from data_gen.features.root import DrafterKnowledge
 
 
@@ -30,6 +30,9 @@ class SelectedCopies(LlamaDraftModel):
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
         """The tokens to copy after `input_ids`, int32; the first call of a text has its prompt and one token."""
-        if self._text is None or not grow(self._text, input_ids):
-            self._text = self._selector.text(input_ids, len(input_ids) - 1)
-        return np.array(self._selector.copies([self._text], [len(input_ids)])[0], np.intc)
+        copied: list[int] = []
+        with no_harm():
+            if self._text is None or not grow(self._text, input_ids):
+                self._text = self._selector.text(input_ids, len(input_ids) - 1)
+            (copied,) = self._selector.copies([self._text], [len(input_ids)])
+        return np.array(copied, np.intc)

@@ -10,8 +10,10 @@ Legend: N tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
+from selector.files import first_line
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Tuned, load_selector
 from selector.schema import LOG, TEXT, InputError
@@ -100,3 +103,17 @@ def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:
         return False
     text.committed(ids[len(own) :])
     return True
+
+
+@contextmanager
+def no_harm() -> Iterator[None]:
+    """A decision that fails must not end a server: nothing is drafted then, and the log says so once for each error."""
+    try:
+        yield
+    except Exception as error:
+        _log_once(f"no draft: {type(error).__name__}: {first_line(error)}")
+
+
+@cache
+def _log_once(message: str) -> None:
+    logging.getLogger(NAME).exception(message)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen.engines.text import NAME, TextSelector, grow
+from data_gen.engines.text import NAME, TextSelector, grow, no_harm
 from data_gen.features.root import DrafterKnowledge
 
 
@@ -28,6 +28,9 @@ class Proposer:
         self._longest = vllm_config.speculative_config.num_speculative_tokens
         self._room = vllm_config.model_config.max_model_len
         self._texts: list[DrafterKnowledge] = []  # of the last step, in the order of its rows
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Runners ask for it; there is no model to load."""
 
     def propose(
         self,
@@ -42,12 +45,13 @@ class Proposer:
         room = {row: self._room - int(num_tokens_no_spec[row]) for row, new in enumerate(sampled_token_ids) if new}
         rows = [row for row, left in room.items() if left > 0]
         before, self._texts = self._texts, []
-        for row in rows:
-            ids_N = token_ids_cpu[row, : num_tokens_no_spec[row]]
-            self._texts.append(self._text(ids_N, len(sampled_token_ids[row]), before))
-        if rows:
+        with no_harm():
+            for row in rows:
+                ids_N = token_ids_cpu[row, : num_tokens_no_spec[row]]
+                self._texts.append(self._text(ids_N, len(sampled_token_ids[row]), before))
             most = [min(self._longest, room[row] - 1) for row in rows]
-            for row, copied in zip(rows, self._selector.copies(self._texts, most), strict=True):
+            copies = self._selector.copies(self._texts, most) if rows else []
+            for row, copied in zip(rows, copies, strict=True):
                 drafts[row] = copied
         return drafts
 

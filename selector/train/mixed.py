@@ -2,11 +2,13 @@
 
 Their decisions are made together (`selector.runtime.joint`), or each by itself.
 
-Legend: R roots of all texts, A actions, X texts, S kinds of drafts (chains, lookups), P parts of the texts' sources.
+Legend: B requests in flight, C contexts, R roots of all texts, A actions, X texts, S kinds of drafts (chains, lookups),
+P parts of the texts' sources.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from selector.jit import jit
 from selector.latency import LatencyProfile
-from selector.runtime.joint import Shapes, Streamed, decoded, step_clock
+from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
 from selector.train.data import Timed
 from selector.train.replay import Ratio, jackknifed
 
@@ -23,6 +26,62 @@ Array = NDArray[Any]
 ROUNDS = 3  # of finding the speed that prices time
 STREAM = 4  # texts that each place in the batch decodes at least
 PARTS = 8  # of the sources; errors are over these
+
+
+compiled_choice = jit(joint_choice)
+
+
+class Streamed(NamedTuple):
+    """Texts of streams of requests: first roots, numbers of roots, context lengths, and how many tokens of the longest
+    chain and of the longest lookup would be accepted."""
+
+    begin_X: Array
+    size_X: Array
+    length_R: Array
+    accepted_RS: Array
+
+
+@partial(jit, kept=False)  # it calls a function of another file
+def decoded(
+    stream: Array,
+    batch: int,
+    texts: Streamed,
+    shapes: Shapes,
+    clocks: tuple[StepClock, Array],
+    decisions: tuple[Array, Array, float],
+) -> tuple[float, float]:
+    """Tokens and seconds of one stream of requests: when a text is finished, the next one takes its place.
+
+    Args:
+        clocks: step times, and the time to verify one more token of one request, [C].
+        decisions: an action of every root, [R]; or predicted block efficiencies, [R, A], and the speed of the batch.
+    """
+    (clock, token_C), (action_R, tokens_RA, speed) = clocks, decisions
+    text_B, at_B = stream[:batch].copy(), np.zeros(batch, np.int64)
+    coming, tokens, seconds = batch, 0, 0.0
+    while coming < len(stream):
+        row_B = texts.begin_X[text_B] + at_B
+        context = texts.length_R[row_B].mean()
+        draft = np.interp(context, clock.contexts_C, clock.draft_C)
+        if len(tokens_RA):
+            token = np.interp(context, clock.contexts_C, token_C)
+            chosen_B = compiled_choice(tokens_RA[row_B], shapes, speed, token, draft)
+        else:
+            chosen_B = action_R[row_B]
+        drafted = shapes.drafted_A[chosen_B].mean()
+        target_C = np.array([np.interp(drafted, np.arange(len(target_V)), target_V) for target_V in clock.target_CV])
+        seconds += np.interp(context, clock.contexts_C, target_C) + shapes.passes_A[chosen_B].max() * draft
+        for b in range(batch):
+            action, size = chosen_B[b], texts.size_X[text_B[b]]
+            right = min(texts.accepted_RS[row_B[b], int(shapes.copies_A[action])], shapes.drafted_A[action])
+            tokens += min(right + 1, size - at_B[b])
+            at_B[b] += right + 1
+            if at_B[b] >= size:
+                at_B[b] = 0
+                if coming < len(stream):  # else the stream is over, and so is this walk
+                    text_B[b] = stream[coming]
+                coming += 1
+    return tokens, seconds
 
 
 class MixedReplay(NamedTuple):

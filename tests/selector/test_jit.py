@@ -34,7 +34,9 @@ def test_compiled_functions_call_only_those_of_their_own_file() -> None:
     modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(selector.__path__, "selector.")]
     plain = {value: value.py_func for each in modules for value in vars(each).values() if hasattr(value, "py_func")}
     assert len(plain) > 3
-    for caller in plain.values():
+    for dispatcher, caller in plain.items():
         assert isinstance(caller, FunctionType)
+        if type(dispatcher._cache).__name__ == "NullCache":
+            continue
         called = [plain.get(caller.__globals__.get(name)) for name in caller.__code__.co_names]
         assert {each.__module__ for each in called if each} <= {caller.__module__}
