@@ -36,7 +36,7 @@ from selector.tables import Table
 T = TypeVar("T")
 Case = tuple[str, Action]  # a verifier's name and the action of a step
 BURST, TURN = 4, 8  # steps in a row with one action; steps in a row of one decoding
-GROWN = 128  # new tokens after which a decoding begins anew
+GROWN, SPARE = 128, 32  # new tokens after which a decoding begins anew; tokens of its last step, at most
 ROWS, TIMES = 16, 9  # of probabilities that are filtered at once; how often
 NODES, WIDTHS, LATE = (1, 2, 3, 5, 9, 17, 25, 41), (1, 2, 4), (0, 1, 4, 16)  # sizes between which times are linear
 THOUSAND = 1000.0  # tokens of context
@@ -94,13 +94,13 @@ class Bursts:
         return self._coming.popleft()
 
 
-def samples_of(pair: ModelPair, cases: Sequence[Case], prompt: list[int], seed: int) -> Generator[Sample]:
-    """Endless steps of one verifier behind a prompt. The first step of a burst counts only where the draft is late, and
-    a lookup only where it finds a match."""
+def samples_of(pair: ModelPair, cases: Sequence[Case], prompt: list[int], longest: int, seed: int) -> Generator[Sample]:
+    """Endless steps of one verifier behind a prompt, in texts of about `longest` tokens at most. The first step of a
+    burst counts only where the draft is late, and a lookup only where it finds a match."""
     verifier, chooser = cases[0][0], Bursts([action for _, action in cases], random.Random(seed))
     for number in count(seed):
-        grown = len(prompt) + GROWN
-        decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, 2 * grown, timed=True)
+        grown = min(len(prompt) + GROWN, longest)
+        decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, grown + SPARE, timed=True)
         generator = torch.Generator(device=pair.device).manual_seed(number)
         with closing(decoder.steps(prompt, generator)) as steps:
             late, last = 0, None
@@ -110,7 +110,7 @@ def samples_of(pair: ModelPair, cases: Sequence[Case], prompt: list[int], seed: 
                 if at >= decoder.slow_steps and counts and (step.nodes > 1 or not action.copies):
                     yield Sample(verifier, step, late)
                 late, last = 0 if action.drafts else late + len(tokens), action
-                if step.length > grown:
+                if step.length + len(tokens) >= grown:
                     break
 
 
@@ -118,12 +118,14 @@ def real_steps(
     pair: ModelPair,
     cases: Sequence[Case],
     prompts: Sequence[list[int]],
+    longest: int,
     steps: int,
     tick: Callable[[], object] = lambda: None,
     until: float = math.inf,
 ) -> list[Sample]:
     """So many steps of all cases and prompts together, or those until the moment `until` of `now`, but at least one of
-    each case that is no lookup. Decodings take turns in a random order, so that slow moments affect all alike."""
+    each case that is no lookup; in texts of about `longest` tokens at most. Decodings take turns in a random order, so
+    that slow moments affect all alike."""
     found: list[Sample] = []
     shuffled = random.Random(0)
     missing = {case for case in cases if not case[1].copies}
@@ -132,7 +134,7 @@ def real_steps(
         for name in dict.fromkeys(name for name, _ in cases):
             own = [case for case in cases if case[0] == name]
             for number, prompt in enumerate(prompts):
-                each = stack.enter_context(closing(samples_of(pair, own, prompt, 1000 * number)))
+                each = stack.enter_context(closing(samples_of(pair, own, prompt, longest, 1000 * number)))
                 running += [each] * len(own)  # by the number of its actions
         while missing or (len(found) < steps and now(pair) < until):
             taken = [*islice(shuffled.choice(running), TURN)]

@@ -74,7 +74,7 @@ def run(config: Config) -> None:
         cases = timed_cases(config, pair)
         steps = config.latency.repeats * len(cases)
         with ticking("timing decoding steps", steps) as tick:
-            samples = timing.real_steps(pair, cases, contexts(prompts, lengths), steps, tick)
+            samples = timing.real_steps(pair, cases, contexts(prompts, lengths), lengths[-1], steps, tick)
         profile = timing.fitted(
             pair, [each for each in samples if each.step.action in FITTED], lengths, stage.depends["device"]
         )

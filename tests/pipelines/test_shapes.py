@@ -33,7 +33,7 @@ def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_profile_of_a_pair_without_weights_says_so(shapes: list[str]) -> None:
     config = load_config(DEMO, shapes)
     pair, cases = load_pair(config, shapes=True), [("traversal", Action.of(each)) for each in ((1, 0, 0), (1, 4, 0))]
-    profile = timing.fitted(pair, timing.real_steps(pair, cases, [[1, 2, 3]], 20), (20,), "here")
+    profile = timing.fitted(pair, timing.real_steps(pair, cases, [[1, 2, 3]], 60, 20), (20,), "here")
     assert profile.pair.startswith("random weights, ") and profile.target.at(100, 5) > 0
     row = {"action": "(1, 4, 0)", "predicted": 1.0, "measured": 1.0, "ratio": 1.0}
     assert "random weights" in str(summary(replace(profile, decide={}), [row]).title)
