@@ -108,7 +108,7 @@ def samples_of(pair: ModelPair, cases: Sequence[Case], prompt: list[int], longes
                 action = step.action
                 counts = action == last or (late > 0 and action.drafts)
                 if at >= decoder.slow_steps and counts and (step.nodes > 1 or not action.copies):
-                    yield Sample(verifier, step, late)
+                    yield Sample(verifier, step, late if action.drafts else 0)
                 late, last = 0 if action.drafts else late + len(tokens), action
                 if step.length + len(tokens) >= grown:
                     break
@@ -150,14 +150,14 @@ def ramps(knots: Sequence[float], x: float) -> list[float]:
     return [min(max((x - low) / (high - low), 0.0), 1.0) for low, high in pairwise(knots)]
 
 
-def parts_of(sample: Sample, verifiers: Sequence[str]) -> list[float]:
-    """How often each part of a step's time occurs in a step: P numbers."""
+def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> list[float]:
+    """How often each part of a step's time occurs in a step: P numbers; `nodes` are those of `NODES` that are used."""
     step, action = sample.step, sample.step.action
     passes, drafts = draft_passes(action, step.length), float(action.drafts)
     widths = np.array([[0.0] * (len(WIDTHS) - 1), *(ramps(WIDTHS, width) for _, width in passes)]).sum(0)
     verified = [drafts * (name == sample.verifier) for name in verifiers]
     return [
-        *(1.0, step.length / THOUSAND, *ramps(NODES, step.nodes)),
+        *(1.0, step.length / THOUSAND, *ramps(nodes, step.nodes)),
         *(float(len(passes)), sum(length for length, _ in passes) / THOUSAND, *widths),
         *(drafts, *(drafts * share for share in ramps(LATE, sample.late))),
         *(action.nodes * own for own in verified),
@@ -173,12 +173,14 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
         key = each.verifier, each.step.action, bisect(lengths, each.step.length), bisect(LATE, each.late)
         groups[key].append(each)
     verifiers = list(dict.fromkeys(name for name, *_ in groups))  # type: ignore[misc]
+    sizes = {own.step.nodes for each in groups.values() for own in each}
+    nodes = [1, *(high for low, high in pairwise(NODES) if any(low < size <= high for size in sizes))]
     rows, weights = [], []
     for own in groups.values():
         quicker = _quicker(sorted(own, key=lambda each: each.step.total))
         seconds = statistics.fmean(each.step.total for each in quicker)
         weights.append(math.sqrt(len(own)))
-        rows.append(np.mean([parts_of(each, verifiers) for each in quicker], axis=0) / seconds)
+        rows.append(np.mean([parts_of(each, verifiers, nodes) for each in quicker], axis=0) / seconds)
     parts_SP, weight_S = np.array(rows), np.array(weights)
     seconds_P, _ = nnls(parts_SP * weight_S[:, None], weight_S)
     left = iter(seconds_P.tolist())
@@ -190,7 +192,7 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
             [*lengths], [*knots], [[first + by_context * n / THOUSAND + rise for rise in rises] for n in lengths]
         )
 
-    target, draft, drafting = table(NODES), table(WIDTHS), next(left)
+    target, draft, drafting = table(nodes), table(WIDTHS), next(left)
     late = Table([0], [*LATE], [np.cumsum([0.0, *islice(left, len(LATE) - 1)]).tolist()])
     tokens, branching = (list(islice(left, len(verifiers))) for _ in range(2))
     return LatencyProfile(

@@ -20,8 +20,8 @@ from selector.latency import LatencyProfile, Verification
 from selector.tables import Table
 from tests.selector.synthetic import profile
 
-TREES = [(1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8), (2, 0, 2), (2, 4, 4), (3, 8, 1), (4, 0, 8), (4, 8, 8)]
-ACTIONS = [EMPTY, *map(Action.of, TREES), *map(Action.copy, (2, 4, 8, 16))]
+TREES = [(1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8), (2, 0, 2), (2, 4, 4), (3, 8, 1), (4, 0, 8)]
+ACTIONS = [EMPTY, *map(Action.of, [*TREES, (4, 8, 4), (4, 8, 8)]), *map(Action.copy, (2, 4, 8, 16))]
 OTHERS = [Action.of(shape) for shape in ((1, 3, 0), (1, 8, 4), (2, 2, 5), (3, 1, 6), (4, 4, 4))]
 LENGTHS = (50, 150, 400)
 PROMPTS = [[5, 17, 203, 44, 91, 5, 17], [7, 8, 9]]
@@ -68,10 +68,10 @@ def test_the_times_of_other_steps_follow_from_those_that_were_timed(small: Any) 
     found = fitted(small, samples(truth, ACTIONS), LENGTHS, "here")
     for name, action, length in product(truth.verify, ACTIONS + OTHERS, (60, 200, 390)):
         seconds = found.action_seconds(action, length, name)
-        assert seconds == pytest.approx(truth.action_seconds(action, length, name), rel=1e-4), (name, action)
+        assert seconds == pytest.approx(truth.action_seconds(action, length, name), rel=1e-3), (name, action)
     assert [found.late.at(0, tokens) for tokens in LATE] == pytest.approx([0.0, 1e-3, 2e-3, 4e-3], rel=1e-3)
     predicted, measured = times(found, [*samples(truth, OTHERS[:1], (0,))][:10])
-    assert predicted == pytest.approx(measured, rel=1e-4)
+    assert predicted == pytest.approx(measured, rel=3e-3)
     assert set(found.verify) == {"traversal", "block"} and found.device == "here"
 
 
