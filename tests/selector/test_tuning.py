@@ -15,11 +15,13 @@ from selector.latency import Table
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, MATCH
 from selector.train.data import Timed
+from selector.train.potential import potential
 from selector.train.replay import Lateness, Replayed, replay
 from selector.train.tuning import (
     LEASTS,
     RARE,
     SPEEDS,
+    TIE,
     StaticTable,
     best_static,
     common,
@@ -281,3 +283,15 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
     assert (*mode.rule, mode.action) == max(every, key=every.__getitem__)
     assert replay_mode(data, {}, mode).speed == pytest.approx(speed(*mode.rule, mode.action))
     assert replay_mode(data, {}, mode).speed > 1.1 * static.speed
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_the_potential_is_over_the_rule_where_texts_repeat_themselves_and_over_the_static_tree_elsewhere(
+    repeats: bool,
+) -> None:
+    """There the rule has most of what can be gained over a tree, and a feature that tells nothing adds nothing;
+    elsewhere a feature that tells gains."""
+    made = {"repeats": 0.4, "told": False} if repeats else {}
+    found = potential(*(timed(texts(24, seed=seed, **made)) for seed in (1, 2)))
+    assert found.over == ("lookup rule" if repeats else "static tree")
+    assert (found.gain.value > 1 + 2 * TIE * found.gain.error) != repeats
