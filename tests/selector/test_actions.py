@@ -42,11 +42,6 @@ def test_styled_trees_follow_the_others_and_precede_lookups() -> None:
         ActionSpace.of_json({**space.to_json(), "styles": ["sorted"]})
 
 
-@pytest.mark.parametrize("action", [EMPTY, Action(3, 2, 4), Action.copy(8)], ids=str)
-def test_an_action_survives_json(action: Action) -> None:
-    assert Action.of(list(action)) == action
-
-
 @pytest.mark.parametrize("values", [[], [1, 2], [1, 2, 3, 4], [1, 2, 3, "sorted"], [1, 2.0, 3], "abc"])
 def test_what_is_no_action_is_refused(values: list[object]) -> None:
     with pytest.raises(TypeError):
