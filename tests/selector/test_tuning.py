@@ -59,10 +59,8 @@ def replayed(data: Timed, action_R: Tensor, feature_levels: tuple[str, ...] = ()
 def alike(data: Timed) -> Timed:
     """The same texts without anything to tell: the labels are the same at all roots."""
     survivals_RS = survivals_of(torch.full((len(data.texts.length_R),), 0.7))
-    same = replace(
-        data.texts, survivals={"traversal": survivals_RS}, foretold_R=torch.zeros_like(data.texts.foretold_R)
-    )
-    return Timed(same, data.verifier, data.profile)
+    nothing_R = torch.zeros_like(data.texts.foretold_R)
+    return replace(data, texts=replace(data.texts, survivals={"traversal": survivals_RS}, foretold_R=nothing_R))
 
 
 def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Mode) -> None:
@@ -240,7 +238,7 @@ def of_lookups(data: Timed) -> Tensor:
 def test_the_best_way_to_ask_is_found(data: Timed, static: Mode) -> None:
     """In turn, where the early features tell when to copy and the others how far to draft; with the early ones alone
     where these tell as much; without them where they tell nothing. No way or price that was tried is better."""
-    data = Timed(data.texts, data.verifier, replace(profile(), decide={EARLY: 5e-5, LIGHT: 5e-4}))
+    data = data.on(replace(profile(), decide={EARLY: 5e-5, LIGHT: 5e-4}))
     truth, noise = true_scores(data), true_scores(data)[torch.randperm(150, generator=torch.Generator().manual_seed(3))]
     for early, level in ((of_lookups(data), (EARLY, LIGHT)), (truth, (EARLY,)), (noise, (LIGHT,))):
         predictions = {EARLY: early, LIGHT: truth}
