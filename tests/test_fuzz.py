@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +44,23 @@ JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dict
 KEYS = st.sampled_from(known_keys())
 
 
-def in_one_line(error: InputError) -> None:
-    assert str(error).strip() and "\n" not in str(error)
+@contextmanager
+def at_worst_one_line() -> Iterator[None]:
+    """What is tried succeeds, or is refused in one line."""
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        assert said.strip() and "\n" not in said
+
+
+@contextmanager
+def tried(name: str, content: bytes) -> Iterator[Path]:
+    """A file of this name, which may be refused."""
+    with tempfile.TemporaryDirectory() as folder, at_worst_one_line():
+        path = Path(folder) / name
+        path.write_bytes(content)
+        yield path
 
 
 def changed(value: Any, data: st.DataObject) -> Any:
@@ -62,60 +79,37 @@ def changed(value: Any, data: st.DataObject) -> Any:
 @MANY
 @given(st.dictionaries(KEYS, JSON, min_size=1, max_size=3))
 def test_overrides(values: dict[str, Any]) -> None:
-    try:
+    with at_worst_one_line():
         config = load_config(ROOT / "configs" / "demo.yaml", [f"{key}={json.dumps(v)}" for key, v in values.items()])
-    except InputError as error:
-        in_one_line(error)
-    else:
         assert isinstance(config, Config) and 0 <= config.seed < 2**32
 
 
 @MANY
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_config_files(content: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.yaml"
-        path.write_bytes(content)
-        try:
-            assert isinstance(load_config(path, []), Config)
-        except InputError as error:
-            in_one_line(error)
+    with tried("run.yaml", content) as path:
+        assert isinstance(load_config(path, []), Config)
 
 
-LINES = st.lists(
-    st.binary(max_size=30)
-    | JSON.map(lambda value: json.dumps(value).encode())
-    | st.fixed_dictionaries(
-        {},
-        optional={"text": JSON, "prompt": JSON, "completion": JSON, "temperature": JSON, "top_p": JSON, "id": JSON},
-    ).map(lambda value: json.dumps(value).encode()),
-    max_size=4,
-).map(b"\n".join)
+FIELDS = ("text", "prompt", "completion", "temperature", "top_p", "id")
+OBJECTS = JSON | st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, JSON))
+LINE = st.binary(max_size=30) | OBJECTS.map(lambda value: json.dumps(value).encode())
+LINES = st.lists(LINE, max_size=4).map(b"\n".join)
 
 
 @MANY
 @given(LINES)
 def test_prompts(content: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "prompts.jsonl"
-        path.write_bytes(content)
-        try:
-            assert all(prompt.text.strip() and isinstance(prompt.id, str) for prompt in read_prompts(path))
-        except InputError as error:
-            in_one_line(error)
+    with tried("prompts.jsonl", content) as path:
+        assert all(prompt.text.strip() and isinstance(prompt.id, str) for prompt in read_prompts(path))
 
 
 @MANY
 @given(LINES)
 def test_logs(pair: ModelPair, content: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log.jsonl"
-        path.write_bytes(content)
-        try:
-            for text in read_log(path, pair):
-                assert all(0 <= token < pair.vocabulary for token in (*text.prompt_tokens, *text.completion))
-        except InputError as error:
-            in_one_line(error)
+    with tried("log.jsonl", content) as path:
+        for text in read_log(path, pair):
+            assert all(0 <= token < pair.vocabulary for token in (*text.prompt_tokens, *text.completion))
 
 
 @MANY
@@ -128,25 +122,17 @@ def test_stage_files_and_manifests(value: Any) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(value))
         for read in (lambda: read_record(config, "train")["depends"], lambda: read_manifest(Path())["shards"]):
-            try:
+            with at_worst_one_line():
                 assert isinstance(read(), dict)
-            except InputError as error:
-                in_one_line(error)
 
 
 @MANY
 @given(st.data())
 def test_latency_profiles(data: st.DataObject) -> None:
     """Read without a word, they answer with a number."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "latency.json"
-        path.write_text(json.dumps(changed(profile().to_json(), data)))
-        try:
-            found = LatencyProfile.load(path)
-            lengths_L, seconds_LA = found.table((Action(1, 4, 0), Action(2, 2, 3)), "traversal")
-            assert seconds_LA.isfinite().all() and len(lengths_L) >= 2
-        except InputError as error:
-            in_one_line(error)
+    with tried("latency.json", json.dumps(changed(profile().to_json(), data)).encode()) as path:
+        lengths_L, seconds_LA = LatencyProfile.load(path).table((Action(1, 4, 0), Action(2, 2, 3)), "traversal")
+        assert seconds_LA.isfinite().all() and len(lengths_L) >= 2
 
 
 @pytest.fixture(scope="module")
@@ -163,15 +149,14 @@ def test_artefacts_whose_checksums_were_made_to_fit(artefact: Path, data: st.Dat
     files = [path for path in artefact.rglob("*") if path.is_file()]
     originals = {path.relative_to(artefact).as_posix(): path.read_bytes() for path in files}
     try:
-        (artefact / name).write_text(json.dumps(changed(json.loads(originals[name]), data)))
-        names = sorted(set(originals) - {CHECKSUMS})
-        (artefact / CHECKSUMS).write_text("".join(f"{sha256(artefact / each)}  {each}\n" for each in names))
-        selector = load_selector(artefact)
-        scalars = torch.ones(len(PAIR.names))
-        for ask in (selector.select, selector.at(1.0).select):
-            assert ask({SCALARS_KEY: scalars}) in selector.actions
-    except InputError as error:
-        in_one_line(error)
+        with at_worst_one_line():
+            (artefact / name).write_text(json.dumps(changed(json.loads(originals[name]), data)))
+            names = sorted(set(originals) - {CHECKSUMS})
+            (artefact / CHECKSUMS).write_text("".join(f"{sha256(artefact / each)}  {each}\n" for each in names))
+            selector = load_selector(artefact)
+            scalars = torch.ones(len(PAIR.names))
+            for ask in (selector.select, selector.at(1.0).select):
+                assert ask({SCALARS_KEY: scalars}) in selector.actions
     finally:
         for each, content in originals.items():
             (artefact / each).write_bytes(content)

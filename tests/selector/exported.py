@@ -22,15 +22,8 @@ from selector.train.module import SelectorModule
 from tests.selector.synthetic import SPACE, mode_row, opinionated, profile, survivals_of, texts, timed
 
 FALLBACK = Action(1, 3, 0)
-SHAPES = [
-    *map(SPACE.chain, range(17)),
-    Action(3, 0, 4),
-    Action(2, 2, 3),
-    Action(4, 1, 8),
-    Action.copy(4),
-    Action.copy(16),
-]
-LIMITED = tuple(sorted(map(SPACE.index, SHAPES)))
+BRANCHED = Action(3, 0, 4), Action(2, 2, 3), Action(4, 1, 8)
+LIMITED = tuple(sorted(map(SPACE.index, [*map(SPACE.chain, range(17)), *BRANCHED, Action.copy(4), Action.copy(16)])))
 STATIC = Mode(Sampling(0.2), Action(1, 4, 0), speed=180.0)
 COPIES = Mode(Sampling(0.4), Action(1, 4, 0), speed=190.0, rule=LookupRule(5, 8))
 ANY = Mode(Sampling(0.6), Action(1, 3, 0), (LIGHT,), speed=200.0, rho=0.0)
@@ -41,7 +34,6 @@ IN_TURN = Mode(Sampling(1.4), Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=
 SOME_IN_TURN = Mode(Sampling(1.4, 0.9), Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.25, allowed=LIMITED)
 SHORT = Mode(Sampling(1.8), Action(1, 3, 0), (EARLY, LIGHT), speed=210.0, rho=0.5, rule=LookupRule(5, 8), longest=70)
 MODES = STATIC, COPIES, ANY, KNOWN_EARLY, SOME, NUCLEUS, IN_TURN, SOME_IN_TURN, SHORT
-NAMES = ["static", "copies", "decided", "early", "limited", "nucleus", "in turn", "limited in turn", "short texts"]
 KINDS = [(objective, level) for objective in ("policy", "regressor") for level in (LIGHT, FULL)]
 
 
@@ -75,19 +67,14 @@ def export(
 @cache
 def module_of(objective: str, level: str = LIGHT) -> SelectorModule:
     """The first one whose choices vary under every mode, and which asks for the draft at some roots alone."""
-    made = (opinionated(objective, level, seed) for seed in range(100))
-    return next(
-        each for each in made if all(varies(each, mode, level) for mode in modes_of(level) if mode.feature_levels)
-    )
+    made, modes = (opinionated(objective, level, seed) for seed in range(100)), modes_of(level)
+    return next(each for each in made if all(varies(each, mode, level) for mode in modes if mode.feature_levels))
 
 
 def varies(made: SelectorModule, mode: Mode, level: str) -> bool:
-    data, rows = roots_of(mode, level)
-    first_B, last_B = (
-        worth(made, data, mode, early)[rows].argmax(-1) for early in (len(mode.feature_levels) > 1, False)
-    )
-    drafts = float(DRAFTS[first_B].float().mean())
-    return len(last_B.unique()) > 3 and (len(mode.feature_levels) < 2 or 0.1 < drafts < 0.9)
+    (data, rows), twice = roots_of(mode, level), len(mode.feature_levels) > 1
+    first_B, last_B = (worth(made, data, mode, early)[rows].argmax(-1) for early in (twice, False))
+    return len(last_B.unique()) > 3 and (not twice or 0.1 < float(DRAFTS[first_B].float().mean()) < 0.9)
 
 
 loaded, scripted = cache(load_selector), cache(load_script)
@@ -135,9 +122,7 @@ def worth(made: SelectorModule, data: Timed, mode: Mode, early: bool = False) ->
     if not made.is_regressor:
         return scores_RA.masked_fill(~mask_of(mode, data), NEVER)
     g, rho = torch.tensor([[mode.speed]]), torch.tensor([[mode.rho]])
-    seconds_RA = data.seconds(
-        [level for level in mode.feature_levels if level == EARLY] if early else mode.feature_levels
-    )
+    seconds_RA = data.seconds([level for level in mode.feature_levels if level == EARLY or not early])
     return net_tokens(scores_RA, seconds_RA, g, rho, mask_of(mode, data))
 
 
@@ -149,15 +134,15 @@ def most_lost(made: SelectorModule, data: Timed, mode: Mode, rows: Tensor, chose
     without a draft may be that of the early features; any other is the one with all, where the early one would draft.
     """
 
-    def lost(early: bool) -> tuple[Tensor, Tensor]:
+    def lost(early: bool) -> Tensor:
         worth_BA = worth(made, data, mode, early)[rows]
-        return worth_BA.amax(-1, keepdim=True) - worth_BA, torch.tensor(chosen).unsqueeze(-1)
+        return worth_BA.amax(-1, keepdim=True) - worth_BA
 
-    lost_BA, chosen_B1 = lost(early=False)
-    late_B = lost_BA.gather(-1, chosen_B1)[:, 0]
+    chosen_B1 = torch.tensor(chosen).unsqueeze(-1)
+    late_B = lost(early=False).gather(-1, chosen_B1)[:, 0]
     if len(mode.feature_levels) < 2:
         return float(late_B.max())
-    early_BA, _ = lost(early=True)
+    early_BA = lost(early=True)
     asks_again_B = early_BA[:, DRAFTS].amin(-1)
     early_B = early_BA.masked_fill(DRAFTS, torch.inf).gather(-1, chosen_B1)[:, 0]
     return float(torch.minimum(early_B, torch.maximum(late_B, asks_again_B)).max())

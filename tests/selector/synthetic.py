@@ -123,12 +123,8 @@ def static_mode(data: Timed, action: Action | None = None) -> Mode:
 def module(objective: str = "regressor", level: str = LIGHT, seed: int = 0) -> SelectorModule:
     """As training begins, in evaluation mode."""
     torch.manual_seed(seed)
-    made = SelectorModule(
-        objective,
-        level,
-        WIDTHS if level == FULL else [],
-        network={"width": 8, "hidden": [24, 12]},
-    )
+    widths = WIDTHS if level == FULL else []
+    made = SelectorModule(objective, level, widths, network={"width": 8, "hidden": [24, 12]})
     data = texts(level=level, repeats=0.1)
     made.begin_at(data, "traversal", (~data.unknown_R).nonzero()[:, 0])
     return made.eval()
@@ -157,21 +153,15 @@ def mode_row(mode: Mode, efficiency_A: Tensor) -> dict:
 
 def joined(parts: Sequence[Texts]) -> Texts:
     """Texts of several sampling settings as one split; light features alone."""
-    settings = [setting for part in parts for setting in part.settings]
+    lists, tensors = ("settings", "kind_X", "source_X", "prompt_X"), ("size_X", "scalars_RF", "length_R", "foretold_R")
+    made = {name: [each for part in parts for each in getattr(part, name)] for name in lists}
+    made |= {name: torch.cat([getattr(part, name) for part in parts]) for name in (*tensors, "hidden_R")}
     return replace(
         parts[0],
-        settings=settings,
-        size_X=torch.cat([part.size_X for part in parts]),
-        setting_X=torch.cat([torch.full((len(part),), settings.index(part.settings[0])) for part in parts]),
-        kind_X=[kind for part in parts for kind in part.kind_X],
-        source_X=[source for part in parts for source in part.source_X],
-        prompt_X=[prompt for part in parts for prompt in part.prompt_X],
-        scalars_RF=torch.cat([part.scalars_RF for part in parts]),
-        length_R=torch.cat([part.length_R for part in parts]),
+        setting_X=torch.cat([torch.full((len(part),), made["settings"].index(part.settings[0])) for part in parts]),
         survivals={"traversal": torch.cat([part.survivals["traversal"] for part in parts])},
-        foretold_R=torch.cat([part.foretold_R for part in parts]),
         hidden={},
-        hidden_R=torch.cat([part.hidden_R for part in parts]),
+        **made,
     )
 
 

@@ -42,11 +42,6 @@ def test_styled_trees_follow_the_others_and_precede_lookups() -> None:
         ActionSpace.of_json({**space.to_json(), "styles": ["sorted"]})
 
 
-@pytest.mark.parametrize("action", [EMPTY, Action(3, 2, 4), Action.copy(8)], ids=str)
-def test_an_action_survives_json(action: Action) -> None:
-    assert Action.of(list(action)) == action
-
-
 @pytest.mark.parametrize("values", [[], [1, 2], [1, 2, 3, 4], [1, 2, 3, "sorted"], [1, 2.0, 3], "abc"])
 def test_what_is_no_action_is_refused(values: list[object]) -> None:
     with pytest.raises(TypeError):
@@ -90,20 +85,15 @@ def own_survivals(action: Action) -> list[Name]:
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_a_block_efficiency_is_the_sum_of_the_actions_own_survivals(space: ActionSpace) -> None:
-    survivals_S = torch.rand(len(space.sums_SA), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    by_name = {name_of(space, s): float(value) for s, value in enumerate(survivals_S)}
-    assert len(by_name) == len(survivals_S)
-    efficiency_A = space.efficiencies(survivals_S)
-    for a, action in enumerate(space):
-        expected = 1 + sum(by_name[name] for name in own_survivals(action))
-        assert float(efficiency_A[a]) == pytest.approx(expected, abs=1e-12), action
-    assert float(efficiency_A[space.index(EMPTY)]) == 1
-
-
-@pytest.mark.parametrize("space", SPACES, ids=str)
-def test_the_survivals_of_an_action_stand_in_the_order_of_depth(space: ActionSpace) -> None:
+    """Which stand in the order of depth."""
     count = len(space.sums_SA)
-    for places, action in zip(space.survival_of_AD.tolist(), space, strict=True):
-        own = [name_of(space, place) for place in places if place < count]
-        assert own == own_survivals(action)
+    survivals_S = torch.rand(count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    by_name = {name_of(space, s): float(value) for s, value in enumerate(survivals_S)}
+    assert len(by_name) == count
+    efficiency_A = space.efficiencies(survivals_S)
+    for a, (places, action) in enumerate(zip(space.survival_of_AD.tolist(), space, strict=True)):
+        own = own_survivals(action)
+        assert float(efficiency_A[a]) == pytest.approx(1 + sum(by_name[name] for name in own), abs=1e-12), action
+        assert [name_of(space, place) for place in places if place < count] == own
         assert places[len(own) :] == [count] * (space.deepest - len(own))
+    assert float(efficiency_A[space.index(EMPTY)]) == 1

@@ -1,23 +1,33 @@
+"""An artefact: what its files say, that they are all the runtime needs, and what is refused."""
+
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from selector.actions import Action
 from selector.decision import Mode
 from selector.runtime.selector import load_selector
-from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, PAIR, InputError, sha256
-from tests.selector.exported import (
-    FALLBACK,
-    export,
-    modes_of,
-)
-from tests.selector.synthetic import SPACE
+from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, PAIR, InputError, sha256
+from tests.selector.exported import FALLBACK, batch_of, early_of, export, loaded, modes_of, roots_of, scripted
+from tests.selector.synthetic import SPACE, profile
+
+
+@pytest.fixture
+def copy(artefact: Path, tmp_path: Path) -> Path:
+    """One that may be spoilt."""
+    return Path(shutil.copytree(artefact, tmp_path / "selector"))
 
 
 def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], Path]) -> None:
@@ -52,10 +62,76 @@ def test_an_earlier_artefact_is_replaced_whole_or_not_at_all(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["selector"] and not (tmp_path / "selector/stray").exists()
 
 
+@pytest.mark.parametrize("level", [LIGHT, FULL])
+def test_an_environment_with_nothing_else_will_do(
+    artefacts: dict[tuple[str, str], Path], tmp_path: Path, level: str
+) -> None:
+    """The runtime needs torch and NumPy; it decides as the TorchScript does here."""
+    folder = artefacts["regressor", level]
+    mode = next(mode for mode in modes_of(level) if mode.feature_levels == (level,))
+    batch = batch_of(*roots_of(mode, level, count=1), level)
+    np.savez(tmp_path / "batch.npz", **{name: values.numpy() for name, values in batch.items()})
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "batch.npz")],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        asked = [scripted(folder)(view)[0].tolist() for view in (batch, early_of(batch))]
+    assert done.stdout.split() == [str(a) for both in asked for a in both]
+    assert not re.search(r"(?i)warning", done.stderr)
+
+
+PROGRAM = """
+import sys
+for name in ("data_gen mlflow numba pandas pipelines pyarrow pydantic pytorch_lightning safetensors scipy sklearn "
+             "tokenizers torchmetrics transformers yaml").split():
+    sys.modules[name] = None  # as if it were not installed
+import numpy, torch
+from selector.runtime import load_selector
+selector = load_selector(sys.argv[1])
+batch = {name: torch.from_numpy(values) for name, values in numpy.load(sys.argv[2]).items()}
+early = {"scalars": batch["scalars"][:, : selector.schema.first]}
+for view in (batch, early):
+    print(*selector.scores(view).argmax(-1).tolist())
+"""
+
+
+def test_a_hub_id_is_read_from_what_is_stored_of_it(artefact: Path, tmp_path: Path) -> None:
+    """The library's own store, filled as a download fills it; no network."""
+    store = tmp_path / "hub" / "models--org--selector"
+    shutil.copytree(artefact, store / "snapshots" / "abc")
+    (store / "refs").mkdir()
+    (store / "refs" / "main").write_text("abc")
+    program = (
+        "from selector.runtime import load_selector\n"
+        "print(load_selector('org/selector').verifier)\n"
+        "try: load_selector('org/another')\n"
+        "except ValueError as error: print(error)\n"
+    )
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()[:2]
+    assert first == loaded(artefact).verifier
+    assert second.startswith("org/another: no such directory, and the hub does not give it")
+
+
+def test_the_card_has_what_was_measured(tmp_path: Path) -> None:
+    row = {"temperature": 0.2, "top_p": 1.0, "wall_ratio": 1.2345, "wall_interval_95": [1.1, 1.3]}
+    evaluation = {"by_setting": [{**row, "replay_ratio": 1.25, "replay_error": 0.01}]}
+    export(tmp_path / "selector", evaluation=evaluation)
+    card = (tmp_path / "selector" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: espalier\n")
+    assert "| 0.2 | 1 | 1.234 [1.100, 1.300] | 1.250 ±0.010 |" in card
+    # with that key vLLM would take the folder for a draft model
+    assert "speculators_config" not in (tmp_path / "selector" / "config.json").read_text()
+
+
 @pytest.mark.parametrize("name", ["selector.pt", "config.json", "latency.json", "README.md", "SHA256SUMS"])
-def test_one_changed_byte_is_refused(artefact: Path, tmp_path: Path, name: str) -> None:
-    copy = tmp_path / "selector"
-    shutil.copytree(artefact, copy)
+def test_one_changed_byte_is_refused(copy: Path, name: str) -> None:
     content = bytearray((copy / name).read_bytes())
     content[len(content) // 2] ^= 1
     (copy / name).write_bytes(bytes(content))
@@ -64,25 +140,29 @@ def test_one_changed_byte_is_refused(artefact: Path, tmp_path: Path, name: str) 
     assert "\n" not in str(error.value) and str(copy) in str(error.value)
 
 
-def test_a_missing_file_is_named(artefact: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "selector"
-    shutil.copytree(artefact, copy)
+def test_a_missing_file_is_named(copy: Path) -> None:
     (copy / "selector.pt").unlink()
     with pytest.raises(InputError, match=r"selector.pt: missing"):
         load_selector(copy)
     with pytest.raises(InputError, match="no selector directory"):
-        load_selector(tmp_path)
+        load_selector(copy.parent)
 
 
-def changed(artefact: Path, copy: Path, change: Callable[[dict], object]) -> Path:
-    """A copy with another config, and the checksum that goes with it."""
-    shutil.copytree(artefact, copy)
-    path, sums = copy / "config.json", copy / "SHA256SUMS"
-    old, config = sha256(path), json.loads(path.read_text())
-    change(config)
-    path.write_text(json.dumps(config))
-    sums.write_text(sums.read_text().replace(old, sha256(path)))
-    return copy
+DO_NOT_FIT = [
+    lambda config: config["modes"][2].update(feature_levels=[FULL]),  # the network has no hidden states
+    lambda config: config["modes"][1].update(rule=[5, 3]),  # no such lookup
+    lambda config: config["modes"][2].update(allowed=[0, 453]),
+    lambda config: config["modes"][2].update(action=[8]),  # a lookup everywhere
+    lambda config: config["modes"][0]["mean_efficiency"].append(1.0),
+    lambda config: config.update(fallback=[8]),
+    lambda config: config["actions"].pop(),
+    lambda config: config["space"].update(lookups=[2, 4, 8]),
+    lambda config: config["space"].update(lookups=[4, 2, 8, 16]),
+    lambda config: config.pop("space"),
+    lambda config: config["modes"][2].update(level="drafter"),  # a pair's selector has no levels
+    lambda config: config["features"].update(early=3),
+    lambda config: config["features"]["scalars"][3].update(lowest=None),
+]
 
 
 @pytest.mark.parametrize(
@@ -98,35 +178,32 @@ def changed(artefact: Path, copy: Path, change: Callable[[dict], object]) -> Pat
         ),
         (lambda config: config["features"]["scalars"].reverse(), r"not this program's \(their order\)"),
         (lambda config: config.update(schema="log"), r"not this program's \(accepted_mean_0.5, "),
+        *((change, r"config.json: damaged \(\w+\); export the selector again") for change in DO_NOT_FIT),
     ],
 )
-def test_another_version_is_refused(
-    artefact: Path, tmp_path: Path, change: Callable[[dict], object], message: str
+def test_a_config_of_another_version_or_whose_parts_do_not_fit_is_refused(
+    copy: Path, change: Callable[[dict], object], message: str
 ) -> None:
+    """Though its checksum goes with it."""
+    path, sums = copy / "config.json", copy / "SHA256SUMS"
+    old, config = sha256(path), json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+    sums.write_text(sums.read_text().replace(old, sha256(path)))
     with pytest.raises(InputError, match=message):
-        load_selector(changed(artefact, tmp_path / "selector", change))
+        load_selector(copy)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("spoilt", "message"),
     [
-        lambda config: config["modes"][2].update(feature_levels=[FULL]),  # the network has no hidden states
-        lambda config: config["modes"][1].update(rule=[5, 3]),  # no such lookup
-        lambda config: config["modes"][2].update(allowed=[0, 453]),
-        lambda config: config["modes"][2].update(action=[8]),  # a lookup everywhere
-        lambda config: config["modes"][0]["mean_efficiency"].append(1.0),
-        lambda config: config.update(fallback=[8]),
-        lambda config: config["actions"].pop(),
-        lambda config: config["space"].update(lookups=[2, 4, 8]),
-        lambda config: config["space"].update(lookups=[4, 2, 8, 16]),
-        lambda config: config.pop("space"),
-        lambda config: config["modes"][2].update(level="drafter"),  # a pair's selector has no levels
-        lambda config: config["features"].update(early=3),
-        lambda config: config["features"]["scalars"][3].update(lowest=None),
+        ({"pair": "another"}, "measured with another pair"),
+        (
+            {"verify": {"block": profile().verify["traversal"]}},
+            "the latency profile of another has no times for traversal",
+        ),
     ],
 )
-def test_a_config_whose_parts_do_not_fit_is_refused(
-    artefact: Path, tmp_path: Path, change: Callable[[dict], object]
-) -> None:
-    with pytest.raises(InputError, match=r"config.json: damaged \(\w+\); export the selector again"):
-        load_selector(changed(artefact, tmp_path / "selector", change))
+def test_a_profile_that_does_not_go_with_it_is_refused(artefact: Path, spoilt: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_selector(artefact, latency=replace(profile(), device="another", **spoilt))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -49,15 +50,8 @@ def row(text: int, roots: int, stride: int = 1, full: bool = True, **changes: ob
     }
     return {
         **{"prompt": f"prompt {text}", "kind": "code" if text % 2 else "prose", "source": f"source {text // 2}"},
-        **{
-            "temperature": 0.7,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "draft_temperature": None,
-            "tokens": [1] * (roots + 30),
-        },
-        **{"start": 5 + text, "roots": roots, "hidden_stride": stride},
+        **asdict(Sampling(0.7)),
+        **{"tokens": [1] * (roots + 30), "start": 5 + text, "roots": roots, "hidden_stride": stride},
         **{name: np.array([entropy_of(text, root) for root in range(roots)]) for name in ROW_NUMBERS[:2]},
         **{name: np.full(roots, 0.5) for name in ROW_NUMBERS[2:]},
         LOOKUP_COLUMN: np.array([foretold_of(text, root) for root in range(roots)], dtype=np.uint8),

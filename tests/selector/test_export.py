@@ -9,7 +9,7 @@ import torch
 
 from selector.actions import Action
 from selector.decision import NEVER, Mode
-from selector.runtime.selector import Tuned, load_selector
+from selector.runtime.selector import Tuned
 from selector.schema import EARLY, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
 from selector.train.tuning import decide
 from tests.selector.exported import (
@@ -18,7 +18,6 @@ from tests.selector.exported import (
     FALLBACK,
     IN_TURN,
     KINDS,
-    MODES,
     SHORT,
     SOME,
     SOME_IN_TURN,
@@ -46,7 +45,7 @@ def test_all_ways_to_ask_choose_as_the_trained_module(
     artefacts: dict[tuple[str, str], Path], objective: str, level: str
 ) -> None:
     """TorchScript, the selector, and the same under one setting. They add up in other orders: an action counts as the
-    same where it is worth the same to 1e-4 tokens."""
+    same where it is worth the same to 1e-4 tokens. Without features there is the static tree."""
     folder, made = artefacts[objective, level], module_of(objective, level)
     selector, script = loaded(folder), scripted(folder)
     for mode in modes_of(level):
@@ -55,6 +54,7 @@ def test_all_ways_to_ask_choose_as_the_trained_module(
         own_R = decide(data, made.predictions(data.texts, mode), mode, objective == "policy").action_R
         tuned = selector.at(*setting_of(mode))
         assert tuned.mode == mode and tuned.feature_levels == mode.asked
+        assert tuned.select(None) == mode.action and selector.select(None) == FALLBACK
         index_B, _ = script(batch)
         if EARLY in mode.feature_levels:
             early_B, _ = script(early_of(batch))
@@ -103,8 +103,7 @@ def test_the_draft_is_asked_for_where_the_early_choice_needs_it(
 ) -> None:
     """And nowhere else; both happen. Who has all features may give them at once, and gets the later choice."""
     selector = loaded(artefacts[objective, LIGHT])
-    data, rows = roots_of(mode, LIGHT)
-    roots = one_by_one(batch_of(data, rows, LIGHT))
+    roots = one_by_one(batch_of(*roots_of(mode, LIGHT), LIGHT))
     tuned = selector.at(*setting_of(mode))
     early = [tuned.select(early_of(features)) for features in roots]
     known = [tuned.select(early_of(features), final=True) for features in roots]
@@ -115,11 +114,9 @@ def test_the_draft_is_asked_for_where_the_early_choice_needs_it(
 
 
 def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
-    selector = loaded(artefact)
+    selector, chosen = loaded(artefact), set()
     tuned = selector.at(0.4)
-    data, rows = roots_of(COPIES, LIGHT)
-    chosen = set()
-    for features in one_by_one(batch_of(data, rows, LIGHT)):
+    for features in one_by_one(batch_of(*roots_of(COPIES, LIGHT), LIGHT)):
         match = features[SCALARS_KEY][PAIR.index("match")]
         action = tuned.select({MATCH: match})
         assert action == tuned.select(early_of(features)) == selector.select(features) == COPIES.copied(float(match))
@@ -144,10 +141,3 @@ def test_a_mode_without_a_network_needs_no_selector() -> None:
         Tuned(COPIES).select({})
     with pytest.raises(InputError):
         Tuned(SOME)
-
-
-def test_a_root_without_features_gets_the_static_tree(artefact: Path) -> None:
-    selector = load_selector(artefact)
-    assert selector.select(None) == FALLBACK
-    for mode in MODES:
-        assert selector.at(*setting_of(mode)).select(None) == mode.action

@@ -119,14 +119,3 @@ def test_the_same_machine_changes_nothing(artefact: Path) -> None:
     plain = load_selector(artefact)
     for same in (artefact / "latency.json", str(artefact / "latency.json"), profile()):
         assert load_selector(artefact, latency=same).modes == plain.modes == list(MODES)
-
-
-def test_a_profile_of_another_pair_is_refused(artefact: Path) -> None:
-    with pytest.raises(InputError, match="measured with another pair"):
-        load_selector(artefact, latency=replace(profile(), pair="another"))
-
-
-def test_a_profile_without_the_verifier_is_refused(artefact: Path) -> None:
-    other = replace(profile(), device="another", verify={"block": profile().verify["traversal"]})
-    with pytest.raises(InputError, match="the latency profile of another has no times for traversal"):
-        load_selector(artefact, latency=other)

@@ -14,10 +14,10 @@ from selector.train.data import Timed
 from selector.train.module import Batch, RootsModule, SelectorModule, learned_rows
 from selector.train.objective import policy_ratios, survival_loss
 from selector.train.tuning import StaticTable, best_static, replay_mode, tune_mode
+from tests.selector.exported import KINDS
 from tests.selector.synthetic import SPACE, joined, module, opinionated, static_mode, texts, timed
 
 STEPS = 500
-BOTH = pytest.mark.parametrize(("objective", "level"), [(o, s) for o in ("policy", "regressor") for s in (LIGHT, FULL)])
 
 
 def whole_batch(data: Timed, static: Mode, level: str) -> Batch:
@@ -70,14 +70,10 @@ def test_training_finds_what_a_feature_tells(objective: str, level: str, rate: f
         assert mode.feature_levels == (EARLY, level)  # repeats are known early, and save the pass
 
 
-def batch_of(level: str = LIGHT) -> Batch:
-    data = timed(texts(4, 10, 1, level))
-    return whole_batch(data, static_mode(data), level)
-
-
 def test_each_objective_has_its_own_loss() -> None:
     """A regressor's is that before and that after the draft has passed the root, a policy's that after it."""
-    batch = batch_of()
+    data = timed(texts(4, 10, 1))
+    batch = whole_batch(data, static_mode(data), LIGHT)
     passed_B1 = torch.ones(36, 1)
     regressor, policy = opinionated("regressor"), opinionated("policy")
     late, early = (regressor.network(batch.scalars_BF, [], each) for each in (passed_B1, 0 * passed_B1))
@@ -90,7 +86,7 @@ def test_each_objective_has_its_own_loss() -> None:
     assert policy.loss(batch).item() == pytest.approx((worst - ratio_B.log().mean()).item(), rel=1e-5)
 
 
-@BOTH
+@pytest.mark.parametrize(("objective", "level"), KINDS)
 def test_training_begins_at_the_mean_of_the_training_roots(objective: str, level: str) -> None:
     data = timed(texts(level=level, repeats=0.1))
     rows = (~data.texts.unknown_R).nonzero()[:, 0]
@@ -113,42 +109,32 @@ def test_training_begins_at_the_mean_of_the_training_roots(objective: str, level
 
 @pytest.mark.parametrize("stride", [1, 3, 100])
 def test_learned_roots_are_every_nth_of_each_text(stride: int) -> None:
-    data = texts(3, 8)
-    data = replace(data, size_X=torch.tensor([8, 1, 15]))
-    rows = learned_rows(data, stride)
+    data = replace(texts(3, 8), size_X=torch.tensor([8, 1, 15]))
     expected = [start + n for start, size in ((0, 8), (8, 1), (9, 15)) for n in range(1, size, stride)]
-    assert rows.tolist() == expected
+    assert learned_rows(data, stride).tolist() == expected
 
 
-def loader_of(seed: int, stride: int = 2, policy: bool = False) -> RootsModule:
+def test_batches_hold_the_roots_they_say() -> None:
     splits = {"train": texts(4, 10, 1, FULL), "validation": texts(3, 10, 2, FULL, repeats=0.5)}
     further = {
         name: (timed(data).seconds((FULL,)), torch.arange(float(len(data.length_R)))) for name, data in splits.items()
     }
-    made = module("policy" if policy else "regressor", FULL)
-    return RootsModule(made, splits, "traversal", 6, seed, stride, further if policy else None)
-
-
-def rows_of(batch: Batch, data: Tensor) -> list[int]:
-    """Which roots a batch holds, by their scalars."""
-    return [int((data == scalars_F).all(-1).nonzero()[0]) for scalars_F in batch.scalars_BF]
-
-
-def test_batches_hold_the_roots_they_say() -> None:
-    made = loader_of(seed=1, policy=True)
-    data = made.splits["validation"]
-    wanted = [n for n in range(30) if n % 10 % 2 == 1]
-    batches = list(made.val_dataloader())
-    assert [len(batch.scalars_BF) for batch in batches] == [6, 6, 3]
-    assert [r for batch in batches for r in rows_of(batch, data.scalars_RF)] == wanted
-    batch, rows = batches[1], torch.tensor(wanted[6:12])
+    regressor, policy = (
+        list(RootsModule(module(objective, FULL), splits, "traversal", 6, 1, 2, own).val_dataloader())
+        for objective, own in (("regressor", None), ("policy", further))
+    )
+    data, wanted = splits["validation"], [n for n in range(30) if n % 10 % 2 == 1]
+    assert [len(batch.scalars_BF) for batch in policy] == [6, 6, 3]
+    scalars_BF = torch.cat([batch.scalars_BF for batch in policy])
+    assert torch.equal(scalars_BF, data.scalars_RF[wanted]) and len(scalars_BF.unique(dim=0)) == len(wanted)
+    batch, rows = policy[1], torch.tensor(wanted[6:12])
     assert torch.equal(batch.survivals_BS, data.labels("traversal", rows, SPACE))
     assert 0 < float(batch.survivals_BS[:, SPACE.tree_survivals :].mean()) < 1
     assert torch.equal(batch.seconds_BA, timed(data).seconds((FULL,))[rows])
     assert batch.base_speed_B.tolist() == rows.tolist()
     _, states = data.features(rows, True)
     assert all(torch.equal(mine, own) for mine, own in zip(batch.hidden, states, strict=True))
-    assert next(iter(loader_of(seed=1).val_dataloader())).seconds_BA.shape == (0,)
+    assert regressor[0].seconds_BA.shape == (0,)
 
 
 class Logs(pl.Callback):
@@ -175,15 +161,8 @@ def test_training_is_judged_by_replay_of_validation_texts() -> None:
     ]
     made, logs = module().train(), Logs()
     made.judged = list(zip(judged, modes, strict=True))
-    trainer = pl.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[logs],
-    )
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[logs], **quiet)
     trainer.fit(made, RootsModule(made, splits, "traversal", 32, 0))
     made.eval()
     assert len(logs.seen) == 2

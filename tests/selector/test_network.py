@@ -20,17 +20,16 @@ def schema(scalars: int, first: int, counts: tuple[int, ...] = (), unseen: tuple
     return Schema("own", ("first", "all"), tuple(made), first)
 
 
-def network(space: ActionSpace, hidden_widths: list[int] | None = None, seed: int = 0) -> SurvivalNetwork:
-    torch.manual_seed(seed)
-    widths = WIDTHS if hidden_widths is None else hidden_widths
+def network(space: ActionSpace, widths: list[int] = WIDTHS) -> SurvivalNetwork:
+    torch.manual_seed(0)
     body = RootNetwork(schema(SCALARS, EARLY), widths, len(space.sums_SA), width=8, hidden=(16, 8))
     return SurvivalNetwork(body, space).eval()
 
 
-def inputs(count: int = 20, widths: list[int] | None = None, seed: int = 1) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    states = [torch.randn(count, width, generator=generator) for width in (WIDTHS if widths is None else widths)]
-    return torch.randn(count, SCALARS, generator=generator), states
+def inputs(widths: list[int] = WIDTHS) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    states = [torch.randn(20, width, generator=generator) for width in widths]
+    return torch.randn(20, SCALARS, generator=generator), states
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -54,7 +53,7 @@ def test_survivals_never_rise_along_a_path(space: ActionSpace, widths: list[int]
     own = network(space, widths)
     with torch.no_grad():
         own.body.mlp[-1].weight.mul_(10)
-        survivals_BS = own(*inputs(widths=widths), PASSED).exp()
+        survivals_BS = own(*inputs(widths), PASSED).exp()
     assert survivals_BS.shape == (20, len(space.sums_SA))
     assert bool(((survivals_BS > 0) & (survivals_BS <= 1)).all())
     place = {name_of(space, s): s for s in range(len(space.sums_SA))}
@@ -100,7 +99,7 @@ def test_scaling_is_part_of_the_network() -> None:
 def test_before_the_draft_has_passed_the_root_the_early_scalars_alone_count(widths: list[int]) -> None:
     """Each of them does; the others and the hidden states do, root by root, once it has. And which it is, counts."""
     own = network(ActionSpace(2, 1, 1, (2,)), widths)
-    scalars_BF, states = inputs(widths=widths)
+    scalars_BF, states = inputs(widths)
     own.body.standardise(scalars_BF)
     late_BF, other_states = scalars_BF.clone(), [state + torch.arange(state.shape[1]) for state in states]
     late_BF[:, EARLY:] += 3.0

@@ -18,15 +18,10 @@ def test_the_policy_objective_is_equation_12() -> None:
     seconds = torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 2.0]], dtype=torch.float64)
     base = torch.tensor([1.2, 2.5, 1.0], dtype=torch.float64)
     loss = policy_loss(policy_ratios(logits, efficiency, seconds, base), worst_weight=0.7, worst_share=0.5)
-    ratios = []
-    exponentials = logits.detach().exp()
-    for b in range(3):
-        weights = (exponentials[b] / exponentials[b].sum()).tolist()
-        tokens = sum(w * float(e) for w, e in zip(weights, efficiency[b], strict=True))
-        time = sum(w * float(t) for w, t in zip(weights, seconds[b], strict=True))
-        ratios.append(tokens / time / float(base[b]))
+    weights = logits.detach().exp() / logits.detach().exp().sum(-1, keepdim=True)
+    ratios = ((weights * efficiency).sum(-1) / (weights * seconds).sum(-1) / base).tolist()
     worst = sorted((max(1 - r, 0) ** 2 for r in ratios), reverse=True)[:2]
-    expected = -sum(torch.tensor(r).log().item() for r in ratios) / 3 + 0.7 * sum(worst) / 2
+    expected = -sum(map(math.log, ratios)) / 3 + 0.7 * sum(worst) / 2
     assert loss.item() == pytest.approx(expected, abs=1e-6)
     loss.backward()
     assert torch.isfinite(logits.grad).all() and logits.grad.abs().sum() > 0
@@ -42,19 +37,12 @@ def test_the_survival_loss_is_a_cross_entropy_and_a_squared_error() -> None:
     """Mean over chains, mean over branches and mean over lookups, one number after the other; and of what the survivals
     add up to, over trees and over lookups."""
     predicted_BS, labels_BS = survivals(3, 1), survivals(3, 2)
-    parts: dict[tuple[bool, bool], list[float]] = {(True, True): [], (False, True): [], (False, False): []}
-    for b in range(3):
-        for s in range(len(SPACE.sums_SA)):
-            p, y = float(predicted_BS[b, s]), float(labels_BS[b, s])
-            parts[s < SPACE.depth, s < SPACE.tree_survivals].append(-y * math.log(p) - (1 - y) * math.log(1 - p))
-    cross_entropy = sum(sum(values) / len(values) for values in parts.values())
-    errors: dict[bool, list[float]] = {False: [], True: []}
-    for b in range(3):
-        for a, action in enumerate(SPACE):
-            error = float(SPACE.efficiencies(predicted_BS[b])[a] - SPACE.efficiencies(labels_BS[b])[a])
-            errors[action.copies].append(error**2)
-    assert [len(values) // 3 for values in (*parts.values(), *errors.values())] == [4, 12, 3, len(SPACE) - 2, 2]
-    expected = cross_entropy + sum(sum(values) / len(values) for values in errors.values())
+    cross_BS = -labels_BS * predicted_BS.log() - (1 - labels_BS) * (1 - predicted_BS).log()
+    square_BA = (SPACE.efficiencies(predicted_BS) - SPACE.efficiencies(labels_BS)).square()
+    copies_A = torch.tensor([action.copies for action in SPACE])
+    assert (SPACE.depth, SPACE.tree_survivals, int(copies_A.sum())) == (4, 4 + 12, 2)
+    parts = *cross_BS.split([4, 12, 3], dim=-1), square_BA[:, copies_A], square_BA[:, ~copies_A]
+    expected = sum(float(part.mean()) for part in parts)
     assert float(survival_loss(predicted_BS.log(), labels_BS, SPACE)) == pytest.approx(expected, abs=1e-6)
 
 

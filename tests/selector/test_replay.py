@@ -26,53 +26,55 @@ SPACE = ActionSpace(2, 1, 2)
 COPYING = ActionSpace(2, 1, 2, (1, 3))
 NEVER = torch.zeros(1, dtype=torch.float64)  # late
 VERIFIERS = ["specinfer", "nss", "traversal", "lifted_uniform"]
-Appended = list[tuple[tuple[int, ...], float]]
+Tokens = tuple[int, ...]
+Appended = list[tuple[Tokens, float]]
 
 
 class LastTokenWorld:
     """Two tokens; both models' distributions depend on the last one. Every text begins with token 0."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, space: ActionSpace = SPACE) -> None:
+        self.space = space  # of the labels
         generator = torch.Generator().manual_seed(seed)
         self.target_VV, self.draft_VV = normalised(
             torch.rand(2, 2, 2, generator=generator, dtype=torch.float64) ** 2 + 0.05
         )
 
-    def probability(self, text: tuple[int, ...]) -> float:
+    def probability(self, text: Tokens) -> float:
         return math.prod(float(self.target_VV[before, after]) for before, after in pairwise(text))
 
-    def drawn_text(self, length: int, rng: random.Random) -> tuple[int, ...]:
+    def drawn_text(self, length: int, rng: random.Random) -> Tokens:
         text = [0]
         while len(text) < length:
             text.append(int(rng.random() < self.target_VV[text[-1], 1]))
         return tuple(text)
 
     def survivals(
-        self, text: tuple[int, ...], names: list[str], siblings: int | None, generator: torch.Generator | None = None
+        self, text: Tokens, names: list[str], siblings: int | None, generator: torch.Generator | None = None
     ) -> Tensor:
         tokens_T = torch.tensor(text)
-        labeller = TextLabeller(tokens_T, names, siblings, generator, SPACE)
+        labeller = TextLabeller(tokens_T, names, siblings, generator, self.space)
         labeller.add(self.target_VV[tokens_T], self.draft_VV[tokens_T])
         return labeller.survivals()
 
-    def continued(self, last: int, length: int) -> list[tuple[tuple[int, ...], float]]:
+    def continued(self, last: int, length: int) -> Appended:
         """Every draft of so many tokens, with its probability."""
         return [
             (path, math.prod(float(self.draft_VV[a, b]) for a, b in zip((last, *path), path, strict=False)))
             for path in product(range(2), repeat=length)
         ]
 
-    def appended(self, name: str, last: int, trunk: tuple[int, ...], branches: list[tuple[int, ...]]) -> Appended:
+    def appended(self, name: str, last: int, trunk: Tokens, branches: list[Tokens]) -> Appended:
         """What the verifier may append after a drafted tree, with its probability: its law, which `verify` draws from
         (`test_verify.py`)."""
         return self._appended(name, last, DraftTree.from_paths(trunk, branches))
 
-    def copied(self, name: str, text: tuple[int, ...], length: int) -> Appended:
+    def copied(self, name: str, text: Tokens, length: int) -> Appended:
         """The same after a lookup; where the last token is new, nothing is drafted."""
         draft = draft_lookup(LookupIndex(text).proposal(length), 2, torch.device("cpu"))
         return self._appended(name, text[-1], draft.tree, draft.probs_NV.double())
 
-    def foretold(self, text: tuple[int, ...], root: int, most: int) -> list[float]:
+    def foretold(self, text: Tokens, root: int, most: int) -> list[float]:
         """Survivals of lookups at a root, by depth."""
         right = LookupIndex(text[: root + 1]).agreement(text[root + 1 : root + 1 + most])
         return [float(depth <= right) for depth in range(1, most + 1)]
@@ -104,7 +106,7 @@ def passes_at(position: int, action: int, space: ActionSpace) -> bool:
 
 
 def replayed(
-    survivals_XRS: Tensor, texts: list[tuple[int, ...]], space: ActionSpace = SPACE, late_M: Tensor = NEVER
+    survivals_XRS: Tensor, texts: list[Tokens], space: ActionSpace = SPACE, late_M: Tensor = NEVER
 ) -> Replayed:
     """The policy on texts of one length."""
     X, R, S = survivals_XRS.shape
@@ -136,9 +138,7 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, late: list[float]) -> Non
         mine = replayed(labels_XRS, texts, space, torch.tensor(late, dtype=torch.float64))
         laws: dict[tuple[int, int], Appended] = {}
 
-        def law(
-            text: tuple[int, ...], action: int, name: str = name, laws: dict[tuple[int, int], Appended] = laws
-        ) -> Appended:
+        def law(text: Tokens, action: int, name: str = name, laws: dict[tuple[int, int], Appended] = laws) -> Appended:
             chosen, last = space.actions[action], text[-1]
             if chosen.copies:
                 return world.copied(name, text, chosen.L1)
@@ -153,7 +153,7 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, late: list[float]) -> Non
             return laws[last, action]
 
         # how many steps begin after a text, by how many tokens the draft has missed
-        begins: defaultdict[tuple[tuple[int, ...], int], float] = defaultdict(float, {((0,), 0): 1.0})
+        begins: defaultdict[tuple[Tokens, int], float] = defaultdict(float, {((0,), 0): 1.0})
         tokens = seconds = steps = 0.0
         every = [(0, *rest) for position in range(roots) for rest in product(range(2), repeat=position)]
         for text, missed in product(every, range(roots)):
@@ -176,10 +176,10 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, late: list[float]) -> Non
 
 def decoded(world: LastTokenWorld, name: str, roots: int, count: int, rng: random.Random) -> Tensor:
     """Seconds and steps of decodings that stop once no root is left, [count, 2]."""
-    laws: dict[tuple, tuple[list[tuple[int, ...]], list[float]]] = {}
+    laws: dict[tuple, tuple[list[Tokens], list[float]]] = {}
     q1 = world.draft_VV[:, 1].tolist()
 
-    def draft(last: int, length: int) -> tuple[int, ...]:
+    def draft(last: int, length: int) -> Tokens:
         path: list[int] = []
         for _ in range(length):
             last = int(rng.random() < q1[last])
@@ -228,11 +228,9 @@ def test_replay_of_drawn_texts_and_siblings_is_a_simulated_decoder(name: str) ->
 
 def drawn_survivals(name: str, siblings: int | None, count: int = 300, space: ActionSpace = SPACE) -> Tensor:
     """Labels of the roots of a text, from drawn siblings or all of them."""
-    world = LastTokenWorld(seed=3)
-    tokens_T = torch.tensor(world.drawn_text(count + space.depth, random.Random(4)))
-    labeller = TextLabeller(tokens_T, [name], siblings, torch.Generator().manual_seed(5), space)
-    labeller.add(world.target_VV[tokens_T], world.draft_VV[tokens_T])
-    return labeller.survivals()[0]
+    world = LastTokenWorld(3, space)
+    text = world.drawn_text(count + space.depth, random.Random(4))
+    return world.survivals(text, [name], siblings, torch.Generator().manual_seed(5))[0]
 
 
 @pytest.mark.parametrize("space", [COPYING, ActionSpace(3, 2, 2), ActionSpace(2, 0, 3), ActionSpace(1, 2, 1)], ids=str)

@@ -1,6 +1,9 @@
-"""Replay against the walk along a text that its formula describes, and texts that are worked by hand."""
+"""Replay against the walk along a text that its formula describes, and texts that are worked by hand; quotients of
+replayed speeds, and their errors over sources."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
@@ -8,7 +11,7 @@ from torch import Tensor
 
 from data_gen.text_labels.labels import TextLabeller
 from selector.actions import Action, ActionSpace
-from selector.train.replay import Lateness, outcomes, replay
+from selector.train.replay import Lateness, Ratio, jackknifed, outcomes, replay
 from selector.train.tuning import StaticTable
 from tests.selector.synthetic import some_survivals
 
@@ -104,10 +107,40 @@ def test_replay_of_a_text_worked_by_hand() -> None:
     assert drafted.steps_X.tolist() == pytest.approx([2.15])
     assert drafted.speed == pytest.approx(3 / 52)
     assert drafted.block_efficiency == pytest.approx(3 / 2.15)
-    late = replay(survivals_RS, torch.tensor([nothing, nothing, chain]), seconds_R, size_X, space)
-    assert late.visits_R.tolist() == pytest.approx([1, 1, 1])
-    assert late.tokens_X.tolist() == pytest.approx([3])
-    assert late.seconds_X.tolist() == pytest.approx([70])
-    passes_R, seconds_M = torch.tensor([False, False, True]), torch.tensor([0.0, 3.0, 5.0], dtype=torch.float64)
     given = survivals_RS, torch.tensor([nothing, nothing, chain]), seconds_R, size_X, space
-    assert replay(*given, Lateness(passes_R, seconds_M)).seconds_X.tolist() == pytest.approx([75])  # two tokens missed
+    in_time, passes_R = replay(*given), torch.tensor([False, False, True])
+    assert in_time.visits_R.tolist() == pytest.approx([1, 1, 1])
+    assert in_time.tokens_X.tolist() == pytest.approx([3])
+    assert in_time.seconds_X.tolist() == pytest.approx([70])
+    late = replay(*given, Lateness(passes_R, torch.tensor([0.0, 3.0, 5.0], dtype=torch.float64)))
+    assert late.seconds_X.tolist() == pytest.approx([75])  # two tokens missed
+
+
+THREE = torch.tensor([[10.0, 10.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0], [30.0, 10.0, 10.0, 10.0]])
+
+
+def test_a_ratio_and_its_error_worked_by_hand() -> None:
+    """(60 / 30) / (30 / 30) = 2; without one source 2.5, 2 and 1.5: the error is sqrt(2/3 x (0.25 + 0 + 0.25)). One
+    source tells none."""
+    ratio, of_one = (jackknifed(THREE, torch.tensor(source_X)) for source_X in ([7, 3, 5], [0, 0, 0]))
+    assert (ratio.value, ratio.error) == pytest.approx((2, (1 / 3) ** 0.5))
+    assert str(ratio) == "2.000 ±0.577"
+    assert of_one.value == pytest.approx(2) and of_one.error == math.inf
+
+
+def test_a_method_against_itself_is_one_for_certain() -> None:
+    own_X2 = torch.rand(9, 2, generator=torch.Generator().manual_seed(12), dtype=torch.float64) + 0.1
+    for source_X in (torch.arange(9), torch.arange(9) % 2, torch.zeros(9, dtype=torch.int64)):
+        assert jackknifed(own_X2.repeat(1, 2), source_X) == Ratio(1.0, 0.0)
+
+
+def test_texts_of_one_source_move_together() -> None:
+    """Sources in any number of texts, in any order, have the error of their sums; as sources of their own the texts
+    would seem to tell more."""
+    source_X = torch.tensor([0, 1, 2, 0, 1, 2])
+    halves_X4 = torch.cat([THREE * 0.25, THREE * 0.75])
+    expected = jackknifed(THREE, torch.arange(3))
+    for order_X in (torch.arange(6), torch.tensor([5, 0, 3, 1, 4, 2])):
+        found = jackknifed(halves_X4[order_X], source_X[order_X])
+        assert (found.value, found.error) == pytest.approx((expected.value, expected.error))
+    assert jackknifed(halves_X4, torch.arange(6)).error < 0.9 * expected.error

@@ -1,4 +1,5 @@
-"""Sampling settings and features beyond those that a selector was trained on."""
+"""Sampling settings and features beyond those that a selector was trained on, and those that are refused: one clear
+line instead of a decision without meaning."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ import pytest
 import torch
 
 from selector.decision import Mode
-from selector.runtime.selector import Tuned, load_selector
+from selector.runtime.artefact import checked
+from selector.runtime.selector import Tuned, checked_batch, load_selector
 from selector.sampling import Sampling
-from selector.schema import FULL, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
+from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
 from tests.selector.exported import (
     COPIES,
     IN_TURN,
@@ -31,23 +33,18 @@ from tests.selector.exported import (
 )
 from tests.selector.synthetic import SPACE, profile
 
-TRAINED = Sampling(1.0, 0.9)
+NAN, INF = float("nan"), float("inf")
+F, E, D = len(PAIR.names), len(EARLY_SCALARS), 5
+LIGHT_WIDTHS = {SCALARS_KEY: F}
+FULL_WIDTHS = {SCALARS_KEY: F, **dict.fromkeys(HIDDEN_STATES, D)}
 
 
-@pytest.mark.parametrize("setting", [(1.1, 0.9), (0.9, 0.95), (1.0, 0.85), (1.0, 0.9, 50), (1.0, 0.9, 0, 0.02)])
-def test_a_mode_decides_near_its_setting(setting: tuple[Any, ...]) -> None:
-    assert TRAINED.covers(Sampling(*setting))
-
-
-@pytest.mark.parametrize(
-    "setting", [(1.11, 0.9), (0.0, 0.9), (1.0, 0.96), (1.0, 0.84), (1.0, 0.9, 49), (1.0, 0.9, 0, 0.03)]
-)
-def test_a_mode_does_not_decide_far_from_its_setting(setting: tuple[Any, ...]) -> None:
-    assert not TRAINED.covers(Sampling(*setting))
-
-
-def test_top_k_and_min_p_are_compared_with_the_modes_own() -> None:
-    own = Sampling(1.0, 0.9, 5, 0.1)
+def test_a_mode_decides_near_its_setting_alone() -> None:
+    trained, own = Sampling(1.0, 0.9), Sampling(1.0, 0.9, 5, 0.1)
+    for near in ((1.1, 0.9), (0.9, 0.95), (1.0, 0.85), (1.0, 0.9, 50), (1.0, 0.9, 0, 0.02)):
+        assert trained.covers(Sampling(*near)), near
+    for far in ((1.11, 0.9), (0.0, 0.9), (1.0, 0.96), (1.0, 0.84), (1.0, 0.9, 49), (1.0, 0.9, 0, 0.03)):
+        assert not trained.covers(Sampling(*far)), far
     assert own.covers(own) and not own.covers(Sampling(1.0, 0.9, 5)) and not own.covers(Sampling(1.0, 0.9, 6, 0.1))
     assert replace(own, temperature=0.0).covers(Sampling(0.0, 0.5))  # at temperature 0 they change nothing
 
@@ -68,7 +65,7 @@ def test_far_from_every_trained_setting_the_rule_and_the_static_tree_decide(
 ) -> None:
     """And one line says so, once in a process."""
     selector = load_selector(artefact)
-    data, rows = roots_of(replace(mode, sampling=Sampling(asked["temperature"])), LIGHT)
+    roots = one_by_one(batch_of(*roots_of(replace(mode, sampling=Sampling(asked["temperature"])), LIGHT), LIGHT))
     with pytest.warns(UserWarning, match=words) as warned:
         tuned = selector.at(**asked)
     assert len(warned) == 1 and "\n" not in str(warned[0].message)
@@ -77,8 +74,7 @@ def test_far_from_every_trained_setting_the_rule_and_the_static_tree_decide(
         assert selector.at(**asked).mode == tuned.mode
         assert selector.at(**asked, shapes=[(1, 2, 0)]).select(None) == (1, 2, 0, "iid")
     assert tuned.feature_levels == ((MATCH,) if mode.rule else ()) and tuned.select(None) == mode.action
-    chosen = {tuned.select(features) for features in one_by_one(batch_of(data, rows, LIGHT))}
-    assert chosen == {mode.action, *([mode.rule.lookup] if mode.rule else [])}
+    assert {tuned.select(features) for features in roots} == {mode.action, *([mode.rule.lookup] if mode.rule else [])}
 
 
 def test_the_nearest_of_the_modes_that_cover_a_setting_decides(artefact: Path) -> None:
@@ -92,8 +88,8 @@ def test_the_nearest_of_the_modes_that_cover_a_setting_decides(artefact: Path) -
 @torch.inference_mode()
 def test_features_far_from_every_setting_give_the_rule_in_every_form(artefact: Path, far: float, nearest: Mode) -> None:
     """TorchScript, the selector, and a mode that was asked for another setting; both may say so."""
-    selector, (data, rows) = load_selector(artefact), roots_of(replace(SOME, sampling=Sampling(far)), LIGHT)
-    batch = batch_of(data, rows, LIGHT)
+    selector = load_selector(artefact)
+    batch = batch_of(*roots_of(replace(SOME, sampling=Sampling(far)), LIGHT), LIGHT)
     if nearest is COPIES:
         batch[SCALARS_KEY][:, PAIR.index("top_p")] = 0.5
     expected = [nearest.copied(float(match)) for match in batch[SCALARS_KEY][:, PAIR.index("match")]]
@@ -107,19 +103,73 @@ def test_features_far_from_every_setting_give_the_rule_in_every_form(artefact: P
         assert all("too far from the trained" in str(each.message) for each in warned) and 0 < len(warned) < 3
 
 
+def ones(*batch: int) -> dict[str, torch.Tensor]:
+    return {name: torch.ones(*batch, width) for name, width in FULL_WIDTHS.items()}
+
+
+def test_features_of_one_root_and_of_a_batch_are_read() -> None:
+    """Of early scalars alone, hidden states are not read, whether or not they are there."""
+    assert set(checked(ones(), LIGHT_WIDTHS, 1)) == {SCALARS_KEY}  # more than is read does no harm
+    assert set(checked(ones(), FULL_WIDTHS, 1)) == set(FULL_WIDTHS)
+    assert checked(ones(3), FULL_WIDTHS, 2)[SCALARS_KEY].shape == (3, F)
+    early = {SCALARS_KEY: torch.ones(3, E)}
+    for given in (early, {**ones(3), **early}):
+        assert set(checked(given, FULL_WIDTHS, 2, E)) == {SCALARS_KEY}
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        ({SCALARS_KEY: None}, "scalars is missing"),
+        ({SCALARS_KEY: [0.0] * F}, "scalars is no tensor"),
+        ({SCALARS_KEY: torch.ones(F - 7)}, rf"scalars is torch.float32 \[{F - 7}\]; torch.float32 \[{F}\] is needed"),
+        ({SCALARS_KEY: torch.ones(2, F)}, rf"\[2, {F}\]; torch.float32 \[{F}\] is needed"),
+        ({SCALARS_KEY: torch.ones(2, E)}, "is needed"),
+        ({SCALARS_KEY: torch.ones(F, dtype=torch.float64)}, "scalars is torch.float64"),
+        ({SCALARS_KEY: torch.full((E,), NAN)}, "scalars is not finite"),
+        ({SCALARS_KEY: torch.tensor([1.0] * (F - 1) + [INF])}, "scalars is not finite"),
+        ({HIDDEN_STATES[1]: None}, f"{HIDDEN_STATES[1]} is missing"),
+        ({HIDDEN_STATES[2]: torch.ones(D + 1)}, f"{HIDDEN_STATES[2]} is"),
+        ({HIDDEN_STATES[0]: torch.tensor([1.0, 2, 3, 4, NAN])}, f"{HIDDEN_STATES[0]} is not finite"),
+    ],
+)
+def test_a_feature_that_is_not_the_schemas_is_refused_by_name(spoilt: dict, message: str) -> None:
+    given = {name: value for name, value in {**ones(), **spoilt}.items() if value is not None}
+    with pytest.raises(InputError, match=message):
+        checked(given, FULL_WIDTHS, 1, E)
+
+
+def test_batches_of_different_sizes_are_refused() -> None:
+    with pytest.raises(InputError, match="batches of different sizes"):
+        checked({**ones(3), SCALARS_KEY: torch.ones(2, F)}, FULL_WIDTHS, 2)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [(-1.0,), (NAN,), (INF,), (1.0, 0.0), (1.0, 1.5), (1.0, 1.0, -1), (1.0, 1.0, 0, NAN), (1.0, 1.0, 0, 0.0, INF)],
+)
+def test_what_is_no_sampling_setting_is_refused(setting: tuple[Any, ...]) -> None:
+    with pytest.raises(InputError, match="no sampling setting"):
+        Sampling(*setting)
+
+
+@pytest.mark.parametrize("batch", [0.0, 0.5, -1.0, INF, NAN])
+def test_what_is_no_number_of_requests_is_refused(batch: float) -> None:
+    with pytest.raises(InputError, match="there is at least one request"):
+        checked_batch(batch)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_scalars_of_another_dtype_are_refused(artefact: Path, dtype: torch.dtype) -> None:
     """In one line, also where NumPy has no such dtype."""
-    data, rows = roots_of(IN_TURN, LIGHT, count=1)
-    scalars = one_by_one(batch_of(data, rows, LIGHT))[0][SCALARS_KEY]
     for ask in (loaded(artefact).at(*setting_of(IN_TURN)).select, loaded(artefact).select):
         with pytest.raises(InputError, match=f"features: scalars is {dtype}"):
-            ask({SCALARS_KEY: scalars[: PAIR.first].to(dtype)})
+            ask({SCALARS_KEY: torch.ones(PAIR.first, dtype=dtype)})
 
 
-@pytest.mark.parametrize("match", [float("nan"), float("inf")])
+@pytest.mark.parametrize("match", [NAN, INF])
 def test_a_match_that_is_not_finite_is_refused(artefact: Path, match: float) -> None:
-    scalars = torch.ones(len(PAIR.names))
+    scalars = torch.ones(F)
     scalars[PAIR.index("match")] = match
     for features, name in (({MATCH: torch.tensor(match)}, "match"), ({SCALARS_KEY: scalars}, "scalars")):
         with pytest.raises(InputError, match=f"features: {name} is not finite"):
@@ -162,17 +212,17 @@ def test_no_form_gives_its_network_an_input_beyond_its_range_in_training(
     folder = artefacts["regressor", level]
     stated = json.loads((folder / "config.json").read_text())["features"]["scalars"]
     low_F, high_F = (torch.tensor([scalar[side] for scalar in stated]) for side in ("lowest", "highest"))
-    own_F = torch.tensor(
-        [not scalar["learned"] or scalar["name"] in ("temperature", "top_p", MATCH) for scalar in stated]
-    )
+    kept = ("temperature", "top_p", MATCH)
+    own_F = torch.tensor([not scalar["learned"] or scalar["name"] in kept for scalar in stated])
+    up_F = torch.arange(len(stated)) % 2 == 0
+    edge_F = torch.where(up_F, high_F, low_F)
     for mode in modes_of(level)[2:]:
-        data, rows = roots_of(mode, level, count=1)
-        inside = batch_of(data, rows, level)
-        inside[SCALARS_KEY] = torch.where(own_F, inside[SCALARS_KEY], inside[SCALARS_KEY].clamp(low_F, high_F))
-        up_F = torch.arange(len(stated)) % 2 == 0
-        beyond, edge = ({**inside} for _ in range(2))
-        beyond[SCALARS_KEY] = torch.where(own_F, inside[SCALARS_KEY], torch.where(up_F, high_F + 1e3, low_F - 1e3))
-        edge[SCALARS_KEY] = torch.where(own_F, inside[SCALARS_KEY], torch.where(up_F, high_F, low_F))
+        batch = batch_of(*roots_of(mode, level, count=1), level)
+        scalars_BF = batch[SCALARS_KEY]
+        beyond, edge, inside = (
+            {**batch, SCALARS_KEY: torch.where(own_F, scalars_BF, others_BF)}
+            for others_BF in (torch.where(up_F, edge_F + 1e3, edge_F - 1e3), edge_F, scalars_BF.clamp(low_F, high_F))
+        )
         for view in (lambda features: features, early_of):
             for scores in (loaded(folder).scores, lambda batch: scripted(folder)(batch)[1]):
                 far_BA, near_BA, own_BA = (scores(view(each)) for each in (beyond, edge, inside))

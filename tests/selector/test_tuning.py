@@ -15,11 +15,13 @@ from selector.latency import Table
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, MATCH
 from selector.train.data import Timed
+from selector.train.potential import potential
 from selector.train.replay import Lateness, Replayed, replay
 from selector.train.tuning import (
     LEASTS,
     RARE,
     SPEEDS,
+    TIE,
     StaticTable,
     best_static,
     common,
@@ -57,10 +59,8 @@ def replayed(data: Timed, action_R: Tensor, feature_levels: tuple[str, ...] = ()
 def alike(data: Timed) -> Timed:
     """The same texts without anything to tell: the labels are the same at all roots."""
     survivals_RS = survivals_of(torch.full((len(data.texts.length_R),), 0.7))
-    same = replace(
-        data.texts, survivals={"traversal": survivals_RS}, foretold_R=torch.zeros_like(data.texts.foretold_R)
-    )
-    return Timed(same, data.verifier, data.profile)
+    nothing_R = torch.zeros_like(data.texts.foretold_R)
+    return replace(data, texts=replace(data.texts, survivals={"traversal": survivals_RS}, foretold_R=nothing_R))
 
 
 def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Mode) -> None:
@@ -238,7 +238,7 @@ def of_lookups(data: Timed) -> Tensor:
 def test_the_best_way_to_ask_is_found(data: Timed, static: Mode) -> None:
     """In turn, where the early features tell when to copy and the others how far to draft; with the early ones alone
     where these tell as much; without them where they tell nothing. No way or price that was tried is better."""
-    data = Timed(data.texts, data.verifier, replace(profile(), decide={EARLY: 5e-5, LIGHT: 5e-4}))
+    data = data.on(replace(profile(), decide={EARLY: 5e-5, LIGHT: 5e-4}))
     truth, noise = true_scores(data), true_scores(data)[torch.randperm(150, generator=torch.Generator().manual_seed(3))]
     for early, level in ((of_lookups(data), (EARLY, LIGHT)), (truth, (EARLY,)), (noise, (LIGHT,))):
         predictions = {EARLY: early, LIGHT: truth}
@@ -281,3 +281,15 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
     assert (*mode.rule, mode.action) == max(every, key=every.__getitem__)
     assert replay_mode(data, {}, mode).speed == pytest.approx(speed(*mode.rule, mode.action))
     assert replay_mode(data, {}, mode).speed > 1.1 * static.speed
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_the_potential_is_over_the_rule_where_texts_repeat_themselves_and_over_the_static_tree_elsewhere(
+    repeats: bool,
+) -> None:
+    """There the rule has most of what can be gained over a tree, and a feature that tells nothing adds nothing;
+    elsewhere a feature that tells gains."""
+    made = {"repeats": 0.4, "told": False} if repeats else {}
+    found = potential(*(timed(texts(24, seed=seed, **made)) for seed in (1, 2)))
+    assert found.over == ("lookup rule" if repeats else "static tree")
+    assert (found.gain.value > 1 + 2 * TIE * found.gain.error) != repeats

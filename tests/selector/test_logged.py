@@ -1,0 +1,198 @@
+"""Texts of a log, whose labels are certain: their replay against walks in plain Python and the best policy of all, and
+the joint choice for different requests in one batch against all choices."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from selector.actions import Action, ActionSpace
+from selector.decision import LookupRule, Mode
+from selector.latency import LatencyProfile, Verification
+from selector.runtime.joint import Shapes, joint_choice, step_clock
+from selector.sampling import Sampling
+from selector.schema import LEVELS, LOG, PAIR, InputError
+from selector.tables import Batches, Table
+from selector.train.data import Texts, Timed
+from selector.train.mixed import PARTS, MixedBatches
+from selector.train.replay import fastest_possible
+from selector.train.tuning import replay_mode
+from tests.selector import synthetic
+
+SPACE = ActionSpace.chains(5, 6)
+SIZES = (1, 2, 4)
+
+
+def profile() -> LatencyProfile:
+    """An engine's times: more for every request, verified token, draft pass and token of context."""
+
+    def target(batch: int) -> Table:
+        rows = [[5e-3 + 2e-4 * batch * tokens + 1e-6 * batch * length for tokens in (1, 64)] for length in (1, 201)]
+        return Table([1, 201], [1, 64], rows)
+
+    draft = [Table([1, 201], [1], [[1e-3 + 1e-4 * batch], [1e-3 + 1e-4 * batch]]) for batch in SIZES]
+    batches = Batches(list(SIZES), draft, [target(batch) for batch in SIZES], stepped=False)
+    return LatencyProfile(
+        device="test engine",
+        pair="log:head",
+        draft=draft[0],
+        target=target(1),
+        verify={"naive": Verification()},
+        decide=dict.fromkeys(LEVELS, 0.0),
+        batches=batches,
+    )
+
+
+def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
+    """Texts of different lengths; the match says little of what is accepted."""
+    generator = torch.Generator().manual_seed(seed)
+    size_X = torch.randint(roots // 2, roots, (count,), generator=generator)
+    R = int(size_X.sum())
+    accepted_R = torch.randint(SPACE.depth + 1, (R,), generator=generator)
+    foretold_R = torch.randint(max(SPACE.lookups) + 1, (R,), generator=generator)
+    scalars_RF = torch.rand(R, len(LOG.scalars), generator=generator)
+    scalars_RF[:, PAIR.index("match")] = torch.randint(6, (R,), generator=generator).float()
+    length_R = torch.cat([20 + torch.arange(size) for size in size_X.tolist()])
+    scalars_RF[:, PAIR.index("context_length")] = length_R.float()
+    return Texts(
+        settings=[Sampling(0.0)],
+        size_X=size_X,
+        setting_X=torch.zeros(count, dtype=torch.int64),
+        kind_X=["code" if x % 2 else "prose" for x in range(count)],
+        source_X=[f"source {x}" for x in range(count)],
+        prompt_X=[f"text {x}" for x in range(count)],
+        scalars_RF=scalars_RF,
+        length_R=length_R,
+        survivals={"naive": (accepted_R[:, None] > torch.arange(SPACE.depth)).half()},
+        foretold_R=foretold_R.to(torch.uint8),
+        hidden_R=torch.full((R,), -1),
+        from_the_start=True,
+        schema=LOG,
+    )
+
+
+def timed(batch: int = 1, **made: int) -> Timed:
+    return Timed(texts(**made), "naive", profile().at_batch(batch), SPACE)
+
+
+def committed(data: Timed, row: int, action: Action) -> int:
+    """Tokens of a step, by labels of 0 and 1."""
+    own_D = data.survivals_RS[row, SPACE.depth if action.copies else 0 :]
+    return int(own_D[: action.nodes].sum()) + 1
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_fixed_lengths_and_rules_of_a_log_are_a_walk_to_the_last_token(batch: int) -> None:
+    data = timed(batch)
+    match_R, size_X = data.texts.scalar("match"), data.texts.size_X
+    for chain, least in product(map(SPACE.chain, range(SPACE.depth + 1)), (2, 4, 99)):
+        steps, begin, seconds = 0, 0, 0.0
+        for size in size_X.tolist():
+            row = begin
+            while row < begin + size:
+                action = Action.copy(4) if match_R[row] >= least else chain
+                seconds += data.profile.action_seconds(action, float(data.texts.length_R[row]), "naive")
+                row, steps = row + committed(data, row, action), steps + 1
+            begin += size
+        found = replay_mode(data, {}, Mode(Sampling(0.0), chain, rule=LookupRule(least, 4)))
+        assert float(found.steps_X.sum()) == steps and float(found.tokens_X.sum()) == float(size_X.sum())
+        assert float(found.seconds_X.sum()) == pytest.approx(seconds, rel=1e-6)
+
+
+def test_whoever_is_told_everything_takes_the_least_time() -> None:
+    data = timed(seed=3, count=4, roots=9)
+    seconds_RA, size_X = data.seconds(), data.texts.size_X
+    oracle = fastest_possible(data.survivals_RS, seconds_RA, size_X, SPACE)
+
+    @cache
+    def least(row: int, end: int) -> float:
+        """By trying everything."""
+        if row >= end:
+            return 0.0
+        later = [least(row + committed(data, row, action), end) for action in SPACE]
+        return min(float(now) + then for now, then in zip(seconds_RA[row], later, strict=True))
+
+    ends = zip(size_X.tolist(), size_X.cumsum(0).tolist(), strict=True)
+    assert oracle.seconds_X.tolist() == pytest.approx([least(end - size, end) for size, end in ends], rel=1e-6)
+
+
+def worth(tokens_BA: np.ndarray, chosen: tuple[int, ...], g: float, token: float, one_pass: float) -> float:
+    shapes = Shapes.of(SPACE)
+    tokens = sum(tokens_BA[b, a] for b, a in enumerate(chosen))
+    drafted, passes = shapes.drafted_A[list(chosen)].sum(), shapes.passes_A[list(chosen)].max()
+    return tokens - g * (token * drafted + one_pass * passes)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_joint_choice_is_the_best_of_all_choices(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    tokens_BA = 1 + np.cumsum(generator.random((3, len(SPACE))), axis=1) % 5
+    prices = {"g": 300.0, "token": 10 ** generator.uniform(-5, -3), "one_pass": 10 ** generator.uniform(-4, -2)}
+    best = max(product(range(len(SPACE)), repeat=3), key=lambda chosen: worth(tokens_BA, chosen, **prices))
+    found = joint_choice(tokens_BA, Shapes.of(SPACE), prices["g"], prices["token"], prices["one_pass"])
+    assert worth(tokens_BA, tuple(found), **prices) == pytest.approx(worth(tokens_BA, best, **prices))
+
+
+def test_trees_with_branches_are_refused() -> None:
+    with pytest.raises(ValueError, match="not trees"):
+        Shapes.of([Action(2, 0, 3)])
+    assert Shapes.of(ActionSpace.chains(3, 2)).passes_A.tolist() == [0, 1, 2, 3, 0, 0]
+
+
+def test_a_clock_without_a_batch_axis_is_refused() -> None:
+    with pytest.raises(InputError, match="one request alone"):
+        step_clock(synthetic.profile(), 4)
+
+
+def walk(batches: MixedBatches, action_R: torch.Tensor, batch: int) -> tuple[float, float]:
+    """Tokens and seconds of all streams, in plain Python."""
+    data, own = timed(batch), profile()
+    assert own.batches is not None
+    draft, target = (tables[(1, 2, 4).index(batch)] for tables in (own.batches.draft, own.batches.target))
+    begin = torch.cumsum(data.texts.size_X, 0) - data.texts.size_X
+    tokens = seconds = 0.0
+    for stream in batches._streams:
+        waiting, flight = list(stream[batch:]), [[int(text), 0] for text in stream[:batch]]
+        while waiting:
+            rows = [int(begin[text]) + at for text, at in flight]
+            chosen = [SPACE.actions[int(action_R[row])] for row in rows]
+            context = float(data.texts.length_R[rows].float().mean())
+            verified = 1 + sum(action.nodes for action in chosen) / batch
+            low, high = (target.at(context, size) for size in (1, 64))
+            seconds += low + (high - low) * (verified - 1) / 63
+            seconds += max(action.drafts and action.nodes for action in chosen) * draft.at(context, 1)
+            for place, (row, action) in enumerate(zip(rows, chosen, strict=True)):
+                text, at = flight[place]
+                size, more = int(data.texts.size_X[text]), committed(data, row, action)
+                tokens += min(more, size - at)
+                flight[place][1] += more
+                if at + more >= size:
+                    flight[place] = [int(waiting.pop(0)) if waiting else text, 0]
+    return tokens, seconds
+
+
+@pytest.mark.parametrize("batch", [2, 4])
+def test_replay_of_decisions_that_are_made_alone_is_a_walk(batch: int) -> None:
+    data = timed(batch)
+    batches = MixedBatches(data, profile(), batch)
+    assert 1 < len(batches._streams) <= PARTS
+    generator = torch.Generator().manual_seed(1)
+    action_R = torch.randint(len(SPACE), (len(data.texts.length_R),), generator=generator)
+    found = batches.replay(action_R)
+    tokens, seconds = walk(batches, action_R, batch)
+    assert float(found.tokens_P.sum()) == tokens
+    assert float(found.seconds_P.sum()) == pytest.approx(seconds)
+
+
+def test_joint_decisions_that_know_all_labels_are_faster_than_any_fixed_length() -> None:
+    data = timed(4)
+    batches = MixedBatches(data, profile(), 4)
+    known_RA = SPACE.efficiencies(data.survivals_RS)
+    fixed = [batches.replay(torch.full((len(known_RA),), SPACE.index(SPACE.chain(n)))) for n in range(SPACE.depth + 1)]
+    best = max(fixed, key=lambda each: each.speed)
+    oracle = batches.select(known_RA, batches.speed_of(known_RA, best.speed))
+    assert oracle.over(best).value > 1.05
