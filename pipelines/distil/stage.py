@@ -20,7 +20,7 @@ from data_gen.models.vocabulary import scored
 from pipelines.config import Config
 from pipelines.distil.conversations import Template
 from pipelines.distil.texts import Sequences, batches, held_out, prompts_by_split, write_texts
-from pipelines.distil.training import cost, fit, measured, speed
+from pipelines.distil.training import cost, measured, speed, train
 from pipelines.pair.loading import target_name
 from pipelines.pair.stage import prepared_prompts
 from pipelines.run import Stage, console, read_json, table, write_json
@@ -99,7 +99,7 @@ def _trained(
     always = sorted({token for part in ends for token in part})
     draft = new_draft(target, own.layers, data.most_frequent(own.vocabulary, scored(target), always))
     training = folder / "training" / _digest(stage.depends)
-    fit(own, config.seed, draft, data, _steps(config), dtype, training, mlflow.active_run().info.run_id)
+    train(own, config.seed, draft, data, _steps(config), dtype, training, mlflow.active_run().info.run_id)
     found = {
         **{key: value for key, value in own.model_dump(mode="json").items() if key in COMPARED},
         "tokens": int(data.drawn_BT.sum()),

@@ -8,17 +8,14 @@ Legend: X sequences, T tokens of a sequence.
 
 from __future__ import annotations
 
-import logging
 import statistics
 import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
-from pytorch_lightning.loggers import MLFlowLogger
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
@@ -29,15 +26,14 @@ from data_gen.models.vocabulary import scored
 from pipelines.config.sections import Distil
 from pipelines.distil.objective import DistilModule, Places
 from pipelines.distil.texts import Sequences
-from pipelines.tracking import tracking_uri
-from pipelines.train.fitting import REMARKS, StopBetweenBatches
+from pipelines.train.fitting import fit
 
 LONGEST = 32  # drafted tokens of the longest chain that `speed` looks at
 TIMED, BEHIND = 15, 200  # passes that are timed, and the tokens before them
 EVERY = 100  # steps between checkpoints
 
 
-def fit(
+def train(
     own: Distil,
     seed: int,
     draft: PreTrainedModel,
@@ -49,31 +45,20 @@ def fit(
 ) -> None:
     """Train a draft in place, from the last checkpoint in `folder` on; the MLflow run gets the curves."""
     pl.seed_everything(seed, verbose=False)
-    for name in ("utilities.rank_zero", "accelerators.cuda"):  # they remark on the hardware
-        logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.WARNING)
     checkpoints = ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_train_steps=EVERY)
-    with warnings.catch_warnings():
-        for remark in (*REMARKS, ".*in eval mode at the start.*"):
-            warnings.filterwarnings("ignore", message=remark)
-        trainer = pl.Trainer(
-            max_steps=steps,
-            max_epochs=own.passes,
-            accelerator="cpu" if draft.device.type == "cpu" else "gpu",
-            devices=1,
-            precision="bf16-mixed" if dtype == torch.bfloat16 else "32-true",
-            logger=MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False),
-            callbacks=[checkpoints, RichProgressBar(), StopBetweenBatches()],
-            enable_model_summary=False,
-            log_every_n_steps=10,
-        )
-        last = folder / "last.ckpt"
-        order = torch.Generator().manual_seed(seed)
-        loader: DataLoader[Places] = DataLoader(data, own.sequences, shuffle=True, drop_last=True, generator=order)
-        try:
-            module = DistilModule(draft, own.rate, steps)
-            trainer.fit(module, loader, ckpt_path=str(last) if last.exists() else None, weights_only=False)
-        except SystemExit as stopped:  # Lightning turns Ctrl-C into it
-            raise KeyboardInterrupt from stopped
+    last, order = folder / "last.ckpt", torch.Generator().manual_seed(seed)
+    loader: DataLoader[Places] = DataLoader(data, own.sequences, shuffle=True, drop_last=True, generator=order)
+    fit(
+        DistilModule(draft, own.rate, steps),
+        run_id,
+        [checkpoints],
+        {"train_dataloaders": loader, "ckpt_path": str(last) if last.exists() else None, "weights_only": False},
+        max_steps=steps,
+        max_epochs=own.passes,
+        accelerator="cpu" if draft.device.type == "cpu" else "gpu",
+        precision="bf16-mixed" if dtype == torch.bfloat16 else "32-true",
+        log_every_n_steps=10,
+    )
     draft.eval()
 
 

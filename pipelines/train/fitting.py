@@ -28,6 +28,7 @@ REMARKS = (  # Lightning's warnings that do not apply to data in memory and a fo
     ".*Checkpoint directory .* exists and is not empty.*",
     ".*treespec, LeafSpec.*",
     ".*smaller than the logging interval.*",
+    ".*in eval mode at the start.*",  # the embeddings of a draft are its target's
 )
 
 
@@ -59,26 +60,40 @@ def fitted(
     module.judged = judged
     monitor, mode = (MONITOR, "max") if module.judged else ("validation/loss", "min")
     checkpoints = ModelCheckpoint(folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
+    fit(
+        module,
+        run_id,
+        [checkpoints, LearningRateMonitor("epoch")],
+        {"datamodule": roots},
+        max_epochs=config.train.epochs,
+        accelerator="cpu",  # the network is so small that copies to a GPU would take longer
+        num_sanity_val_steps=0,
+        log_every_n_steps=50,
+    )
+    return SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu").eval()
+
+
+def fit(
+    module: pl.LightningModule, run_id: str, callbacks: list[Callback], data: dict[str, Any], **settings: Any
+) -> None:
+    """Train a module with Lightning; the MLflow run gets the curves, and Ctrl-C raises KeyboardInterrupt. `data` are
+    further arguments of `Trainer.fit`, and `settings` of the trainer."""
     for name in ("utilities.rank_zero", "accelerators.cuda"):  # they remark on the hardware
         logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.WARNING)
     with warnings.catch_warnings():
         for remark in REMARKS:
             warnings.filterwarnings("ignore", message=remark)
         trainer = pl.Trainer(
-            max_epochs=config.train.epochs,
-            accelerator="cpu",  # the network is so small that copies to a GPU would take longer
             devices=1,
             logger=[MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False)],
-            callbacks=[checkpoints, RichProgressBar(), LearningRateMonitor("epoch"), StopBetweenBatches()],
+            callbacks=[*callbacks, RichProgressBar(), StopBetweenBatches()],
             enable_model_summary=False,
-            num_sanity_val_steps=0,
-            log_every_n_steps=50,
+            **settings,
         )
         try:
-            trainer.fit(module, datamodule=roots)
+            trainer.fit(module, **data)
         except SystemExit as stopped:  # Lightning turns Ctrl-C into it
             raise KeyboardInterrupt from stopped
-    return SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu").eval()
 
 
 class StopBetweenBatches(Callback):
