@@ -97,7 +97,7 @@ for each in ABOUT:
     _add(each)
 
 
-@app.command(help="time passes, verifiers and decisions on this machine")
+@app.command(help="time decoding steps and decisions on this machine")
 def latency(
     words: Words = None,
     config: File = None,
