@@ -1,7 +1,7 @@
 """The trace store: Parquet shards, one folder per split, and a manifest with their checksums and what they depend on.
 
 A row is a text. Features are not in it: `texts_of` computes them from the tokens and the row numbers. The schema's
-metadata hold the version of the rows, and the action space of the trees that are labelled, as JSON.
+metadata hold the format, and the action space of the trees that are labelled, as JSON.
 
     prompt, kind, source     string    the prompt's id, kind and source
     temperature, top_p, min_p, draft_temperature   float64   its sampling setting; the draft's temperature may be null
@@ -37,10 +37,8 @@ from data_gen.features.rows import ROW_NUMBERS, scalars_along
 from data_gen.models.sampling import Sampling
 from selector.actions import ActionSpace
 from selector.files import atomically
-from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, sha256, survival_column
+from selector.schema import FORMAT, HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, sha256, survival_column
 from selector.train.data import Texts, to_texts
-
-ROWS_VERSION = 11  # raise it when the program gives other rows for the same inputs, so that no store holds both
 
 SPACE_KEY = "espalier_action_space"
 
@@ -61,9 +59,7 @@ def text_schema(verifiers: Sequence[str], hidden: bool, space: ActionSpace) -> p
         *((name, pa.list_(pa.int32())) for name in ("step_root", "step_action", "step_accepted")),
         ("step_verifier", pa.string()),
     ]
-    return pa.schema(
-        fields, metadata={"espalier_rows_version": str(ROWS_VERSION), SPACE_KEY: json.dumps(space.to_json())}
-    )
+    return pa.schema(fields, metadata={"espalier_format": str(FORMAT), SPACE_KEY: json.dumps(space.to_json())})
 
 
 def space_of(table: pa.Table) -> ActionSpace:
@@ -83,15 +79,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text())
-        found = manifest["depends"].get("rows_version")
+        found = manifest["depends"].get("format")
         if "shards" not in manifest:
             raise KeyError("shards")
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the data stage first") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path} is damaged: remove {folder} and run the data stage again") from error
-    if found != ROWS_VERSION:
-        reason = f"traces of version {found}; this program reads {ROWS_VERSION}"
+    if found != FORMAT:
+        reason = f"traces of format {found}; this program reads {FORMAT}"
         raise InputError(f"{folder}: {reason}: remove it, or choose another name=, and run the data stage again")
     return dict(manifest)
 
@@ -135,7 +131,7 @@ class TraceStore:
     def __init__(self, folder: Path, depends: dict[str, Any]) -> None:
         self.folder = folder
         self.path = folder / "manifest.json"
-        depends = json.loads(json.dumps({"rows_version": ROWS_VERSION, **depends}))
+        depends = json.loads(json.dumps({"format": FORMAT, **depends}))
         if self.path.exists():
             self.manifest = read_manifest(folder)
             if changes := differences(self.manifest["depends"], depends):

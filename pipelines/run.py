@@ -23,7 +23,7 @@ from rich.table import Table
 from data_gen.traces import differences, listed_changes
 from pipelines.config import Config
 from selector.files import atomically, json_text, unwritable
-from selector.schema import InputError, sha256
+from selector.schema import FORMAT, InputError, sha256
 
 T = TypeVar("T")
 # stages of the records that are not named after one
@@ -75,7 +75,7 @@ class Stage:
             record = read_record(self.config, self.name)
         except InputError:
             return f"{path} is damaged: made anew"
-        if changes := differences(record["depends"], self.depends):
+        if changes := differences(record["depends"], {"format": FORMAT, **self.depends}):
             return f"made anew: {listed_changes(changes)}"
         if record["finished"] and (damaged := _changed_file(self.config, record)):
             return f"{damaged} was changed or removed since it was written: made anew"
@@ -94,7 +94,7 @@ class Stage:
         console.print(f"[bold]{self.name}[/]: {message}", soft_wrap=True)
 
     def _write(self, finished: bool) -> None:
-        record: dict[str, Any] = {"depends": self.depends, "finished": finished}
+        record: dict[str, Any] = {"depends": {"format": FORMAT, **self.depends}, "finished": finished}
         if finished:
             files = self.hashed
             if files is None:
@@ -137,6 +137,7 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
     inputs, as far as they are given; else InputError."""
     record = read_record(config, stage)
     verify(config, stage)
+    current = {"format": FORMAT, **current}
     if changes := differences({key: record["depends"].get(key) for key in current}, current):
         made = f"the {stage} stage was run with other inputs ({listed_changes(changes)})"
         raise InputError(f"{config.folder}: {made}: run it again")

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from selector.actions import IID, Action, ActionSpace
 from selector.sampling import Sampling
-from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
+from selector.schema import FEATURES, FORMAT, FULL, LIGHT, MATCH, InputError
 from selector.tables import Batches, Table, number
 
-VERSION = 8  # of the file
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
 PASS = 20e-3  # seconds of the target on a synthetic GPU
 SPACE = ActionSpace.default()
@@ -73,7 +72,7 @@ class LatencyProfile:
         """InputError where the file is missing, damaged, or of another schema version."""
         try:
             values = json.loads(Path(path).read_text())
-            found = values.pop("schema_version")
+            found = values.pop("format")
             values.pop("check", None)
             for name in ("draft", "target", "late"):
                 values[name] = Table(**values[name])
@@ -94,13 +93,13 @@ class LatencyProfile:
             raise InputError(f"{path}: no latency profile there: run the latency stage first") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path}: not a latency profile: run the latency stage again") from error
-        if found != VERSION:
-            raise InputError(f"{path}: schema version {found}, this program reads {VERSION}")
+        if found != FORMAT:
+            raise InputError(f"{path}: format {found}; this program reads {FORMAT}: run the latency stage again")
         return profile
 
     def to_json(self) -> dict[str, object]:
         known = {name: value for name, value in asdict(self).items() if value is not None}
-        return {"schema_version": VERSION, **known}
+        return {"format": FORMAT, **known}
 
     def at_batch(self, batch: int) -> LatencyProfile:
         """The times of a step in which `batch` requests are decoded together, all with the same action.

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+# Of all that runs and artefacts hold. Raise it when the program writes, or makes of the same inputs, anything else.
+FORMAT = 18
+
 
 class InputError(ValueError):
     """A user's mistake in a config, a file or a model. The message is one line that names it; the exit code is 2."""

@@ -24,7 +24,7 @@ from pipelines.run import verify
 from selector.actions import STYLES, ActionSpace
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
-from selector.schema import LIGHT, InputError, sha256, survival_column
+from selector.schema import FORMAT, LIGHT, InputError, sha256, survival_column
 from selector.train.data import SPLITS, Texts, Timed
 from selector.train.replay import outcomes
 
@@ -67,7 +67,7 @@ def load_traces(config: Config, pair: str) -> dict[str, Texts]:
     folder = traces_folder(config)
     verify(config, "data")
     recorded = read_manifest(folder)["depends"]
-    changes = differences(recorded, {"rows_version": recorded["rows_version"], **depends(config, pair)})
+    changes = differences(recorded, {"format": FORMAT, **depends(config, pair)})
     if changes:
         raise InputError(f"{folder}: made from other inputs ({listed_changes(changes)}): run the data stage")
     return {split: read_texts(folder, split, config.verifiers) for split in SPLITS}

@@ -42,7 +42,6 @@ from selector.train.tuning import Judged
 
 T = TypeVar("T")
 Contenders = dict[Sampling, list[Method | Assistant]]  # by sampling setting
-FORMAT = 17  # of `evaluation.json`
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
 GREEDY_PROMPTS = 40
@@ -65,7 +64,6 @@ def stage_of(config: Config) -> Stage:
     """The stage with what it depends on; InputError unless training is finished."""
     profile = load_profile(config)
     inputs = {
-        "format": FORMAT,
         "evaluate": config.evaluate.model_dump(mode="json"),
         "prompts": prompts_depend(config, "test"),
         "sampling": [setting.model_dump() for setting in config.sampling],

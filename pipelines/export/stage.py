@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces
-from pipelines.evaluate.stage import FORMAT
 from pipelines.export import serving
 from pipelines.export.registry import register
 from pipelines.latency.profile import load_profile
@@ -31,7 +30,7 @@ def stage_of(config: Config) -> Stage:
     decides = decision_digest(config, load_result(config))
     path = config.folder / "evaluation.json"
     if path.exists():
-        require(config, "evaluate", {"format": FORMAT, **decides})  # the figures must be this selector's
+        require(config, "evaluate", decides)  # the figures must be this selector's
     inputs = {
         **decides,
         "evaluation": sha256(path) if path.exists() else None,

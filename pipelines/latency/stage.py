@@ -41,7 +41,6 @@ TREES = (
 OTHERS = (1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6)
 FITTED = [*map(Action.of, TREES), *map(Action.copy, (2, 8, 16))]
 CHECKED = [*map(Action.of, OTHERS), Action.copy(4)]
-FORMAT = 10  # of `latency.json`; a profile of another format is measured anew
 PROMPTS = 8  # on which decisions are timed and different nodes are counted
 UNSTEADY = 0.1  # mean distance of predicted step times from measured ones, as a share, that is warned of
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
@@ -100,7 +99,6 @@ def run(config: Config) -> None:
 def stage_of(config: Config, pair: str | None = None) -> Stage:
     """The stage with what it depends on, among this the pair's fingerprint: the recorded one if it is not given."""
     depends = {
-        "format": FORMAT,
         "device": timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads),
         "pair": pair or known_fingerprint(config),
         "decoder": config.pair.decoder,

@@ -31,7 +31,6 @@ from selector.train.module import SelectorModule
 from selector.train.tuning import StaticTable, best_static
 
 SECTIONS = ("prompts", "sampling", "data", "latency", "train", "logs")
-LOGS_VERSION = 3  # to be raised when the same logs give other figures
 LONGEST_LOOKUP = 20  # tokens
 SQUARED = 0.03  # weight of the squared error; with 1, lookups of 20 tokens would outweigh the drafter's chains
 OUTPUTS = ("evaluation.json", "report.html", "report.txt", "training", "selector")  # the last two with step times
@@ -89,7 +88,6 @@ def _depends(config: Config) -> dict[str, Any]:
     manifests = {path: path / "manifest.json" for path in files}
     return {
         "scalars": LOG.fingerprint,
-        "logs_version": LOGS_VERSION,
         "files": {str(path): sha256(own if own.exists() else path) for path, own in manifests.items()},
         "logs": config.logs.model_dump(mode="json"),
         "train": config.train.model_dump(mode="json"),

@@ -8,7 +8,6 @@ from data_gen.traces import read_manifest
 from pipelines.config import Config
 from pipelines.data.recorded import realised, traces_folder
 from pipelines.evaluate import losslessness, verdict
-from pipelines.evaluate.stage import FORMAT
 from pipelines.evaluate.verdict import Evaluation
 from pipelines.latency.profile import load_profile
 from pipelines.report import plots
@@ -31,7 +30,7 @@ def stage_of(config: Config) -> Stage:
     path, figures = Evaluation.files(config)
     if not path.exists():
         raise InputError(f"{path} does not exist: run the evaluate stage first")
-    require(config, "evaluate", {"format": FORMAT, **decision_digest(config, load_result(config))})
+    require(config, "evaluate", decision_digest(config, load_result(config)))
     artefact = config.folder / "selector" / "config.json"
     manifest = read_manifest(traces_folder(config))
     depends = {

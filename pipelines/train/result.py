@@ -18,15 +18,12 @@ from selector.sampling import Sampling
 from selector.schema import PAIR, InputError, sha256
 from selector.train.module import SelectorModule
 
-NETWORKS = 13  # bump it when the same traces train another network, or the result holds something else
-
 
 def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
     """Everything that the trained selector follows from."""
     return {
         "train": config.train.model_dump(mode="json"),
         "seed": config.seed,
-        "networks": NETWORKS,
         "scalars": PAIR.fingerprint,
         "traces": {name: s["sha256"] for name, s in read_manifest(traces_folder(config))["shards"].items()},
         "latency": profile.to_json(),

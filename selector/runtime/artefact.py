@@ -17,6 +17,7 @@ from selector.decision import Mode
 from selector.files import first_line
 from selector.latency import LatencyProfile
 from selector.schema import (
+    FORMAT,
     FULL,
     HIDDEN_STATES,
     LOG,
@@ -28,7 +29,7 @@ from selector.schema import (
 )
 from selector.tables import number
 
-FORMAT = "espalier-selector-12"
+NAMED = f"espalier-selector-{FORMAT}"
 CHECKSUMS = "SHA256SUMS"
 REGISTRY = "models:/"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -70,7 +71,7 @@ class ArtefactConfig:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "format": FORMAT,
+            "format": NAMED,
             "schema": self.schema.name,
             "objective": self.objective,
             "feature_level": self.feature_level,
@@ -150,8 +151,8 @@ def read_config(path: Path) -> ArtefactConfig:
 
 
 def _other_version(values: dict[str, Any]) -> str:
-    if values["format"] != FORMAT:
-        return f"{values['format']}; this program reads {FORMAT}: export the selector again"
+    if values["format"] != NAMED:
+        return f"{values['format']}; this program reads {NAMED}: export the selector again"
     ours, theirs = list(SCHEMAS[values["schema"]].names), [each["name"] for each in values["features"]["scalars"]]
     differing = ", ".join(sorted({*ours} ^ {*theirs})[:3]) or "their order"
     return "" if ours == theirs else f"its scalars are not this program's ({differing}): train and export it again"

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from data_gen.features.rows import ROW_NUMBERS
-from data_gen.traces import ROWS_VERSION, TraceStore, read_texts, text_schema, to_table
+from data_gen.traces import TraceStore, read_texts, text_schema, to_table
 from selector.actions import ActionSpace
-from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
+from selector.schema import FORMAT, HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
 
 ROOT = Path(__file__).parents[2]
 SURVIVALS = len(ActionSpace.recorded().sums_SA)
@@ -106,8 +106,8 @@ def test_a_damaged_shard_is_named(tmp_path: Path, damage: str) -> None:
 def test_traces_of_another_version_are_refused_in_one_line(tmp_path: Path) -> None:
     store(tmp_path).write(NAME, table())
     manifest = tmp_path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace(f'"rows_version": {ROWS_VERSION}', '"rows_version": 7'))
-    message = f"{tmp_path}: traces of version 7; this program reads {ROWS_VERSION}: remove it, or choose another name="
+    manifest.write_text(manifest.read_text().replace(f'"format": {FORMAT}', '"format": 7'))
+    message = f"{tmp_path}: traces of format 7; this program reads {FORMAT}: remove it, or choose another name="
     for use in (lambda: store(tmp_path), lambda: read_texts(tmp_path, "train", ["traversal"])):
         with pytest.raises(InputError, match=message):
             use()

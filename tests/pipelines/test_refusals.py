@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MptConfig
 
-from data_gen.traces import ROWS_VERSION
+from selector.schema import FORMAT
 from tests.pipelines.runs import DRAFT, SMALL, espalier, failure, outcome, refusal, signed
 from tests.tiny import save_pair
 
@@ -75,8 +75,8 @@ def test_what_a_record_says_of_a_file_is_not_all_that_is_checked(copy: Path) -> 
         path.write_bytes(path.read_bytes()[:1000])
         signed(path, "train")
     assert "best.ckpt is damaged: run the train stage again" in refusal("evaluate", *SMALL)
-    old = manifest.read_bytes().replace(f'"rows_version": {ROWS_VERSION}'.encode(), b'"rows_version": 7')
-    spoilt(manifest, old, "data", "data", f"traces of version 7; this program reads {ROWS_VERSION}: remove")
+    old = manifest.read_bytes().replace(f'"format": {FORMAT}'.encode(), b'"format": 7')
+    spoilt(manifest, old, "data", "data", f"traces of format 7; this program reads {FORMAT}: remove")
 
 
 def test_a_model_that_reads_positions_off_its_cache(copy: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from selector.actions import Action
 from selector.decision import Mode
 from selector.runtime.selector import load_selector
-from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, PAIR, InputError, sha256
+from selector.schema import EARLY_SCALARS, FORMAT, FULL, HIDDEN_STATES, LIGHT, PAIR, InputError, sha256
 from tests.selector.exported import FALLBACK, batch_of, early_of, export, loaded, modes_of, roots_of, scripted
 from tests.selector.synthetic import SPACE, profile
 
@@ -33,7 +33,7 @@ def copy(artefact: Path, tmp_path: Path) -> Path:
 def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], Path]) -> None:
     for (objective, level), folder in artefacts.items():
         config = json.loads((folder / "config.json").read_text())
-        assert config["format"] == "espalier-selector-12"
+        assert config["format"] == f"espalier-selector-{FORMAT}"
         assert config["features"]["early"] == len(EARLY_SCALARS)
         assert (config["objective"], config["feature_level"], config["verifier"]) == (objective, level, "traversal")
         assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in PAIR.scalars]
@@ -170,7 +170,7 @@ DO_NOT_FIT = [
     [
         (
             lambda config: config.update(format="espalier-selector-11"),
-            "config.json: espalier-selector-11; this program reads espalier-selector-12: export the selector again",
+            f"espalier-selector-11; this program reads espalier-selector-{FORMAT}: export the selector again",
         ),
         (
             lambda config: config["features"]["scalars"][4].update(name="matched"),

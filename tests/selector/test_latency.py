@@ -10,14 +10,13 @@ import torch
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.latency import (
     PASS,
-    VERSION,
     LatencyProfile,
     Verification,
     gpu_like,
     interpolated_at,
 )
 from selector.sampling import Sampling
-from selector.schema import DRAFTER, EARLY, FULL, LIGHT, MATCH, TEXT, InputError
+from selector.schema import DRAFTER, EARLY, FORMAT, FULL, LIGHT, MATCH, TEXT, InputError
 from selector.tables import Table
 from tests.selector.synthetic import profile
 
@@ -124,7 +123,7 @@ def test_a_profile_survives_the_file(tmp_path: Path) -> None:
         assert LatencyProfile.load(path) == own
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema_version": 3, "draft": 3}', "null", "\udcff"])
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 3, "draft": 3}', "null", "\udcff"])
 def test_a_damaged_profile_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "latency.json"
     path.write_text(content, encoding="utf-8", errors="surrogateescape")
@@ -132,7 +131,7 @@ def test_a_damaged_profile_is_named(tmp_path: Path, content: str) -> None:
         LatencyProfile.load(path)
 
 
-@pytest.mark.parametrize("name", ["draft", "verify", "decide", "late", "schema_version"])
+@pytest.mark.parametrize("name", ["draft", "verify", "decide", "late", "format"])
 def test_a_profile_without_a_part_is_named(tmp_path: Path, name: str) -> None:
     path = tmp_path / "latency.json"
     path.write_text(json.dumps({key: value for key, value in profile().to_json().items() if key != name}))
@@ -142,8 +141,8 @@ def test_a_profile_without_a_part_is_named(tmp_path: Path, name: str) -> None:
 
 def test_a_profile_of_another_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
-    path.write_text(json.dumps({**profile().to_json(), "schema_version": 99}))
-    with pytest.raises(InputError, match=f"schema version 99, this program reads {VERSION}"):
+    path.write_text(json.dumps({**profile().to_json(), "format": 99}))
+    with pytest.raises(InputError, match=f"format 99; this program reads {FORMAT}"):
         LatencyProfile.load(path)
 
 
