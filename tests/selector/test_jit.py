@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import subprocess
+import sys
 from types import FunctionType
 
 import numpy as np
@@ -40,3 +42,9 @@ def test_compiled_functions_call_only_those_of_their_own_file() -> None:
             continue
         called = [plain.get(caller.__globals__.get(name)) for name in caller.__code__.co_names]
         assert {each.__module__ for each in called if each} <= {caller.__module__}
+
+
+def test_what_decides_imports_no_numba() -> None:
+    """An engine may patch what Numba would find: vLLM, imported after Numba, fails."""
+    program = "import sys, data_gen.engines.vllm, selector.runtime.selector; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
