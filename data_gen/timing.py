@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from bisect import bisect
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -98,6 +98,7 @@ def samples_of(pair: ModelPair, cases: Sequence[Case], prompt: list[int], longes
     """Endless steps of one verifier behind a prompt, in texts of about `longest` tokens at most. The first step of a
     burst counts only where the draft is late, and a lookup only where it finds a match."""
     verifier, chooser = cases[0][0], Bursts([action for _, action in cases], random.Random(seed))
+    seen = Counter[Action]()
     for number in count(seed):
         grown = min(len(prompt) + GROWN, longest)
         decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, grown + SPARE, timed=True)
@@ -106,8 +107,10 @@ def samples_of(pair: ModelPair, cases: Sequence[Case], prompt: list[int], longes
             late, last = 0, None
             for at, (step, tokens) in enumerate(steps):
                 action = step.action
-                counts = action == last or (late > 0 and action.drafts)
-                if at >= decoder.slow_steps and counts and (step.nodes > 1 or not action.copies):
+                seen[action] += 1
+                warm = at > 0 and seen[action] > decoder.slow_steps  # the first steps of each action may be recorded
+                counts = (action == last or (late > 0 and action.drafts)) and (step.nodes > 1 or not action.copies)
+                if warm and counts:
                     yield Sample(verifier, step, late if action.drafts else 0)
                 late, last = 0 if action.drafts else late + len(tokens), action
                 if step.length + len(tokens) >= grown:
