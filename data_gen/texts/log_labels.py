@@ -95,5 +95,10 @@ class Labeller:
         return scalars_RF, keys_RJ
 
     def _survivals(self, text: LoggedText) -> torch.Tensor:
+        """Deeper than a text's own steps drafted, nothing is known where all of them was accepted: NaN."""
         own_RD = torch.from_numpy(text.of(self.drafter))
-        return torch.nn.functional.pad(own_RD, (0, self.space.depth - own_RD.shape[1])).half()
+        further = torch.zeros(len(own_RD), self.space.depth - own_RD.shape[1])
+        if own_RD.shape[1] == 0 or bool(own_RD.isnan().any()):  # steps alone were logged
+            rejected_R = own_RD[:, -1:].eq(0).any(-1)
+            further[~rejected_R] = torch.nan
+        return torch.cat([own_RD, further], dim=-1).half()
