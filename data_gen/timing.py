@@ -175,7 +175,7 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
     for each in samples:
         key = each.verifier, each.step.action, bisect(lengths, each.step.length), bisect(LATE, each.late)
         groups[key].append(each)
-    verifiers = list(dict.fromkeys(name for name, *_ in groups))  # type: ignore[misc]
+    verifiers = list(dict.fromkeys(own[0].verifier for own in groups.values()))
     sizes = {own.step.nodes for each in groups.values() for own in each}
     nodes = [1, *(high for low, high in pairwise(NODES) if any(low < size <= high for size in sizes))]
     rows, weights = [], []
