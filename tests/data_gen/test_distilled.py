@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from data_gen.decoding.decoder import Decoder
-from data_gen.decoding.loop import FixedTree
 from data_gen.features.rows import entropies
 from data_gen.generate import speculative_generate
 from data_gen.models.distilled import LAYERS, is_distilled, load_draft, new_draft, save_draft
@@ -18,16 +15,14 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model
 from data_gen.texts.written import rows_along, written_by_target
-from data_gen.verification import get_verifier
 from pipelines.evaluate.assisted import Assistant
 from selector.actions import Action
 from selector.schema import InputError
-from tests.data_gen.families import random_llama
+from tests.data_gen.decodes import decode, generated
+from tests.data_gen.families import LONGEST, V, model_of, random_llama
 from tests.tiny import VOCABULARY
 
 SAID = torch.tensor([0, 2])
-SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "head_dim": 8, "initializer_range": 0.5}
-SPECIAL = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
 
 
 def test_it_begins_as_the_targets_own_layers() -> None:
@@ -42,14 +37,10 @@ def test_it_begins_as_the_targets_own_layers() -> None:
 
 def test_layers_of_another_kind_stay_what_they_are() -> None:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    config = Gemma3TextConfig(
-        vocab_size=20, num_hidden_layers=3, num_key_value_heads=1, layer_types=kinds, sliding_window=8,
-        max_position_embeddings=64, **SHAPE, **SPECIAL,
-    )  # fmt: skip
-    target = AutoModelForCausalLM.from_config(config).eval()
-    draft = new_draft(target, [1, 2], torch.arange(0, 20, 2))
+    target = model_of("Gemma 3, text", num_hidden_layers=3, layer_types=kinds)
+    draft = new_draft(target, [1, 2], torch.arange(0, V, 2))
     assert draft.config.layer_types == kinds[1:]
-    assert check_model(draft, "draft", 40) < 1e-3
+    assert check_model(draft, "draft", LONGEST) < 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +61,11 @@ def test_a_pair_with_it_does_all_that_others_do(saved: tuple[str, str]) -> None:
     assert q_NV.shape == block.target.probs_NV.shape and (q_NV[:, 1::3] == 0).all() and (q_NV[:, ::3] > 0).all()
     own = torch.special.entr(q_NV.double()).sum(-1)
     assert torch.tensor(entropies(block.draft.logits_NV)) == pytest.approx(own, abs=1e-5)
-    expected = pair.target.generate(torch.tensor([[5, 9]]), max_new_tokens=24, do_sample=False)
-    decoder = Decoder(pair, Sampling(0), get_verifier("traversal"), FixedTree(Action(3, 1, 3)))
-    assert decoder.decode([5, 9], 24, torch.Generator().manual_seed(0)).tokens == expected[0, 2:].tolist()
-    assert Assistant(3).decode(pair, Sampling(0), [5, 9], 24, seed=1).text == expected[0, 2:].tolist()
+    expected = generated(pair.target, [5, 9], 24)
+    assert decode(pair, Action(3, 1, 3), [5, 9], 24).tokens == expected
+    assert Assistant(3).decode(pair, Sampling(0), [5, 9], 24, seed=1).text == expected
     ours = {"custom_generate": speculative_generate, "draft_model": pair.draft, "selector": (2, 1, 2)}
-    assert torch.equal(
-        pair.target.generate(torch.tensor([[5, 9]]), max_new_tokens=24, do_sample=False, **ours), expected
-    )
+    assert generated(pair.target, [5, 9], 24, **ours) == expected
 
 
 def test_it_is_stored_without_the_targets_tables(saved: tuple[str, str]) -> None:

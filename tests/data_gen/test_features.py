@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Decoded, Features, FixedTree, Random
 from data_gen.features.root import Accepted, RootKnowledge
 from data_gen.features.rows import ROW_NUMBERS, entropies, row_numbers, scalars_along
@@ -20,7 +19,6 @@ from data_gen.models.pair import ModelPair, ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import WrittenText, finished, rows_along
 from data_gen.traces import texts_of
-from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action
 from selector.schema import (
     EARLY,
@@ -34,6 +32,7 @@ from selector.schema import (
     SCALARS_KEY,
 )
 from tests.data_gen import by_definition
+from tests.data_gen.decodes import decode
 
 PROMPT = [5, 17, 203, 44, 91]
 SHARP = Sampling(0.7, draft_temperature=1.3)
@@ -55,8 +54,7 @@ def decoded(
             seen.append(features)
             return own.select(features)
 
-    decoder = Decoder(pair, sampling, get_verifier("lifted_uniform"), Recorder(EMPTY, (level,)))
-    return decoder.decode(prompt, 60, torch.Generator().manual_seed(0)), seen
+    return decode(pair, Recorder(EMPTY, (level,)), prompt, 60, sampling, "lifted_uniform"), seen
 
 
 def replayed(pair: ModelPair, text: WrittenText, sampling: Sampling) -> tuple[torch.Tensor, ModelRows, ModelRows]:

@@ -20,6 +20,7 @@ from data_gen.verification import VERIFIERS, Verdict, get_verifier
 from data_gen.verification.traversal import Traversal
 from selector.actions import Action
 from tests.data_gen.by_definition import earlier_ends, longest_match
+from tests.data_gen.decodes import decode, generated
 from tests.data_gen.worlds import KINDS, World
 
 TOKENS = st.integers(1, 4).flatmap(lambda top: st.lists(st.integers(0, top), max_size=40))
@@ -72,19 +73,17 @@ def test_copies_are_not_given_to_the_verifier_of_trees(pair: ModelPair) -> None:
         def verify(self, tree: DraftTree, *rest: Any) -> Verdict:
             raise AssertionError("a copy")
 
-    decoder = Decoder(pair, Sampling(0.0), ForTrees(), FixedTree(Action.copy(4)))
-    assert any(step.accepted for step in decoder.decode(PROMPT, 60, torch.Generator()).steps)
+    copies, chains = (
+        Decoder(pair, Sampling(0.0), ForTrees(), FixedTree(action)) for action in (Action.copy(4), Action(1, 2, 0))
+    )
+    assert any(step.accepted for step in copies.decode(PROMPT, 60, torch.Generator()).steps)
     with pytest.raises(AssertionError, match="a copy"):
-        Decoder(pair, Sampling(0.0), ForTrees(), FixedTree(Action(1, 2, 0))).decode(PROMPT, 60, torch.Generator())
+        chains.decode(PROMPT, 60, torch.Generator())
 
 
 @pytest.mark.parametrize("feature_levels", [(), ("light",)], ids=str)
 def test_greedy_text_is_that_of_generate(pair: ModelPair, feature_levels: tuple[str, ...]) -> None:
     """With copies in the loop, of a text that repeats itself; whatever the chooser asks for."""
-    expected = pair.target.generate(
-        torch.tensor([PROMPT]), max_new_tokens=60, do_sample=False, pad_token_id=0, eos_token_id=None
-    )
-    decoder = Decoder(pair, Sampling(0.0), get_verifier("traversal"), FixedTree(Action.copy(16), feature_levels))
-    decoded = decoder.decode(PROMPT, 60, torch.Generator().manual_seed(0))
-    assert decoded.tokens == expected[0, len(PROMPT) :].tolist()
+    decoded = decode(pair, FixedTree(Action.copy(16), feature_levels), PROMPT, 60)
+    assert decoded.tokens == generated(pair.target, PROMPT, 60)
     assert any(step.accepted > 1 for step in decoded.steps)

@@ -20,6 +20,7 @@ from data_gen.texts.plausibility import UNLIKELY, ImpossibleToken, Plausibility
 from data_gen.texts.prompts import Prompt
 from data_gen.texts.written import rows_along, written_by_target
 from selector.schema import InputError
+from tests.data_gen.decodes import generated
 
 PROMPTS = [[5, 17, 203, 44, 91], [9], [3, 8], [250, 251, 17, 5]]
 FALSE_ALARM = 1e-5
@@ -65,10 +66,7 @@ def test_first_and_second_tokens_follow_the_target(pair: ModelPair, sampling: Sa
 def test_greedy_texts_are_those_of_generate(pair: ModelPair) -> None:
     """Whatever stands beside them in the batch."""
     for text, prompt in zip(written_by_target(pair, PROMPTS, 30, Sampling(0.0), seed=1), PROMPTS, strict=True):
-        alone = pair.target.generate(
-            torch.tensor([prompt]), max_new_tokens=30, do_sample=False, pad_token_id=0, eos_token_id=None
-        )
-        assert text.tokens == alone[0].tolist()
+        assert text.tokens == prompt + generated(pair.target, prompt, 30)
         assert (text.start, text.steps) == (len(prompt) - 1, [])
 
 

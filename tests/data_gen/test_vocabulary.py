@@ -8,17 +8,15 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from data_gen.decoding.decoder import Decoder
-from data_gen.decoding.loop import FixedTree
 from data_gen.generate import speculative_generate
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.models.vocabulary import scored, shared_tokenizer
 from data_gen.texts.written import rows_along, written_by_target
-from data_gen.verification import get_verifier
 from pipelines.evaluate.assisted import Assistant
 from selector.actions import Action
 from selector.schema import InputError
+from tests.data_gen.decodes import decode, generated
 from tests.data_gen.families import random_llama
 from tests.tiny import VOCABULARY
 
@@ -47,18 +45,14 @@ def test_a_pair_with_padded_tables_does_all_that_others_do(padded: tuple[str, st
     assert block.target.probs_NV.shape == block.draft.probs_NV.shape == (len(text.tokens) - 1, PADDED)
     assert not (block.target if swapped else block.draft).probs_NV[:, VOCABULARY:].any()
     assert Assistant(3).decode(pair, Sampling(), [5, 9], 12, seed=1).tokens == 12
-    decoder = Decoder(pair, Sampling(0), get_verifier("traversal"), FixedTree(Action(3, 1, 3)))
-    greedy = decoder.decode([5, 9], 24, torch.Generator().manual_seed(0)).tokens
-    expected = pair.target.generate(torch.tensor([[5, 9]]), max_new_tokens=24, do_sample=False)
-    assert greedy == expected[0, 2:].tolist()
+    assert decode(pair, Action(3, 1, 3), [5, 9], 24).tokens == generated(pair.target, [5, 9], 24)
 
 
 def test_generate_takes_models_whose_tables_differ_in_padding() -> None:
-    target, draft, prompt = random_llama(1010, 1, 0), random_llama(1005, 1, 1), torch.tensor([[1, 0, 2]])
-    expected = target.generate(prompt, max_new_tokens=8, do_sample=False)
+    target, draft, prompt = random_llama(1010, 1, 0), random_llama(1005, 1, 1), [1, 0, 2]
     options = {"custom_generate": speculative_generate, "draft_model": draft, "selector": (2, 1, 2)}
-    assert torch.equal(target.generate(prompt, max_new_tokens=8, do_sample=False, **options), expected)
-    assert draft(prompt).logits.shape[-1] == 1005
+    assert generated(target, prompt, 8, **options) == generated(target, prompt, 8)
+    assert draft(torch.tensor([prompt])).logits.shape[-1] == 1005
 
 
 def test_the_first_token_that_differs_is_named(pair_folders: tuple[str, str], tmp_path: Path) -> None:
