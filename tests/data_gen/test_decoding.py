@@ -57,10 +57,6 @@ def test_greedy_decoding_equals_generate(
     assert found == generated(pair.target, prompt, 40)
 
 
-def test_the_length_limit_holds(pair: ModelPair) -> None:
-    assert [len(decode(pair, Action(4, 0, 5), tokens=tokens).tokens) for tokens in (1, 2, 7)] == [1, 2, 7]
-
-
 def test_decoding_stops_at_the_end_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     unbounded = decode(pair, Action(2, 1, 3), temperature=0, tokens=40).tokens
     end = unbounded[12]
