@@ -71,7 +71,7 @@ class World(worlds.World):
         """All trees of a shape, in parts of a size that memory bears."""
         key = K, L1, L2, style
         if key not in self._delayed:
-            left, parts = iter(self.drafts(*key)), []
+            left, parts = self.drafts(*key), []
             while part := list(islice(left, TOGETHER)):
                 trees = [DraftTree.from_paths(trunk, branches) for _, trunk, branches in part]
                 contexts = (tuple(map(tree.token, tree.path_to(node))) for tree in trees for node in range(len(tree)))
