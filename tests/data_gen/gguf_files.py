@@ -14,6 +14,8 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Split
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
+from tests.data_gen.families import GROUPED
+
 TEXT = "the quick brown fox jumps over 12345 lazy dogs, and then 67 more of them follow it\n"
 SPECIAL = ["<|end|>", "<|start|>"]
 TEMPLATE = "{% for message in messages %}<|start|>{{ message['content'] }}<|end|>{% endfor %}"
@@ -23,25 +25,15 @@ RULES = {
     "qwen2": [Split(Regex(PRETOKENIZE_REGEX), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)],
     "gpt-2": [ByteLevel(add_prefix_space=False)],
 }
-VOCABULARY, LAYERS, HEADS, GROUPS, WIDTH = 320, 2, 4, 2, 32
+VOCABULARY = 320
 
 
 def random_model(family: str, tied: bool = False) -> PreTrainedModel:
     """All weights are random, biases and norms too."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=48,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=GROUPS,
-        max_position_embeddings=256,
-        rms_norm_eps=1e-5,
-        tie_word_embeddings=tied,
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-    )
+    sizes = {**GROUPED, "vocab_size": VOCABULARY, "max_position_embeddings": 256, "rms_norm_eps": 1e-5}
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    config = AutoConfig.for_model(family, **sizes, tie_word_embeddings=tied, rope_parameters=rope)
     model = AutoModelForCausalLM.from_config(config).eval()
     for weights in model.parameters():
         torch.nn.init.normal_(weights, std=0.3)

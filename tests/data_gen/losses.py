@@ -23,7 +23,6 @@ from tests.data_gen.worlds import KINDS, World
 WORLDS = 60
 KINDS_SHOWN = [kind for kind in KINDS if kind != "one_hot"]  # where every verifier accepts the same
 SHAPES = [(1, 0, 3, IID), *((2, 0, 2, style) for style in STYLES), (3, 0, 1, IID), (3, 0, 1, STYLES[2])]
-Context = tuple[int, ...]
 
 
 def optimum(world: World, shape: tuple[int, int, int, str]) -> float:
@@ -33,41 +32,28 @@ def optimum(world: World, shape: tuple[int, int, int, str]) -> float:
     `g(d, root) = P(d)`, `sum g(d, children of v) <= g(d, v)`, and `A(c y) <= A(c) p(y | c)`. Whatever is accepted
     within these limits can be continued to follow the target.
     """
-    places: list[tuple[int, Context]] = []  # variables g, of all nodes but roots
-    parents: list[tuple[int, float]] = []  # of each: the parent's variable or -1, and P(d)
-    for d, (probability, trunk, branches) in enumerate(world.drafts(*shape)):
-        tree, first = DraftTree.from_paths(trunk, branches), len(places)
-        for node in range(1, len(tree)):
-            parent = int(tree.parents_N[node])
-            places.append((d, tuple(tree.token(n) for n in tree.path_to(node))))
-            parents.append((first + parent - 1 if parent else -1, probability))
     rows: dict[object, int] = {}
-    cells: list[tuple[int, int, float]] = []
+    cells: dict[tuple[int, int], float] = {}
     bounds: dict[int, float] = {}
-    inner: set[int] = set()
-    for at, ((d, context), (parent, probability)) in enumerate(zip(places, parents, strict=True)):
-        row = rows.setdefault(("node", parent if parent >= 0 else f"root {d}"), len(rows))
-        cells.append((row, at, 1.0))
-        if parent < 0:
-            bounds[row] = probability
-        elif parent not in inner:
-            inner.add(parent)
-            cells.append((row, parent, -1.0))
-        limit = rows.setdefault(("context", context), len(rows))
-        cells.append((limit, at, 1.0))
-        own = float(world.target[context[:-1]][context[-1]])
-        if len(context) == 1:
-            bounds[limit] = own
-    for row_key, row in list(rows.items()):
-        if isinstance(row_key, tuple) and row_key[0] == "context" and len(row_key[1]) > 1:
-            context = row_key[1]
-            own = float(world.target[context[:-1]][context[-1]])
-            cells += [(row, at, -own) for at, (_, each) in enumerate(places) if each == context[:-1]]
-    row, column, value = map(np.array, zip(*cells, strict=True))
-    size = max(rows.values()) + 1
-    limits = coo_array((value, (row, column)), shape=(size, len(places)))
-    above = np.array([bounds.get(r, 0.0) for r in range(size)])
-    return -float(linprog(-np.ones(len(places)), A_ub=limits.tocsr(), b_ub=above, method="highs").fun)
+    count = 0  # of the variables g: one for every node but roots
+    for d, (probability, trunk, branches) in enumerate(world.drafts(*shape)):
+        tree, first = DraftTree.from_paths(trunk, branches), count
+        for node in range(1, len(tree)):
+            parent, context = int(tree.parents_N[node]), tuple(tree.token(n) for n in tree.path_to(node))
+            node_row = rows.setdefault(("children of", d, parent), len(rows))
+            context_row = rows.setdefault(context, len(rows))
+            cells[node_row, count] = cells[context_row, count] = 1.0
+            if parent:
+                cells[node_row, first + parent - 1] = -1.0
+            else:
+                bounds[node_row] = probability
+                bounds[context_row] = float(world.target[()][context[0]])
+            for token, p in enumerate(world.target[context].tolist()):
+                cells[rows.setdefault((*context, token), len(rows)), count] = -p
+            count += 1
+    limits = coo_array((np.array(list(cells.values())), tuple(np.array(list(cells)).T)), shape=(len(rows), count))
+    above = np.array([bounds.get(row, 0.0) for row in range(len(rows))])
+    return -float(linprog(-np.ones(count), A_ub=limits.tocsr(), b_ub=above, method="highs").fun)
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ from data_gen.models.sampling import Sampling
 from data_gen.verification import VERIFIERS, get_verifier
 from selector.actions import EMPTY, GREEDY, Action
 from selector.schema import FEATURES, PAIR, SCALARS_KEY
+from tests.data_gen import decodes
+from tests.data_gen.decodes import generated
 
 PROMPT = [5, 17, 203, 44, 91]
 ACTIONS = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(3, 2, 1), Action(1, 0, 0)]
@@ -31,30 +33,28 @@ def decode(
     temperature: float = 1.0,
     prompt: Sequence[int] = PROMPT,
     tokens: int = 24,
-    seed: int = 0,
     level: str | None = None,
 ) -> Decoded:
     asked = (level,) if level else ()
-    chooser = FixedTree(action, asked) if action else Random(ACTIONS, torch.Generator().manual_seed(seed), asked)
-    decoder = Decoder(pair, Sampling(temperature), get_verifier(verifier), chooser)
-    return decoder.decode(prompt, tokens, torch.Generator().manual_seed(seed))
+    chooser = FixedTree(action, asked) if action else Random(ACTIONS, torch.Generator().manual_seed(0), asked)
+    return decodes.decode(pair, chooser, prompt, tokens, Sampling(temperature), verifier)
 
 
 @pytest.mark.parametrize(
-    ("action", "verifier"),
-    [*((None, name) for name in VERIFIERS), *product(DIFFERENT, ("specinfer", "traversal"))],
+    ("action", "verifier", "prompt"),
+    [
+        *((None, name, PROMPT) for name in VERIFIERS),
+        *product(DIFFERENT, ("specinfer", "traversal"), [PROMPT]),
+        (Action(2, 1, 2), "traversal", [9]),
+    ],
     ids=str,
 )
-def test_greedy_decoding_equals_generate(pair: ModelPair, action: Action | None, verifier: str) -> None:
-    """None: all of `ACTIONS` in turns."""
-    expected = pair.target.generate(
-        torch.tensor([PROMPT]), max_new_tokens=40, do_sample=False, pad_token_id=0, eos_token_id=None
-    )
-    assert decode(pair, action, verifier, temperature=0, tokens=40).tokens == expected[0, len(PROMPT) :].tolist()
-
-
-def test_the_length_limit_holds(pair: ModelPair) -> None:
-    assert [len(decode(pair, Action(4, 0, 5), tokens=tokens).tokens) for tokens in (1, 2, 7)] == [1, 2, 7]
+def test_greedy_decoding_equals_generate(
+    pair: ModelPair, action: Action | None, verifier: str, prompt: list[int]
+) -> None:
+    """None: all of `ACTIONS` in turns. A prompt of one token works, too."""
+    found = decode(pair, action, verifier, temperature=0, prompt=prompt, tokens=40).tokens
+    assert found == generated(pair.target, prompt, 40)
 
 
 def test_decoding_stops_at_the_end_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,11 +63,6 @@ def test_decoding_stops_at_the_end_token(pair: ModelPair, monkeypatch: pytest.Mo
     monkeypatch.setattr(pair.target.generation_config, "eos_token_id", [end])
     stopped = decode(pair, Action(2, 1, 3), temperature=0, tokens=40).tokens
     assert stopped == unbounded[: unbounded.index(end) + 1]
-
-
-def test_a_prompt_of_one_token_works(pair: ModelPair) -> None:
-    expected = pair.target.generate(torch.tensor([[9]]), max_new_tokens=12, do_sample=False, pad_token_id=0)
-    assert decode(pair, Action(2, 1, 2), temperature=0, prompt=[9], tokens=12).tokens == expected[0, 1:].tolist()
 
 
 def test_the_empty_tree_makes_no_draft_pass(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +145,12 @@ class Short(Late):
 def test_on_long_texts_a_chooser_gets_the_match_alone(pair: ModelPair, kind: type[Loop]) -> None:
     """The same that a lookup rule gets there. Short and long texts keep the draft's cache right."""
     short = Short()
-    prompt = PROMPT * 2
     more = {"length": 200} if kind is GraphDecoder else {}
-    found = kind(pair, Sampling(0.0), get_verifier("traversal"), short, **more).decode(
-        prompt, 60, torch.Generator().manual_seed(0)
+    found, expected = (
+        kind(pair, Sampling(0.0), get_verifier("traversal"), chooser, **more).decode(
+            PROMPT * 2, 60, torch.Generator().manual_seed(0)
+        )
+        for chooser in (short, FixedTree(Action(1, 2, 0)))
     )
     asked = iter(short.seen[1:])
     for step in found.steps[1:]:
@@ -162,9 +159,6 @@ def test_on_long_texts_a_chooser_gets_the_match_alone(pair: ModelPair, kind: typ
         else:
             assert [next(asked), next(asked)] == [{SCALARS_KEY}, {SCALARS_KEY}]
     assert {step.length > 40 for step in found.steps[1:]} == {False, True}
-    expected = kind(pair, Sampling(0.0), get_verifier("traversal"), FixedTree(Action(1, 2, 0)), **more).decode(
-        prompt, 60, torch.Generator().manual_seed(0)
-    )
     assert found.tokens == expected.tokens
     assert [step.accepted for step in found.steps] == [step.accepted for step in expected.steps]
 
@@ -173,10 +167,7 @@ def test_on_long_texts_a_chooser_gets_the_match_alone(pair: ModelPair, kind: typ
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_greedy_decoding_equals_generate_on_a_gpu(pair_folders: tuple[str, str]) -> None:
     pair = ModelPair.load(*pair_folders, device="cuda")
-    expected = pair.target.generate(torch.tensor([PROMPT]).cuda(), max_new_tokens=40, do_sample=False, pad_token_id=0)
-    decoder = Decoder(pair, Sampling(0), get_verifier("traversal"), FixedTree(Action(2, 1, 3)))
-    decoded = decoder.decode(PROMPT, 40, torch.Generator(device="cuda").manual_seed(0))
-    assert decoded.tokens == expected[0, len(PROMPT) :].tolist()
+    assert decode(pair, Action(2, 1, 3), temperature=0, tokens=40).tokens == generated(pair.target, PROMPT, 40)
 
 
 @pytest.mark.parametrize("level", [None, "light"])

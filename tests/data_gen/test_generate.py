@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chi2
 from transformers import (
     GenerationConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
@@ -33,7 +30,8 @@ from data_gen.verification import get_verifier
 from selector.actions import Action
 from selector.runtime.selector import load_selector
 from selector.schema import InputError
-from tests.data_gen.families import nameless, random_llama
+from tests.data_gen.families import model_of, nameless, random_llama
+from tests.data_gen.test_texts import chi_square
 from tests.selector.exported import export
 
 PROMPT = torch.tensor([[5, 9, 5, 9, 7, 11]])
@@ -92,11 +90,7 @@ def test_sampled_texts_follow_the_law_of_generate(small: ModelPair) -> None:
         for _ in range(count)
     )
     assert set(drawn) <= set(law)
-    often = {text: p for text, p in law.items() if count * p >= 5}
-    cells = [(drawn[text], count * p) for text, p in often.items()]
-    cells.append((count - sum(n for n, _ in cells), count - sum(e for _, e in cells)))
-    statistic = sum((n - e) ** 2 / e for n, e in cells if e > 0)
-    assert statistic < chi2.isf(1e-4, len(cells) - 1)
+    assert chi_square(*torch.tensor([(drawn[text], p) for text, p in law.items()]).T) > 1e-4
 
 
 def _law(
@@ -265,13 +259,8 @@ def test_a_longer_text_is_checked_anew(small: ModelPair, monkeypatch: pytest.Mon
 
 def test_a_text_ends_before_a_tree_leaves_the_table_of_positions() -> None:
     """Trees of 16 tokens behind 48 fill a table of 64; one token more is refused in one line."""
-    models = []
-    for seed, layers in ((0, 2), (1, 1)):
-        torch.manual_seed(seed)
-        sizes = {"vocab_size": 50, "n_positions": 64, "n_embd": 16, "n_layer": layers, "n_head": 2}
-        config = GPT2Config(**sizes, initializer_range=0.3, bos_token_id=None, eos_token_id=None)
-        models.append(GPT2LMHeadModel(config).eval())
-    pair = nameless(*models)
+    sizes = {"n_positions": 64, "bos_token_id": None, "eos_token_id": None}
+    pair = nameless(*(model_of("GPT-2", **sizes, n_layer=layers) for layers in (2, 1)))
     options = {"selector": Action(2, 8, 8), "max_new_tokens": 49 - PROMPT.shape[1]}
     expected = pair.target.generate(PROMPT, do_sample=False, max_new_tokens=49 - PROMPT.shape[1])
     assert torch.equal(speculative(pair, **options), expected)

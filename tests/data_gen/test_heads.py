@@ -7,26 +7,24 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("speculators", reason="the extra `heads` is not installed")
 
-from data_gen.decoding import Decoder
-from data_gen.decoding.loop import FixedTree, Random
-from data_gen.features.rows import row_numbers, scalars_along
+from data_gen.decoding.loop import Random
 from data_gen.generate import speculative_generate
 from data_gen.models import heads
 from data_gen.models.heads import caches, check_head, load_head, load_pair_with_head
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.written import WrittenText, rows_along
-from data_gen.verification import get_verifier
+from data_gen.texts.written import finished
 from selector.actions import EMPTY, Action
-from selector.schema import SCALARS_KEY, InputError
+from selector.schema import LIGHT, SCALARS_KEY, InputError
+from tests.data_gen.decodes import decode, generated
 from tests.data_gen.heads import save_head, save_target
+from tests.data_gen.test_features import decoded, replayed
 
 PROMPT = [5, 9, 33, 7]
 SIZES = [
@@ -79,61 +77,36 @@ def test_greedy_texts_are_those_of_generate(pair: ModelPair) -> None:
     accepted = 0
     for number in range(15):
         prompt = torch.randint(1, 300, (4,), generator=generator).tolist()  # `generate` takes 0 for padding
-        expected = pair.target.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, pad_token_id=0)
         chooser = Random(actions, torch.Generator().manual_seed(number))
-        verifier = get_verifier(("specinfer", "traversal", "lifted_uniform")[number % 3])
-        decoded = Decoder(pair, Sampling(0, draft_temperature=1.0), verifier, chooser).decode(
-            prompt, 24, torch.Generator().manual_seed(number)
-        )
-        assert decoded.tokens == expected[0, 4:].tolist()
+        verifier = ("specinfer", "traversal", "lifted_uniform")[number % 3]
+        decoded = decode(pair, chooser, prompt, 24, Sampling(0, draft_temperature=1.0), verifier, seed=number)
+        assert decoded.tokens == generated(pair.target, prompt, 24, pad_token_id=0)
         accepted += sum(step.accepted for step in decoded.steps)
     assert accepted > 0
 
 
-class Seen:
-    """Drafts one tree, and keeps the features of every root."""
-
-    feature_levels = ("light",)
-
-    def __init__(self) -> None:
-        self.scalars: list[torch.Tensor] = []
-
-    def select(self, features: dict[str, torch.Tensor] | None) -> Action:
-        if features is not None:
-            self.scalars.append(features[SCALARS_KEY].clone())
-        return Action(1, 3, 0)
-
-
 def test_a_decoder_knows_what_a_finished_text_tells(pair: ModelPair) -> None:
-    sampling, seen = Sampling(temperature=6.0), Seen()
-    decoder = Decoder(pair, sampling, get_verifier("traversal"), seen)
-    decoded = decoder.decode(PROMPT, 40, torch.Generator().manual_seed(0))
-    tokens = PROMPT + decoded.tokens
-    block = next(iter(rows_along(pair, WrittenText(tokens, len(PROMPT) - 1), sampling)))
-    numbers = row_numbers(block.target, block.draft, tokens[len(PROMPT) :])
-    along_RF = scalars_along(tokens, len(PROMPT) - 1, sampling, {key: np.array(own) for key, own in numbers.items()})
-    roots = [step.length - len(PROMPT) for step in decoded.steps[1:]]
-    for root, scalars_F in zip(roots, seen.scalars, strict=True):
-        np.testing.assert_allclose(scalars_F.numpy(), along_RF[root], atol=1e-4, rtol=1e-4)
+    sampling = Sampling(temperature=6.0)
+    result, seen = decoded(pair, sampling, [Action(1, 3, 0)], LIGHT, PROMPT)
+    along_RF, *_ = replayed(pair, finished(pair, PROMPT, result.tokens), sampling)
+    for step, features in zip(result.steps[1:], seen[1:], strict=True):
+        assert features is not None
+        torch.testing.assert_close(features[SCALARS_KEY], along_RF[step.length - len(PROMPT)], atol=1e-4, rtol=1e-4)
 
 
 def test_generate_takes_a_head(pair: ModelPair, folders: tuple[str, str]) -> None:
     head = load_head(folders[1], folders[0], "cpu", torch.float32)
-    inputs, target = torch.tensor([PROMPT]), pair.target
-    asked: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
-    expected = target.generate(inputs, **asked)
     ours: Any = {"custom_generate": speculative_generate, "draft_model": head}
-    assert torch.equal(target.generate(inputs, **asked, **ours, selector=(1, 4, 0)), expected)
+    assert generated(pair.target, PROMPT, 16, **ours, selector=(1, 4, 0)) == generated(pair.target, PROMPT, 16)
     with pytest.raises(InputError, match=r"the tree \(2, 1, 2\) has branches; a head drafts chains"):
-        target.generate(inputs, **asked, **ours, selector=(2, 1, 2))
+        generated(pair.target, PROMPT, 16, **ours, selector=(2, 1, 2))
 
 
 def test_branches_and_short_prompts_are_refused(pair: ModelPair) -> None:
-    generator = torch.Generator().manual_seed(0)
     with pytest.raises(InputError, match=r"the tree \(2, 1, 3\) has branches; a head drafts chains"):
-        Decoder(pair, Sampling(), get_verifier("traversal"), FixedTree(Action(2, 1, 3))).decode(PROMPT, 8, generator)
+        decode(pair, Action(2, 1, 3), PROMPT, 8, Sampling())
     with pytest.raises(InputError, match="the prompt has one token"):
-        Decoder(pair, Sampling(), get_verifier("traversal"), FixedTree(Action(1, 3, 0))).decode([5], 8, generator)
+        decode(pair, Action(1, 3, 0), [5], 8, Sampling())
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,20 @@
-"""Engine logs: every format that is read, and one clear line for what does not fit."""
+"""Logs of engines: every format that is read, engines' own responses, and one clear line for what does not fit.
+
+The responses in `responses/` have the engines' own keys.
+"""
 
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from data_gen.texts.logs import distinct, drafter_of, read_logs
+from data_gen.texts.logs import NO_DRAFTER, distinct, drafter_of, read_logs
+from data_gen.texts.responses import record_of
 from selector.schema import InputError
 from tests.pipelines.small_logs import record, write
 
@@ -56,33 +61,6 @@ def test_hits_of_steps_are_what_was_accepted(tmp_path: Path) -> None:
     assert text.hits("head") == [1, 1, 0, 1, 1, 0, 1, 0], "after 2 of 3, 1 of 1, none of 2, 1 of 2"
 
 
-BAD = {
-    "no ids": ('{"drafters": {}, "generated_token_ids": [1]}', "prompt_token_ids: Field required"),
-    "huge id": ({"generated_token_ids": [1, 2**40, 3]}, "generated_token_ids.1: Input should be less than"),
-    "bool id": ({"generated_token_ids": [1, True, 3]}, "generated_token_ids.1: Input should be a valid integer"),
-    "empty text": ({"generated_token_ids": []}, "generated_token_ids: List should have at least 1 item"),
-    "no positions": ({"drafters": {"head": {"accepted": []}}}, "drafters.head: no positions"),
-    "two arrays": ({"drafters": {"head": {"accepted": [1], "steps": []}}}, "drafters.head: one of accepted, survivals"),
-    "negative length": ({"drafters": {"head": {"accepted": [1, -1]}}}, "drafters.head.accepted.1: Input should be"),
-    "nothing committed": ({"acc_eagle": {"acc_len": [1, 0, 1]}}, "acc_len.1: Input should be greater than or equal"),
-    "rising": ({"drafters": {"head": {"survivals": [[0.2, 0.3]]}}}, "drafters.head.survivals: they never rise"),
-    "more than drafted": ({"drafters": {"head": {"steps": [[0, 1, 2]]}}}, "drafters.head.steps: step [0, 1, 2]"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_line_is_named_with_its_file_and_number(name: str, tmp_path: Path) -> None:
-    bad, message = BAD[name]
-    good = {"prompt_token_ids": [1], "generated_token_ids": [2, 3, 4], "drafters": {"head": {"accepted": [0, 1, 0]}}}
-    line = bad if isinstance(bad, str) else json.dumps({**good, **bad})
-    path = tmp_path / "log.jsonl"
-    path.write_text(f"{json.dumps(good)}\n\n{line}\n")
-    with pytest.raises(InputError) as error:
-        read_logs([path])
-    assert str(error.value).startswith(f"{path}:3: ")
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
 def test_which_drafter_is_asked_for_where_there_are_several(tmp_path: Path) -> None:
     text = one(tmp_path, drafters={name: {"accepted": [1, 0, 0]} for name in ("head", "small", "ngram")})
     assert drafter_of([text], "small") == "small"
@@ -96,3 +74,96 @@ def test_which_drafter_is_asked_for_where_there_are_several(tmp_path: Path) -> N
 def test_equal_texts_count_once(tmp_path: Path) -> None:
     texts = read_logs([write(tmp_path / "log.jsonl", [record(1), record(2), {**record(1), "id": "again"}])])
     assert [text.name for text in distinct(texts)] == ["prose 1", "prose 2"]
+
+
+SAMPLES = Path(__file__).parent / "responses"
+PROMPT = [128000, 9906, 11, 1917]
+TEXT = [374, 264, 1296, 374, 264, 1296, 374, 264, 13, 128009]
+
+
+def samples(engine: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (SAMPLES / f"{engine}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("engine", "count"), [("vllm", 2), ("sglang", 3), ("llama-server", 1)])
+def test_every_response_has_its_token_ids(engine: str, count: int) -> None:
+    texts = read_logs([SAMPLES / f"{engine}.jsonl"])
+    assert len(texts) == count
+    assert all(text.tokens == PROMPT + TEXT and text.start == len(PROMPT) for text in texts)
+    assert drafter_of(texts, None) == ("draft" if engine == "vllm" else NO_DRAFTER)
+    assert all(text.roots == len(TEXT) and len(text.hits(NO_DRAFTER)) == len(TEXT) for text in texts)
+
+
+def test_vllm_says_what_each_step_accepted() -> None:
+    """The prompt's pass gives the first token; 3 of 3, none of 3 and 3 of 3 follow, and one more token each time."""
+    (text, chat), unknown = read_logs([SAMPLES / "vllm.jsonl"]), np.nan
+    steps = {1: [1, 1, 1], 5: [0, 0, 0], 6: [1, 1, 1]}
+    expected = [steps.get(position, [unknown] * 3) for position in range(len(TEXT))]
+    np.testing.assert_array_equal(text.of("draft"), np.array(expected, np.float32))
+    np.testing.assert_array_equal(chat.of("draft"), text.of("draft"))
+    assert (text.name, chat.name) == ("cmpl-8f0c", "chatcmpl-51aa")
+
+
+def test_steps_beyond_the_end_of_a_text_are_cut() -> None:
+    answer = samples("vllm")[0]
+    answer["choices"][0]["token_ids"] = TEXT[:6]  # a stop string inside of the last step
+    record = record_of(answer)
+    assert record["drafters"]["draft"]["steps"] == [[1, 3, 3], [5, 3, 0]]
+
+
+def test_what_the_recorder_adds_is_kept() -> None:
+    record = record_of({**samples("llama-server")[0], "source": "user 17", "kind": "chat"})
+    assert (record["source"], record["kind"]) == ("user 17", "chat")
+    own = {"prompt_token_ids": [1], "generated_token_ids": [2]}
+    assert record_of(own) is own
+
+
+def without(answer: dict[str, Any], *path: Any) -> dict[str, Any]:
+    copy = deepcopy(answer)
+    within: Any = copy
+    for key in path[:-1]:
+        within = within[key]
+    del within[path[-1]]
+    return copy
+
+
+VLLM, LLAMA = samples("vllm")[0], samples("llama-server")[0]
+METRICS = VLLM["metrics"]["speculative_decoding"]
+
+
+def measured(**changed: Any) -> dict[str, Any]:
+    return {**VLLM, "metrics": {"speculative_decoding": {**METRICS, **changed}}}
+
+
+GOOD = {"prompt_token_ids": [1], "generated_token_ids": [2, 3, 4], "drafters": {"head": {"accepted": [0, 1, 0]}}}
+BAD = {
+    "no prompt": ({"drafters": {}, "generated_token_ids": [1]}, "prompt_token_ids: Field required"),
+    "huge id": ({**GOOD, "generated_token_ids": [1, 2**40, 3]}, "generated_token_ids.1: Input should be less than"),
+    "bool": ({**GOOD, "generated_token_ids": [1, True, 3]}, "generated_token_ids.1: Input should be a valid integer"),
+    "empty text": ({**GOOD, "generated_token_ids": []}, "generated_token_ids: List should have at least 1 item"),
+    "no positions": ({**GOOD, "drafters": {"head": {"accepted": []}}}, "drafters.head: no positions"),
+    "two": ({**GOOD, "drafters": {"head": {"accepted": [1], "steps": []}}}, "drafters.head: one of accepted, "),
+    "negative": ({**GOOD, "drafters": {"head": {"accepted": [1, -1]}}}, "drafters.head.accepted.1: Input should be"),
+    "nothing committed": ({**GOOD, "acc_eagle": {"acc_len": [1, 0, 1]}}, "acc_len.1: Input should be greater than"),
+    "rising": ({**GOOD, "drafters": {"head": {"survivals": [[0.2, 0.3]]}}}, "drafters.head.survivals: they never rise"),
+    "accepted": ({**GOOD, "drafters": {"head": {"steps": [[0, 1, 2]]}}}, "drafters.head.steps: step [0, 1, 2]"),
+    "no ids": (without(VLLM, "choices", 0, "token_ids"), "token_ids is missing in the engine's response"),
+    "llama-server's prompt": (without(LLAMA, "prompt_token_ids"), "prompt_token_ids is missing"),
+    "two answers": ({**VLLM, "choices": VLLM["choices"] * 2}, "choices: one answer"),
+    "a summary": (without(VLLM, "metrics", "speculative_decoding", "per_step_accepted"), "detailed"),
+    "steps are missing": (measured(per_step_accepted=[3], per_step_drafted=[3]), "yield 5 of 10 tokens"),
+    "other lengths": (measured(per_step_accepted=[3, 0]), "differ in length"),
+    "no numbers": (measured(per_step_accepted=["a", 0, 3]), "per_step_accepted.0: Input should be a valid integer"),
+    "more accepted": (measured(per_step_accepted=[4, 0, 3]), "draft.steps: step [1, 3, 4]"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_line_is_named_with_its_file_and_number(name: str, tmp_path: Path) -> None:
+    line, message = BAD[name]
+    path = tmp_path / "log.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n\n{json.dumps(line)}\n")
+    with pytest.raises(InputError) as error:
+        read_logs([path])
+    assert str(error.value).startswith(f"{path}:3: ")
+    assert message in str(error.value) and "\n" not in str(error.value)

@@ -17,21 +17,6 @@ CPU = torch.device("cpu")
 NAMES = [cls.name for cls in ON_SLOTS]
 SHAPES = [EMPTY, Action(1, 3, 0), Action(2, 0, 2), Action(2, 1, 2), Action(3, 0, 2), Action(4, 1, 1)]
 
-Context = tuple[int, ...]
-
-
-def contexts(layout: Layout, tokens: Context) -> list[Context]:
-    """The text at every slot."""
-    texts: list[Context] = [()]
-    for slot in range(1, layout.size):
-        texts.append((*texts[int(layout.parents_S[slot])], tokens[slot - 1]))
-    return texts
-
-
-def merged_tree(layout: Layout, texts: list[Context]) -> DraftTree:
-    ends = [layout.slot(layout.L2, k) for k in range(layout.K)] if layout.L2 else []
-    return DraftTree.from_paths(texts[layout.L1], [texts[end][layout.L1 :] for end in ends] or [[]])
-
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("action", SHAPES, ids=str)
@@ -39,13 +24,16 @@ def test_the_law_of_every_draft_is_that_on_its_merged_tree(action: Action, kind:
     """Of every draft of the shape over two tokens that may be drawn (1e-12)."""
     layout = Layout(action, CPU)
     world = World(2, layout.depth, kind, seed=3)
+    parents = layout.parents_S[1:].tolist()
+    ends = [layout.slot(layout.L2, k) for k in range(layout.K)] if layout.L2 else []
     for tokens in product(range(2), repeat=layout.size - 1):
-        texts = contexts(layout, tokens)
-        parents = layout.parents_S[1:].tolist()
+        texts: list[tuple[int, ...]] = [()]  # at every slot
+        for parent, token in zip(parents, tokens, strict=True):
+            texts.append((*texts[parent], token))
         if any(world.draft[texts[parent]][token] == 0 for parent, token in zip(parents, tokens, strict=True)):
             continue
         p_SV, q_SV = (torch.stack([rows[text] for text in texts]) for rows in (world.target, world.draft))
-        tree = merged_tree(layout, texts)
+        tree = DraftTree.from_paths(texts[layout.L1], [texts[end][layout.L1 :] for end in ends] or [[]])
         for name in NAMES:
             verifier = get_verifier(name)
             stops_S, extra = law_on_slots(verifier, layout, torch.tensor([0, *tokens]), p_SV, q_SV)

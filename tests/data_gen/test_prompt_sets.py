@@ -13,6 +13,7 @@ import pytest
 
 from data_gen.texts.prompt_sets import read_set
 from selector.schema import InputError
+from tests.pipelines.small_logs import write
 
 TRANSLATE = "Translate from English to {}:\n\nGood day."
 RECORDS: list[tuple[str, dict[str, Any], str, str]] = [  # set, a record of its schema, the prompt, the task
@@ -27,35 +28,20 @@ RECORDS: list[tuple[str, dict[str, Any], str, str]] = [  # set, a record of its 
     ),
     ("litbench", {"prompt": "A ship.", "chosen_story": "It sank.", "rejected_story": ""}, "A ship.", "litbench"),
     ("opus_books", {"id": "0", "translation": {"en": "Good day.", "fr": ""}}, TRANSLATE.format("French"), "opus_books"),
-    (
-        "opus_subtitles",
-        {"id": "0", "meta": {"year": 1999}, "translation": {"en": "Good day.", "hi": ""}},
-        TRANSLATE.format("Hindi"),
-        "opus_subtitles",
-    ),
+    ("opus_subtitles", {"translation": {"en": "Good day.", "hi": ""}}, TRANSLATE.format("Hindi"), "opus_subtitles"),
     ("spec_bench", {"question_id": 5, "category": "qa", "turns": ["Who?"]}, "Who?", "qa"),
     ("mt_bench", {"question_id": 81, "category": "writing", "turns": ["Go.", "Rewrite."]}, "Go.", "writing"),
-    (
-        "mt_bench",
-        {"prompt_id": 81, "category": "stem", "prompt": ["Why?", "Rewrite."], "reference": []},
-        "Why?",
-        "stem",
-    ),
+    ("mt_bench", {"prompt_id": 81, "category": "stem", "prompt": ["Why?", "Rewrite."]}, "Why?", "stem"),
     ("gsm8k", {"question": "How many?", "answer": "#### 3"}, "How many?", "gsm8k"),
     ("humaneval", {"task_id": "HumanEval/0", "prompt": "def f():\n", "test": ""}, "def f():\n", "humaneval"),
 ]
-
-
-def jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 @pytest.mark.parametrize(("name", "record", "text", "kind"), RECORDS)
 def test_a_record_gives_its_prompt_and_its_task(
     tmp_path: Path, name: str, record: dict[str, Any], text: str, kind: str
 ) -> None:
-    (prompt,), records = read_set(name, jsonl(tmp_path / "set.jsonl", [record]))
+    (prompt,), records = read_set(name, write(tmp_path / "set.jsonl", [record]))
     assert (prompt.text, prompt.kind, records) == (text, kind, 1)
     assert prompt.id == prompt.source and prompt.id.startswith(f"{name}:")
 
@@ -63,7 +49,7 @@ def test_a_record_gives_its_prompt_and_its_task(
 @pytest.mark.parametrize("suffix", [".json", ".jsonl.gz", ".parquet"])
 def test_files_of_all_kinds_give_the_same_prompts(tmp_path: Path, suffix: str) -> None:
     records = [{"problem": f"{n} + 1?", "unit": None, "turns": ["a", "b"]} for n in range(5)]
-    plain, path = jsonl(tmp_path / "set.jsonl", records), tmp_path / f"other{suffix}"
+    plain, path = write(tmp_path / "set.jsonl", records), tmp_path / f"other{suffix}"
     if suffix == ".json":
         path.write_text(json.dumps(records))
     elif suffix == ".parquet":
@@ -82,8 +68,8 @@ def test_plain_lines_are_prompts_of_the_kind_of_their_file(tmp_path: Path) -> No
 
 def test_the_same_text_is_taken_once_and_keeps_its_source_in_any_order(tmp_path: Path) -> None:
     records = [{"prompt": text} for text in ("A ship.", "A cat.", "A ship.")]
-    one, records_seen = read_set("litbench", jsonl(tmp_path / "one.jsonl", records))
-    other, _ = read_set("litbench", jsonl(tmp_path / "other.jsonl", records[::-1]))
+    one, records_seen = read_set("litbench", write(tmp_path / "one.jsonl", records))
+    other, _ = read_set("litbench", write(tmp_path / "other.jsonl", records[::-1]))
     assert (len(one), records_seen) == (2, 3)
     assert sorted(one, key=lambda p: p.id) == sorted(other, key=lambda p: p.id)
 

@@ -29,7 +29,6 @@ from tests.data_gen.families import nameless, random_llama
 PROMPT, SAMPLING = [1, 0, 1], Sampling(0.7)
 CHOICES: list[Action] = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(1, 1, 0), Action.copy(3), EMPTY]
 Invert = Callable[[Tensor, Tensor], Tensor]
-Make = type[Decoder] | Callable[..., Loop]
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +37,9 @@ def pair() -> ModelPair:
     return nameless(random_llama(2, 2, 0, 256).double(), random_llama(2, 1, 1, 256).double())
 
 
-def eager(pair: ModelPair, verifier: str, chooser: FixedTree | Random) -> Loop:
-    return Decoder(pair, SAMPLING, get_verifier(verifier), chooser)
-
-
-def queued(pair: ModelPair, verifier: str, chooser: FixedTree | Random) -> Loop:
-    return GraphDecoder(pair, SAMPLING, get_verifier(verifier), chooser, 96)
+def made(kind: type[Loop], pair: ModelPair, verifier: str, chooser: FixedTree | Random) -> Loop:
+    more = {"length": 96} if kind is GraphDecoder else {}
+    return kind(pair, SAMPLING, get_verifier(verifier), chooser, **more)
 
 
 def replaced(monkeypatch: pytest.MonkeyPatch, invert: Invert) -> None:
@@ -53,9 +49,9 @@ def replaced(monkeypatch: pytest.MonkeyPatch, invert: Invert) -> None:
 
 
 @pytest.mark.parametrize("verifier", ["specinfer", "traversal", "lifted_uniform"])
-@pytest.mark.parametrize("decoder", [eager, queued])
+@pytest.mark.parametrize("kind", [Decoder, GraphDecoder])
 def test_every_random_number_is_used_once(
-    decoder: Make, verifier: str, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+    kind: type[Loop], verifier: str, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the generator's order: those of the drafted tokens, then the verifier's node, then its extra token."""
     used: list[float] = []
@@ -67,7 +63,7 @@ def test_every_random_number_is_used_once(
 
     replaced(monkeypatch, watched)
     chooser = Random(CHOICES, torch.Generator().manual_seed(3))
-    decoder(pair, verifier, chooser).decode(PROMPT, 60, torch.Generator().manual_seed(5))
+    made(kind, pair, verifier, chooser).decode(PROMPT, 60, torch.Generator().manual_seed(5))
     stream = torch.rand(len(used), generator=torch.Generator().manual_seed(5), dtype=torch.float64).tolist()
     assert len(used) > 100 and used == stream
 
@@ -142,14 +138,14 @@ def survivals(rows: list[tuple[float, float]], length: int, bottom_up: bool) -> 
 @pytest.mark.parametrize(
     ("verifier", "length", "steps"), [("specinfer", 1, 2), ("traversal", 2, 2), ("lifted_uniform", 3, 1)]
 )
-@pytest.mark.parametrize("decoder", [eager, queued])
+@pytest.mark.parametrize("kind", [Decoder, GraphDecoder])
 def test_steps_and_text_have_the_law_of_the_labels(
-    decoder: Make, verifier: str, length: int, steps: int, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+    kind: type[Loop], verifier: str, length: int, steps: int, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chains, exactly: P(text, accepted lengths) = P(text) times the labels' P(tau | text) of every step."""
     draws = Scripted()
     replaced(monkeypatch, draws)
-    found = enumerated(decoder(pair, verifier, FixedTree(Action(1, length, 0))), steps, draws)
+    found = enumerated(made(kind, pair, verifier, FixedTree(Action(1, length, 0))), steps, draws)
     blocks = [block for n in range(1, length + 2) for block in product(range(pair.vocabulary), repeat=n)]
     sequences = list(product(blocks, repeat=steps))
     assert found.keys() <= set(sequences)

@@ -1,19 +1,48 @@
-"""Which families a pass over a token tree is right for, and which are refused; tiny models of their real classes."""
+"""Which families are decoded rightly, and which are refused; tiny models of their real classes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from data_gen.models.pair import CachedModel, without_own_settings
+from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model, few_layers, lengths, table_of_positions
+from selector.actions import Action
 from selector.schema import InputError
-from tests.data_gen.families import LONGEST, REFUSED, RIGHT, config_of, model_of
+from tests.data_gen.decodes import decode, generated
+from tests.data_gen.families import LONGEST, REFUSED, RIGHT, V, config_of, model_of, nameless
 
 
 @pytest.mark.parametrize("family", RIGHT)
 def test_these_families_are_right(family: str) -> None:
     """A wrong mask or position shows as 1e-3 and more, rounding as 1e-6."""
     assert check_model(model_of(family), family, LONGEST) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral, sliding window", "Qwen 3, sliding window", "GPT-OSS", "GPT-2"])
+def test_greedy_text_is_that_of_generate(family: str) -> None:
+    """The target drafts for itself, at a temperature: deep branches are accepted, and others are not."""
+    model = model_of(family, max_position_embeddings=256, tie_word_embeddings=False)  # tied, they repeat what they read
+    with without_own_settings(model):
+        expected = generated(model, [5, 9, 7], 100)
+        sampling = Sampling(0, draft_temperature=0.08)
+        decoded = decode(nameless(model, model), Action(3, 2, 4), [5, 9, 7], 100, sampling)
+    assert decoded.tokens == expected
+    assert len(set(expected)) > 2 and max(step.accepted for step in decoded.steps) > 2
+
+
+@torch.inference_mode()
+def test_long_runs_are_committed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`fill` gives the cache of one pass."""
+    model = model_of("Gemma 2")
+    text = torch.randint(V, (50,), generator=torch.Generator().manual_seed(2)).tolist()
+    monkeypatch.setattr("data_gen.models.pair.FILL", 7)
+    cached = CachedModel(model)
+    cached.fill(text)
+    assert cached.committed == 50 < LONGEST
+    expected_V = model(torch.tensor([[*text, 3]]), use_cache=False).logits[0, -1]
+    assert torch.allclose(cached.extend([3]).logits_WV[-1], expected_V, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["Gemma 3, text", "Qwen 2, sliding window", "Qwen 3, mixture of experts"])

@@ -236,14 +236,7 @@ SMALL = ActionSpace(2, 1, 1)
         (5, 5, 5, ["traversel"], SMALL, "unknown verifier 'traversel'"),
         (8, 7, 8, ["naive"], SMALL, "8 tokens need as many rows; target has 7, draft 8"),
         (4, 4, 4, ["naive"], ActionSpace(2, 2, 2), "4 tokens leave no root with a look-ahead of 4"),
-        (
-            8,
-            8,
-            0,
-            ["traversal"],
-            ActionSpace(2, 2, 1),
-            "a head drafts chains: trees of up to 2 branches have no labels",
-        ),
+        (8, 8, 0, ["traversal"], ActionSpace(2, 2, 1), "chains: trees of up to 2 branches have no labels"),
     ],
 )
 def test_what_cannot_be_labelled_is_named(

@@ -20,6 +20,7 @@ from data_gen.texts.plausibility import UNLIKELY, ImpossibleToken, Plausibility
 from data_gen.texts.prompts import Prompt
 from data_gen.texts.written import rows_along, written_by_target
 from selector.schema import InputError
+from tests.data_gen.decodes import generated
 
 PROMPTS = [[5, 17, 203, 44, 91], [9], [3, 8], [250, 251, 17, 5]]
 FALSE_ALARM = 1e-5
@@ -65,10 +66,7 @@ def test_first_and_second_tokens_follow_the_target(pair: ModelPair, sampling: Sa
 def test_greedy_texts_are_those_of_generate(pair: ModelPair) -> None:
     """Whatever stands beside them in the batch."""
     for text, prompt in zip(written_by_target(pair, PROMPTS, 30, Sampling(0.0), seed=1), PROMPTS, strict=True):
-        alone = pair.target.generate(
-            torch.tensor([prompt]), max_new_tokens=30, do_sample=False, pad_token_id=0, eos_token_id=None
-        )
-        assert text.tokens == alone[0].tolist()
+        assert text.tokens == prompt + generated(pair.target, prompt, 30)
         assert (text.start, text.steps) == (len(prompt) - 1, [])
 
 
@@ -249,27 +247,24 @@ def test_greedy_texts_may_differ_where_two_logits_tie(dtype: torch.dtype, gap: f
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-@pytest.mark.parametrize(("before", "tie"), [(0.9005, True), (0.905, False), (0.97, False)])
-def test_the_edge_of_a_nucleus_is_where_the_mass_before_reaches_it(
-    temperature: float, before: float, tie: bool
-) -> None:
-    """Top-p 0.9: the third token stands after so much mass. Rounding explains it where that is all but 0.9."""
-    probs_V = torch.tensor([0.6, before - 0.6, (1 - before) * 0.75, (1 - before) * 0.25])
-    logits_NV, sampling = (temperature * probs_V.log()).unsqueeze(0), Sampling(temperature, 0.9)
-    assert (rows_of(logits_NV, sampling).probs_NV[0] > 0).tolist() == [True, True, False, False]
-    assert refused(logits_NV, [2], sampling).at_a_tie == tie
-    assert not refused(logits_NV, [3], sampling).at_a_tie
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
-@pytest.mark.parametrize(("gap", "tie"), [(5e-4, True), (5e-3, False)])
-@pytest.mark.parametrize("kept", [{"top_k": 2}, {"min_p": 0.2}, {"top_k": 2, "top_p": 0.99, "min_p": 0.1}], ids=str)
-def test_the_edge_of_top_k_and_min_p_is_where_a_logit_all_but_reaches_it(
-    temperature: float, gap: float, tie: bool, kept: dict[str, Any]
-) -> None:
-    """Two tokens are kept; the third one's logit is just below what both cuts ask for."""
-    logits_NV = torch.tensor([[temperature * math.log(4.9999), 0.0, -gap, -9.0]])
-    sampling = Sampling(temperature, **kept)
+@pytest.mark.parametrize(
+    ("kept", "weights", "tie"),
+    [
+        *(
+            ({"top_p": 0.9}, [0.6, before - 0.6, (1 - before) * 0.75, (1 - before) * 0.25], tie)
+            for before, tie in ((0.9005, True), (0.905, False), (0.97, False))
+        ),
+        *(
+            (kept, [4.9999, 1.0, math.exp(-gap), 1e-4], tie)
+            for kept in ({"top_k": 2}, {"min_p": 0.2}, {"top_k": 2, "top_p": 0.99, "min_p": 0.1})
+            for gap, tie in ((5e-4, True), (5e-3, False))
+        ),
+    ],
+)
+def test_the_edge_of_what_is_kept(temperature: float, kept: dict[str, Any], weights: list[float], tie: bool) -> None:
+    """Of the third token: rounding explains it where the mass before it all but reaches top-p, and where its logit is
+    just below what top-k and min-p ask for."""
+    logits_NV, sampling = temperature * torch.tensor([weights]).log(), Sampling(temperature, **kept)
     assert (rows_of(logits_NV, sampling).probs_NV[0] > 0).tolist() == [True, True, False, False]
     assert refused(logits_NV, [2], sampling).at_a_tie == tie
     assert not refused(logits_NV, [3], sampling).at_a_tie

@@ -1,4 +1,7 @@
-"""Two models with one vocabulary whose tables differ in padding: decoding, labels and generation stay lossless."""
+"""Pairs whose models score different tokens: tables that differ in padding, and a draft that says a part of the tokens.
+
+They are pairs like any other: decoding, labels and generation stay lossless.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,21 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from data_gen.decoding.decoder import Decoder
-from data_gen.decoding.loop import FixedTree
+from data_gen.features.rows import entropies
 from data_gen.generate import speculative_generate
+from data_gen.models.distilled import LAYERS, is_distilled, load_draft, new_draft, save_draft
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
+from data_gen.models.self_check import check_model
 from data_gen.models.vocabulary import scored, shared_tokenizer
 from data_gen.texts.written import rows_along, written_by_target
-from data_gen.verification import get_verifier
 from pipelines.evaluate.assisted import Assistant
 from selector.actions import Action
 from selector.schema import InputError
-from tests.data_gen.families import random_llama
+from tests.data_gen.decodes import decode, generated
+from tests.data_gen.families import LONGEST, V, model_of, random_llama
 from tests.tiny import VOCABULARY
 
 PADDED = VOCABULARY + 20
@@ -47,18 +52,14 @@ def test_a_pair_with_padded_tables_does_all_that_others_do(padded: tuple[str, st
     assert block.target.probs_NV.shape == block.draft.probs_NV.shape == (len(text.tokens) - 1, PADDED)
     assert not (block.target if swapped else block.draft).probs_NV[:, VOCABULARY:].any()
     assert Assistant(3).decode(pair, Sampling(), [5, 9], 12, seed=1).tokens == 12
-    decoder = Decoder(pair, Sampling(0), get_verifier("traversal"), FixedTree(Action(3, 1, 3)))
-    greedy = decoder.decode([5, 9], 24, torch.Generator().manual_seed(0)).tokens
-    expected = pair.target.generate(torch.tensor([[5, 9]]), max_new_tokens=24, do_sample=False)
-    assert greedy == expected[0, 2:].tolist()
+    assert decode(pair, Action(3, 1, 3), [5, 9], 24).tokens == generated(pair.target, [5, 9], 24)
 
 
 def test_generate_takes_models_whose_tables_differ_in_padding() -> None:
-    target, draft, prompt = random_llama(1010, 1, 0), random_llama(1005, 1, 1), torch.tensor([[1, 0, 2]])
-    expected = target.generate(prompt, max_new_tokens=8, do_sample=False)
+    target, draft, prompt = random_llama(1010, 1, 0), random_llama(1005, 1, 1), [1, 0, 2]
     options = {"custom_generate": speculative_generate, "draft_model": draft, "selector": (2, 1, 2)}
-    assert torch.equal(target.generate(prompt, max_new_tokens=8, do_sample=False, **options), expected)
-    assert draft(prompt).logits.shape[-1] == 1005
+    assert generated(target, prompt, 8, **options) == generated(target, prompt, 8)
+    assert draft(torch.tensor([prompt])).logits.shape[-1] == 1005
 
 
 def test_the_first_token_that_differs_is_named(pair_folders: tuple[str, str], tmp_path: Path) -> None:
@@ -71,3 +72,77 @@ def test_the_first_token_that_differs_is_named(pair_folders: tuple[str, str], tm
     with pytest.raises(InputError) as refused:
         shared_tokenizer(pair_folders[0], str(tmp_path))
     assert str(refused.value).endswith(f"the first that differs is token 40: {first!r} and {second!r}")
+
+
+SAID = torch.tensor([0, 2])
+
+
+def test_it_begins_as_the_targets_own_layers() -> None:
+    """With all layers and all tokens it is the target."""
+    target = random_llama(20, 3, 0)
+    draft, ids = new_draft(target, [0, 1, 2], torch.arange(20)), torch.tensor([[3, 4, 5, 6]])
+    assert torch.equal(draft(ids).logits, target(ids).logits)
+    fewer = new_draft(target, [0, 1, 2], torch.arange(7))(ids).logits
+    assert torch.equal(fewer[..., :7], target(ids).logits[..., :7]) and (fewer[..., 7:] == -torch.inf).all()
+    assert draft.get_input_embeddings() is target.get_input_embeddings()
+
+
+def test_layers_of_another_kind_stay_what_they_are() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    target = model_of("Gemma 3, text", num_hidden_layers=3, layer_types=kinds)
+    draft = new_draft(target, [1, 2], torch.arange(0, V, 2))
+    assert draft.config.layer_types == kinds[1:]
+    assert check_model(draft, "draft", LONGEST) < 1e-3
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, pair_folders: tuple[str, str]) -> tuple[str, str]:
+    """A target, and a draft of its first layer that says every third token."""
+    target = AutoModelForCausalLM.from_pretrained(pair_folders[0])
+    folder = tmp_path_factory.mktemp("distilled") / "draft"
+    save_draft(new_draft(target, [0], torch.arange(0, VOCABULARY, 3)), folder)
+    return pair_folders[0], str(folder)
+
+
+def test_a_pair_with_it_does_all_that_others_do(saved: tuple[str, str]) -> None:
+    pair = ModelPair.load(*saved, device="cpu")
+    assert pair.vocabulary == VOCABULARY and check_model(pair.draft, "draft", 60) < 1e-3
+    (text,) = written_by_target(pair, [[5, 9]], 30, Sampling(), seed=1)
+    (block,) = rows_along(pair, text, Sampling())
+    q_NV = block.draft.probs_NV
+    assert q_NV.shape == block.target.probs_NV.shape and (q_NV[:, 1::3] == 0).all() and (q_NV[:, ::3] > 0).all()
+    own = torch.special.entr(q_NV.double()).sum(-1)
+    assert torch.tensor(entropies(block.draft.logits_NV)) == pytest.approx(own, abs=1e-5)
+    expected = generated(pair.target, [5, 9], 24)
+    assert decode(pair, Action(3, 1, 3), [5, 9], 24).tokens == expected
+    assert Assistant(3).decode(pair, Sampling(0), [5, 9], 24, seed=1).text == expected
+    ours = {"custom_generate": speculative_generate, "draft_model": pair.draft, "selector": (2, 1, 2)}
+    assert generated(pair.target, [5, 9], 24, **ours) == expected
+
+
+def test_it_is_stored_without_the_targets_tables(saved: tuple[str, str]) -> None:
+    target = AutoModelForCausalLM.from_pretrained(saved[0])
+    assert is_distilled(saved[1]) and not is_distilled(saved[0]) and not is_distilled("org/model")
+    made, loaded = new_draft(target, [0], torch.arange(0, VOCABULARY, 3)), load_draft(saved[1], target)
+    assert list(getattr(loaded.config, LAYERS)) == [0]
+    ids = torch.tensor([[5, 9, 7]])
+    assert torch.equal(loaded(ids).logits.isfinite(), made(ids).logits.isfinite())
+    for name, weights in made.model.layers.named_parameters():
+        assert torch.equal(loaded.model.layers.get_parameter(name), weights.bfloat16().float())
+    assert sum(path.stat().st_size for path in Path(saved[1]).iterdir()) < 30_000
+
+
+def test_a_wrong_draft_is_refused(saved: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"pair\.draft: .* was distilled for a target of width 32 with 300 tokens; .* 16 and 20"
+    ):
+        load_draft(saved[1], random_llama(20, 3, 0))
+    target = AutoModelForCausalLM.from_pretrained(saved[0])
+    for layers in ([], [2], [-1]):
+        with pytest.raises(InputError, match=r"distil\.layers.*the numbers 0 to 1"):
+            new_draft(target, layers, SAID)
+    save_draft(new_draft(target, [0], SAID), tmp_path / "draft")
+    weights = tmp_path / "draft" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"pair\.draft: cannot load"):
+        load_draft(str(tmp_path / "draft"), target)

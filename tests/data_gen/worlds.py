@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, product
 
@@ -68,32 +68,23 @@ class World(worlds.World):
         self.target_CV, self.draft_CV = (torch.stack(list(rows.values())) for rows in (self.target, self.draft))
 
     def delayed_trees(self, K: int, L1: int, L2: int, style: str = "iid") -> list[Drafts]:
+        """All trees of a shape, in parts of a size that memory bears."""
         key = K, L1, L2, style
         if key not in self._delayed:
-            drafts = self.drafts(K, L1, L2, style)
-            trees = ((probability, DraftTree.from_paths(trunk, branches)) for probability, trunk, branches in drafts)
-            self._delayed[key] = self.together(trees)
-        return self._delayed[key]
-
-    def together(self, trees: Iterable[tuple[float, DraftTree]]) -> list[Drafts]:
-        """Trees and their probabilities, in parts of a size that memory bears."""
-        left, parts = iter(trees), []
-        while part := list(islice(left, TOGETHER)):
-            forest = Forest([tree for _, tree in part])
-            sizes = torch.tensor([len(tree) for _, tree in part])
-            parts.append(
-                Drafts(
-                    forest,
-                    torch.tensor([probability for probability, _ in part], dtype=torch.float64),
-                    torch.arange(len(part)).repeat_interleave(sizes),
-                    torch.tensor([number for _, tree in part for number in self.numbers(tree)]),
+            left, parts = self.drafts(*key), []
+            while part := list(islice(left, TOGETHER)):
+                trees = [DraftTree.from_paths(trunk, branches) for _, trunk, branches in part]
+                contexts = (tuple(map(tree.token, tree.path_to(node))) for tree in trees for node in range(len(tree)))
+                parts.append(
+                    Drafts(
+                        Forest(trees),
+                        torch.tensor([probability for probability, *_ in part], dtype=torch.float64),
+                        torch.arange(len(part)).repeat_interleave(torch.tensor([len(tree) for tree in trees])),
+                        torch.tensor([self.number[context] for context in contexts]),
+                    )
                 )
-            )
-        return parts
-
-    def numbers(self, tree: DraftTree) -> list[int]:
-        """The number of every node's context."""
-        return [self.number[tuple(tree.token(n) for n in tree.path_to(node))] for node in range(len(tree))]
+            self._delayed[key] = parts
+        return self._delayed[key]
 
     def appended_law(self, verifier: Verifier, drafts: list[Drafts]) -> Tensor:
         """P(accepted context, extra token) over drafting and verification, [contexts, V]."""
