@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_gen.texts.logs import NO_DRAFTER, distinct, drafter_of, read_logs
+from data_gen.models.sampling import Sampling
+from data_gen.texts.log_labels import VERIFIER, Labeller
+from data_gen.texts.logs import NO_DRAFTER, distinct, drafter_of, read_all, read_logs
 from data_gen.texts.responses import record_of
+from selector.actions import ActionSpace
 from selector.schema import InputError
 from tests.pipelines.small_logs import record, write
 
@@ -107,6 +110,7 @@ def test_vllm_says_what_each_step_accepted() -> None:
 def test_steps_beyond_the_end_of_a_text_are_cut() -> None:
     answer = samples("vllm")[0]
     answer["choices"][0]["token_ids"] = TEXT[:6]  # a stop string inside of the last step
+    answer["usage"]["completion_tokens"] = 6
     record = record_of(answer)
     assert record["drafters"]["draft"]["steps"] == [[1, 3, 3], [5, 3, 0]]
 
@@ -135,6 +139,42 @@ def measured(**changed: Any) -> dict[str, Any]:
     return {**VLLM, "metrics": {"speculative_decoding": {**METRICS, **changed}}}
 
 
+SUMMARY = without(VLLM, "metrics", "speculative_decoding", "per_step_accepted")
+LEFT_OUT = measured(per_step_accepted=[3], per_step_drafted=[3])
+
+
+@pytest.mark.parametrize(("answer", "why"), [(SUMMARY, "sums over steps"), (LEFT_OUT, "left out steps that draft")])
+def test_a_text_whose_steps_are_not_known_is_for_lookups_alone(answer: Any, why: str, tmp_path: Path) -> None:
+    """Where most texts are such ones, lookups are learned; where few are, the drafter's chains, from the others."""
+    own = [{**answer, "id": f"{number}", "prompt_token_ids": [number]} for number in range(2)]
+    others = [{**VLLM, "id": f"{number}", "prompt_token_ids": [number]} for number in range(2, 7)]
+    logs = read_all([write(tmp_path / "log.jsonl", own)], [], Sampling(0.0))
+    assert drafter_of(logs.all, None) == NO_DRAFTER and logs.of(NO_DRAFTER) == logs
+    assert logs.remarks[0].startswith("2 of 2 texts are for lookups alone: vLLM ") and why in logs.remarks[0]
+    logs = read_all([write(tmp_path / "log.jsonl", own + others)], [], Sampling(0.0))
+    assert drafter_of(logs.all, None) == "draft"
+    assert [text.name for text in logs.of("draft").texts] == ["2", "3", "4", "5", "6"]
+
+
+def test_beyond_what_a_text_drafted_nothing_is_known(tmp_path: Path) -> None:
+    """All of two drafted tokens accepted says nothing of a third one; one rejected says all."""
+    steps = {"short": [[0, 2, 2], [3, 2, 1]], "long": [[0, 4, 4], [5, 4, 0]]}
+    entries = [
+        {
+            "id": name,
+            "prompt_token_ids": [1],
+            "generated_token_ids": list(range(9)),
+            "drafters": {"head": {"steps": own}},
+        }
+        for name, own in steps.items()
+    ]
+    texts = read_logs([write(tmp_path / "log.jsonl", entries)])
+    space = ActionSpace.chains(4, 20)
+    short_RD = Labeller("head", space, Sampling(0.0)).label(texts[:1]).survivals[VERIFIER][:, :4]
+    nan = np.nan
+    np.testing.assert_array_equal(short_RD[[0, 1, 3]], [[1, 1, nan, nan], [nan] * 4, [1, 0, 0, 0]])
+
+
 GOOD = {"prompt_token_ids": [1], "generated_token_ids": [2, 3, 4], "drafters": {"head": {"accepted": [0, 1, 0]}}}
 BAD = {
     "no prompt": ({"drafters": {}, "generated_token_ids": [1]}, "prompt_token_ids: Field required"),
@@ -150,8 +190,7 @@ BAD = {
     "no ids": (without(VLLM, "choices", 0, "token_ids"), "token_ids is missing in the engine's response"),
     "llama-server's prompt": (without(LLAMA, "prompt_token_ids"), "prompt_token_ids is missing"),
     "two answers": ({**VLLM, "choices": VLLM["choices"] * 2}, "choices: one answer"),
-    "a summary": (without(VLLM, "metrics", "speculative_decoding", "per_step_accepted"), "detailed"),
-    "steps are missing": (measured(per_step_accepted=[3], per_step_drafted=[3]), "yield 5 of 10 tokens"),
+    "lost ids": ({**VLLM, "usage": {"completion_tokens": 11}}, "token_ids: 10 token ids of an answer of 11 tokens"),
     "other lengths": (measured(per_step_accepted=[3, 0]), "differ in length"),
     "no numbers": (measured(per_step_accepted=["a", 0, 3]), "per_step_accepted.0: Input should be a valid integer"),
     "more accepted": (measured(per_step_accepted=[4, 0, 3]), "draft.steps: step [1, 3, 4]"),
