@@ -88,7 +88,7 @@ def new_store() -> Path:
     return made_once("store", make, version("mlflow")) / "mlflow.db"
 
 
-def config_of(*overrides: str) -> Config:
+def demo_config(*overrides: str) -> Config:
     """The demo's config, but for what is given."""
     return load_config(DEMO, list(overrides))
 

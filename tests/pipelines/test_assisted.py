@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from pipelines.config import load_config
 from pipelines.evaluate.assisted import (
     ASSISTED,
     ASSISTED_TUNED,
@@ -24,7 +22,7 @@ from pipelines.evaluate.assisted import (
 from pipelines.evaluate.methods import Decoding
 from pipelines.evaluate.stage import tuned_assistants
 from pipelines.run import Journal
-from tests.pipelines.runs import UNTEMPLATED
+from tests.pipelines.runs import UNTEMPLATED, demo_config, write_lines
 
 PROMPT = [5, 17, 203, 44, 91]
 
@@ -71,9 +69,8 @@ def test_prompt_lookup_is_tuned_over_its_longest_match_too(pair: ModelPair) -> N
 def test_an_interruption_costs_no_tuning(pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is tuned anew could come out otherwise than the prompts that are already decoded."""
     file, journal = tmp_path / "prompts.jsonl", tmp_path / "tuned.jsonl"
-    file.write_text("".join(json.dumps({"text": f"the quick brown fox {n}"}) + "\n" for n in range(8)))
-    demo = Path(__file__).parents[2] / "configs" / "demo.yaml"
-    config = load_config(demo, [*UNTEMPLATED, f"prompts.file={file}", "data.tokens=4", "sampling=[{temperature: 0.5}]"])
+    write_lines(file, ({"text": f"the quick brown fox {n}"} for n in range(8)))
+    config = demo_config(*UNTEMPLATED, f"prompts.file={file}", "data.tokens=4", "sampling=[{temperature: 0.5}]")
     found = tuned_assistants(config, pair, Journal(journal, {}))
     assert [each.name for each in found[Sampling(0.5)]] == [ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP]
     monkeypatch.setattr("pipelines.evaluate.stage.best_of", None)

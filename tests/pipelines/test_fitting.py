@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +26,9 @@ CONFIG = Config.model_validate({"name": "fit", "train": {"epochs": EPOCHS, "batc
 
 
 @pytest.fixture
-def client(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def client(store: str) -> Any:
     """Of a store of its own."""
-    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    monkeypatch.chdir(tmp_path)
-    mlflow.set_tracking_uri(uri)
+    mlflow.set_tracking_uri(store)
     mlflow.set_experiment("fit")  # another test's would not be in this store
     return mlflow.MlflowClient()
 

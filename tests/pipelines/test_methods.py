@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt
 from data_gen.traces import texts_of
-from pipelines.config import load_config
 from pipelines.evaluate.methods import (
     AT_ROOT,
     BEST_STATIC,
@@ -37,25 +35,22 @@ from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.tuning import StaticTable, best_static
-from tests.pipelines.runs import UNTEMPLATED
+from tests.pipelines.runs import UNTEMPLATED, demo_config
 from tests.selector.synthetic import opinionated, texts
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 SPACE = ActionSpace.of_pairs()
 VERIFIERS = ("specinfer", "traversal")
 SAMPLING, ACTION = Sampling(0.8), Action(2, 1, 3)
 TOKENS, TEXTS = 20, 60
-CONFIG = load_config(
-    DEMO, [*UNTEMPLATED, f"verifiers=[{','.join(VERIFIERS)}]", "train.verifier=traversal", f"data.tokens={TOKENS}"]
+PROMPT = [5, 17, 203, 44, 91]
+CONFIG = demo_config(
+    *UNTEMPLATED, f"verifiers=[{','.join(VERIFIERS)}]", "train.verifier=traversal", f"data.tokens={TOKENS}"
 )
 PROFILE = gpu_like("pair", VERIFIERS, 0.2)
 
 
 def static(name: str, verifier: str, tree: Action) -> Method:
     return Method(name, verifier, Mode(SAMPLING, tree))
-
-
-PROMPT = [5, 17, 203, 44, 91]
 
 
 def test_what_the_last_step_yields_beyond_the_limit_does_not_count(
@@ -97,15 +92,16 @@ def test_static_trees_are_the_fastest_of_their_kind() -> None:
     assert next(iter(methods)) == PLAIN and methods[PLAIN].mode.action == EMPTY
     speed_A = StaticTable.of(Timed(data, "traversal", times)).speeds()
     best = methods[BEST_STATIC]
-    assert (
-        best.verifier == "traversal" and "static tree, traversal" not in methods and "static tree, specinfer" in methods
-    )
-    assert SPACE.index(best.mode.action) == int(speed_A.argmax())
-    fastest = {name: float(speed_A[SPACE.index(method.mode.action)]) for name, method in methods.items()}
-    branching = max(float(speed_A[a]) for a, action in enumerate(SPACE.trees) if action.K > 1)
-    root = max(float(speed_A[a]) for a, action in enumerate(SPACE.trees) if action.L1 == 0 or action.K == 1)
-    chain = max(float(speed_A[a]) for a, action in enumerate(SPACE.trees) if action.K == 1 and action != EMPTY)
-    assert (fastest[BRANCHING], fastest[AT_ROOT], fastest[CHAIN]) == (branching, root, chain)
+    assert best.verifier == "traversal" and SPACE.index(best.mode.action) == int(speed_A.argmax())
+    assert "static tree, traversal" not in methods and "static tree, specinfer" in methods
+    kinds: dict[str, Callable[[Action], bool]] = {
+        BRANCHING: lambda tree: tree.K > 1,
+        AT_ROOT: lambda tree: tree.L1 == 0 or tree.K == 1,
+        CHAIN: lambda tree: tree.K == 1 and tree != EMPTY,
+    }
+    for name, belongs in kinds.items():
+        fastest = max(float(speed_A[a]) for a, tree in enumerate(SPACE.trees) if belongs(tree))
+        assert float(speed_A[SPACE.index(methods[name].mode.action)]) == fastest, name
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +110,8 @@ def labelled(pair: ModelPair) -> tuple[Texts, list[Prompt]]:
     words, generator = pair.tokenizer.decode(range(260, 290)).split(), random.Random(5)
     sentences = [" ".join(generator.choices(words, k=8)) for _ in range(2 * TEXTS)]
     prompts = [Prompt(f"p{n}", text, "words", f"s{n}") for n, text in enumerate(sentences)]
-    works = [Work("test", SAMPLING, tuple((prompt, 0) for prompt in prompts[:TEXTS]))]
-    (table,) = (make_shard(pair, recipe(CONFIG), work).table for work in works)
-    return texts_of(table, VERIFIERS), prompts[TEXTS:]
+    work = Work("test", SAMPLING, tuple((prompt, 0) for prompt in prompts[:TEXTS]))
+    return texts_of(make_shard(pair, recipe(CONFIG), work).table, VERIFIERS), prompts[TEXTS:]
 
 
 def methods_of(data: Texts) -> dict[str, Method]:

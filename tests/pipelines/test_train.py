@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -67,12 +66,8 @@ def no_rules(judged: list[Judged]) -> list[Judged]:
 
 
 @pytest.fixture
-def run_id(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    monkeypatch.chdir(tmp_path)
-    mlflow.set_tracking_uri(uri)
+def run_id(store: str) -> Any:
+    mlflow.set_tracking_uri(store)
     mlflow.set_experiment("train")
     with mlflow.start_run() as run:
         yield run.info.run_id
