@@ -74,7 +74,7 @@ def read(path: Path) -> Lines:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def numbers(setting: Any) -> dict[str, Any]:
+def numbers(setting: Sampling) -> dict[str, Any]:
     return {name: getattr(setting, name) for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
