@@ -26,21 +26,25 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.fixture
-def copy(demo: tuple[Path, str], empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a copy of the finished run that a test may change.
-
-    Stages in this process have a store of MLflow of their own beside it, by its absolute path: MLflow keeps relative
-    ones. Stages in other processes have a copy of the run's.
-    """
-    for name in ("runs", "mlruns"):
-        shutil.copytree(demo[0] / name, tmp_path / name)
-    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, the working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-@pytest.fixture(scope="session")
-def empty_store() -> Path:
-    """The database of a new MLflow store, to be copied."""
-    return new_store()
+@pytest.fixture
+def store(inside: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new store of MLflow in it for stages in this process, by its absolute path: MLflow keeps relative ones."""
+    shutil.copyfile(new_store(), inside / "mlflow.db")
+    uri = f"sqlite:///{inside}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    return uri
+
+
+@pytest.fixture
+def copy(demo: tuple[Path, str], store: str, inside: Path) -> Path:
+    """The working directory, with a copy of the finished run that a test may change, and of its store of MLflow for
+    stages in other processes."""
+    for name in ("runs", "mlruns"):
+        shutil.copytree(demo[0] / name, inside / name)
+    return inside

@@ -11,9 +11,10 @@ import signal
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, wraps
 from importlib.metadata import version
+from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from sqlalchemy import Engine, event
 from typer.testing import CliRunner
 
 from pipelines.cli import app
+from pipelines.config import Config, load_config
 from selector.schema import sha256
 from tests.tiny import made_once, small_pair
 
 ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "configs" / "demo.yaml"
 TARGET, DRAFT = small_pair()
 SMALL_PAIR = [
     f"pair.target={TARGET}",
@@ -83,6 +86,16 @@ def new_store() -> Path:
         assert MlflowClient(f"sqlite:///{folder}/mlflow.db").search_registered_models() == []
 
     return made_once("store", make, version("mlflow")) / "mlflow.db"
+
+
+def demo_config(*overrides: str) -> Config:
+    """The demo's config, but for what is given."""
+    return load_config(DEMO, list(overrides))
+
+
+def write_lines(path: Path, lines: Iterable[Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
 
 
 def command(stage: str, *arguments: str, config: str = "demo.yaml") -> list[str]:
@@ -183,6 +196,22 @@ def patch(name: str, replacement: Callable[[Any], Any]) -> None:
     owner = pkgutil.resolve_name(name.rpartition(".")[0])
     attribute = name.rpartition(".")[2]
     setattr(owner, attribute, replacement(getattr(owner, attribute)))
+
+
+def at_call(name: str, number: int, happens: Callable[[], object]) -> None:
+    """In the process of a stage: something happens when a function is called for the `number`-th time."""
+    calls = count(1)
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            if next(calls) == number:
+                happens()
+            return function(*arguments, **named)
+
+        return call
+
+    patch(name, watched)
 
 
 def evaluation_of(folder: Path, name: str = "demo") -> dict[str, Any]:

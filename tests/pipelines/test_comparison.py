@@ -1,4 +1,5 @@
-"""From decoded prompts and replayed texts to the table of figures, and to what is shown of it."""
+"""From decoded prompts and replayed texts to the table of figures, to what is shown of it, and to the verdict, which a
+reader sees first."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pipelines.config import load_config
+from pipelines.config import Config
 from pipelines.evaluate.assisted import ASSISTED
-from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR
+from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR, STATIC
 from pipelines.evaluate.table import (
+    ALL,
     EFFICIENCY,
     SHARE,
     TOKENS_PER_SECOND,
@@ -28,17 +30,18 @@ from pipelines.evaluate.table import (
     setting_name,
     summary,
 )
-from pipelines.evaluate.verdict import Evaluation, metrics, origins, show
+from pipelines.evaluate.verdict import Evaluation, metrics, next_step, origins, show, title, verdicts
 from pipelines.evaluate.verdict import methods as shown_methods
-from selector.actions import Action
+from selector.actions import EMPTY, Action
 from selector.decision import Mode
+from selector.sampling import Sampling
 from selector.train.replay import Ratio
+from tests.pipelines.runs import demo_config
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 TEMPERATURES = (1.0, 0.2)
 TURNS = (0.5, 1.5)  # of two rounds the first is faster
 ERROR = 0.01
-CONFIG = load_config(DEMO, [f"sampling=[{', '.join(f'{{temperature: {t}}}' for t in TEMPERATURES)}]"])
+CONFIG = demo_config(f"sampling=[{', '.join(f'{{temperature: {t}}}' for t in TEMPERATURES)}]")
 SPEEDS = {PLAIN: 50.0, ASSISTED: 80.0, BEST_STATIC: 100.0, AT_ROOT: 110.0, COPYING: 120.0, SELECTOR: 125.0}
 Rows = list[dict[str, Any]]
 
@@ -195,3 +198,94 @@ def test_a_figure_stands_with_what_is_known_of_its_error() -> None:
     assert str(Figure("T=1", SELECTOR, "all", EFFICIENCY, 2.0)) == "2.00"
     for error, text in ((0.02, "1.23 ±0.02"), (math.inf, "1.23")):
         assert str(replayed_figure("T=1", SELECTOR, replayed(PLAIN), Ratio(1.234, error))) == text
+
+
+REPLAYED = {BEST_STATIC: 1.8, COPYING: 2.4, NETWORK: 2.5}
+TREE = Mode(Sampling(0.2, 0.9), Action(1, 6, 0)).row()
+MODES = {
+    NETWORK: TREE | {"feature_levels": ["early", "light"], "rule": [4, 8], "longest": 175},
+    COPYING: TREE | {"feature_levels": ["match"], "rule": [4, 8]},
+    STATIC: TREE,
+    PLAIN: TREE | {"action": list(EMPTY)},
+}
+SETTING = "T=0.2, top-p=0.9"
+
+
+def told(
+    exported: str,
+    decoded_speed: tuple[float, float | None, float | None] = (2.45, 2.1, 2.9),
+    over_rule: tuple[float, float | None, float | None] = (1.04, 0.99, 1.09),
+    **other: float,
+) -> Evaluation:
+    """An evaluation of one sampling setting; `other` replaces replayed speeds over plain decoding."""
+    speeds = REPLAYED | {name.replace("_", " "): speed for name, speed in other.items()}
+    speeds[SELECTOR] = {STATIC: speeds[BEST_STATIC], PLAIN: 1.0, **speeds}[exported]
+    measured = {PLAIN: decoded_speed, COPYING: over_rule, BEST_STATIC: (1.2, 1.1, 1.3)}
+    figures = [replayed_figure(SETTING, name, replayed(PLAIN), Ratio(speed, 0.04)) for name, speed in speeds.items()]
+    figures += [Figure(SETTING, SELECTOR, ALL, decoded(rival), *ratio) for rival, ratio in measured.items()]
+    row = {"temperature": 0.2, "top_p": 0.9}
+    return Evaluation({"summary": {"by_setting": [row]}, "decisions": [MODES[exported]]}, Table(figures))
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (
+            told(NETWORK),
+            "the network is exported. It is 2.50 ±0.04 times as fast as plain decoding in replay and "
+            "2.45 [2.10, 2.90] times in decoding. In wall-clock time",
+        ),
+        (told(COPYING, network=2.3), "the lookup rule is exported. It is 2.40 ±0.04 times as fast as plain"),
+        (told(NETWORK, (1.9, None, None)), "2.50 ±0.04 times as fast as plain decoding in replay and 1.90 times"),
+        (told(NETWORK, lookup_rule=2.6), "in decoding. The lookup rule is faster in replay: 2.60 ±0.04 times."),
+        (told(STATIC), "the static tree is exported. It is 1.80 ±0.04 times as fast"),
+        (told(PLAIN), "plain decoding is exported: on the validation texts nothing was surely faster. The net"),
+        (
+            told(PLAIN, best_static_tree=1.0, lookup_rule=0.9, network=0.8),
+            "nothing was surely faster. In wall-clock time",
+        ),
+    ],
+)
+def test_what_is_exported_is_told_with_what_is_faster(found: Evaluation, words: str) -> None:
+    """By a single source there is no interval; no selector is praised that loses."""
+    (said,) = verdicts(found)
+    assert said.startswith(f"{SETTING}: ") and words in said
+
+
+@pytest.mark.parametrize(
+    ("over_rule", "words"),
+    [
+        ((1.06, 1.01, 1.11), "is there (1.060 [1.010, 1.110])"),
+        ((1.04, 0.99, 1.09), "cannot be told from none (1.040 [0.990, 1.090])"),
+        ((0.9, 0.85, 0.95), "is a loss (0.900 [0.850, 0.950])"),
+        ((1.0, 1.0, 1.0), "is nil (both decode alike)"),
+        ((1.1, None, None), "has no interval (1.100)"),
+    ],
+)
+def test_whether_the_gain_is_there_in_wall_clock_is_one_sentence(
+    over_rule: tuple[float, float | None, float | None], words: str
+) -> None:
+    (said,) = verdicts(told(NETWORK, over_rule=over_rule))
+    assert said.endswith(
+        f"In wall-clock time, prompt by prompt, the selector's gain over the lookup rule {words} and over the best "
+        "static tree is there (1.200 [1.100, 1.300])."
+    )
+
+
+def test_the_title_names_the_pair_and_the_machine() -> None:
+    own = Config.model_validate({"name": "mine", "pair": {"target": "org/large", "draft": "/models/small/"}})
+    assert title(own, "H100, bfloat16") == "mine: large with small on H100, bfloat16"
+    assert title(Config(name="mine"), "a CPU") == "mine: smollm2 with its draft on a CPU"
+
+
+def test_the_next_step_is_named(inside: Path) -> None:
+    config = Config.model_validate({"name": "x", "sampling": [{"temperature": 0.2, "top_p": 0.9}]})
+    said, program = next_step(config, told(PLAIN))
+    assert said.startswith("Decode without a draft") and not program
+    assert next_step(config, told(NETWORK)) == ("`espalier export` packages the selector.", "")
+    folder = inside / "runs" / "x" / "selector"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    said, program = next_step(config, told(NETWORK))
+    assert said.startswith(f"The exported selector is {folder}. This program")
+    assert compile(program, "program", "exec") and "temperature=0.2, top_k=0, top_p=0.9)" in program

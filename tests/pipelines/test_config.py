@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,7 @@ from data_gen.traces import flat
 from pipelines.config import Config, load_config
 from pipelines.data.recorded import depends
 from selector.schema import InputError
-
-ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "configs" / "demo.yaml"
+from tests.pipelines.runs import ROOT, demo_config, write_lines
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
@@ -42,7 +39,7 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
 )
 def test_a_wrong_key_or_value_is_one_line_that_names_it(override: str, message: str) -> None:
     with pytest.raises(InputError) as error:
-        load_config(DEMO, [override])
+        demo_config(override)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -53,7 +50,7 @@ def test_no_number_may_be_infinite() -> None:
     assert len(numbers) > 20
     for key in numbers:
         with pytest.raises(InputError) as error:
-            load_config(DEMO, [f"{key}=.inf"])
+            demo_config(f"{key}=.inf")
         assert key in str(error.value) and "\n" not in str(error.value)
 
 
@@ -67,11 +64,9 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None
 
 
 def test_overrides_change_only_what_they_name() -> None:
-    config = load_config(DEMO, ["distil.passes=7", "data.texts=500", "sampling=[{top_p: 0.9}]"])
-    assert config.distil.passes == 7 and load_config(DEMO, []).distil.passes == 3
-    assert config.prompts == load_config(DEMO, []).prompts
-    assert config.data.texts == 500
-    assert config.sampling[0].top_p == 0.9
+    config, before = demo_config("distil.passes=7", "data.texts=500", "sampling=[{top_p: 0.9}]"), demo_config()
+    assert (config.distil.passes, before.distil.passes, config.data.texts) == (7, 3, 500)
+    assert config.prompts == before.prompts and config.sampling[0].top_p == 0.9
 
 
 @pytest.mark.parametrize(
@@ -92,8 +87,7 @@ def test_every_target_has_a_draft_of_its_own(pair: dict[str, str]) -> None:
 @pytest.mark.parametrize(("level", "same"), [("light", True), ("full", False)])
 def test_the_stride_of_training_makes_no_traces_anew(level: str, same: bool, tmp_path: Path) -> None:
     """Only hidden states are recorded at every stride-th root."""
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"text": f"prompt number {n}"}) + "\n" for n in range(40)))
+    file = write_lines(tmp_path / "prompts.jsonl", ({"text": f"prompt number {n}"} for n in range(40)))
     keys = [f"data.features={level}", f"prompts.file={file}"]
-    one, two = (depends(load_config(DEMO, [*keys, f"data.stride={n}"]), "pair") for n in (1, 2))
+    one, two = (depends(demo_config(*keys, f"data.stride={n}"), "pair") for n in (1, 2))
     assert (one == two) is same

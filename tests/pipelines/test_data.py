@@ -13,28 +13,31 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from data_gen.models.pair import ModelPair
 from data_gen.texts.labelled import Work, make_shard
 from data_gen.traces import TraceStore
-from pipelines.config import Config, load_config
-from pipelines.data.recorded import realised
-from pipelines.data.shards import shards, size_line
+from pipelines.config import Config
+from pipelines.data.recorded import against_labels, realised, z_of
+from pipelines.data.shards import shards
 from pipelines.data.stage import plan
 from pipelines.data.workers import devices
 from pipelines.pair.loading import prompts_of, recipe
-from selector.actions import GREEDY, Action
+from selector.actions import GREEDY, Action, ActionSpace
 from selector.schema import InputError
-from tests.pipelines.runs import ROOT, SMALL, espalier, outcome, patch, started
+from selector.train.replay import lawful, outcomes
+from tests.pipelines.runs import SMALL, demo_config, espalier, outcome, patch, started
 
 SHARDS = 2 * (7 + 2 + 3)  # texts of the three splits under both settings, one a shard
 TRACES = Path("runs/demo/traces")
 FEW = [*SMALL, "pair.threads=1", "data.texts=12", "data.tokens=16", "data.texts_per_shard=1"]
-SAMPLING = "sampling=[{temperature: 0.7}, {temperature: 1.0}]"
+FEW += ["sampling=[{temperature: 0.7}, {temperature: 1.0}]"]
+SPACE = ActionSpace.recorded()
 
 
 def config_of(*overrides: str) -> Config:
-    return load_config(ROOT / "configs" / "demo.yaml", [*FEW, SAMPLING, *overrides])
+    return demo_config(*FEW, *overrides)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -51,7 +54,7 @@ def shard_count(folder: Path) -> int:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The store of an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
-    espalier(folder, "data", *FEW, SAMPLING)
+    espalier(folder, "data", *FEW)
     found = files(folder)
     assert sum(name.endswith(".parquet") for name in found) == SHARDS
     assert set(found) - {"manifest.json"} == set(json.loads(found["manifest.json"])["shards"])
@@ -87,7 +90,7 @@ def at_work(driver: psutil.Process, name: str) -> list[psutil.Process]:
 def test_whatever_ends_it_the_same_command_goes_on(whole: dict[str, bytes], tmp_path: Path) -> None:
     """A broken model and SIGKILL, one after another: what is finished stays, and in the end the store is the
     undisturbed run's, byte for byte."""
-    said, line = tmp_path / "said", ["data", *FEW, SAMPLING]
+    said, line = tmp_path / "said", ["data", *FEW]
     code, output = outcome(tmp_path, *line, prepare=broken_after_a_shard)
     assert code == 2 and output.count("espalier: ") == 1 and "Traceback" not in output, output
     last = output.strip().splitlines()[-1]
@@ -111,7 +114,7 @@ def test_whatever_ends_it_the_same_command_goes_on(whole: dict[str, bytes], tmp_
 def test_ray_writes_the_same_bytes_though_a_worker_is_killed(whole: dict[str, bytes], tmp_path: Path) -> None:
     """Once the first shard is there; the shard that it was at is made by another one."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    process = started(tmp_path, tmp_path / "said", "data", *FEW, SAMPLING, "data.ray=local", "data.workers=2")
+    process = started(tmp_path, tmp_path / "said", "data", *FEW, "data.ray=local", "data.workers=2")
     driver, killed = psutil.Process(process.pid), False
     while process.is_alive():
         if not killed and shard_count(tmp_path):
@@ -130,8 +133,7 @@ def test_ray_says_what_it_lacks() -> None:
     with pytest.raises(InputError, match=r"data.workers: 3 with 1 CPU each; Ray has 2"):
         devices([{"CPU": 2.0}], config)
     assert devices([{"CPU": 2.0}, {"CPU": 1.0}], config) == (3, 0)
-    own = ("pair.device=auto", "data.workers=null")
-    config = config_of(*own, "data.gpus_per_worker=4")
+    config = config_of("pair.device=auto", "data.workers=null", "data.gpus_per_worker=4")
     assert devices([{"CPU": 64.0, "GPU": 8.0}], config) == (2, 4)
     assert devices([{"CPU": 64.0, "GPU": 6.0}, {"GPU": 2.0}], config) == (1, 4)  # a worker stands on one node
     with pytest.raises(InputError, match=r"data.workers: 1 with 4 GPU each; Ray has 4"):
@@ -139,17 +141,13 @@ def test_ray_says_what_it_lacks() -> None:
     assert devices([{"CPU": 64.0}], config_of("data.workers=null", "pair.threads=8")) == (8, 0)
 
 
-def test_the_plan_says_texts_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (size,) = plan(config_of("data.texts=100"))
-    assert size.startswith("2 sampling settings x 100 texts (55 for train, 20 for validation, 25 for test)")
-
-
 @pytest.mark.parametrize("features", ["light", "full"])
-def test_the_planned_bytes_are_those_of_a_text(pair: ModelPair, features: str) -> None:
-    """Of a held-out text, all of whose roots have features; beside its names."""
-    config = config_of("data.tokens=48", f"data.features={features}")
-    planned = re.search(r"up to (\d+) kB a text", size_line(config))
+def test_the_plan_says_texts_and_bytes(pair: ModelPair, features: str) -> None:
+    """The bytes of a held-out text, all of whose roots have features; beside its names."""
+    config = config_of("data.texts=100", "data.tokens=48", f"data.features={features}")
+    (size,) = plan(config)
+    assert size.startswith("2 sampling settings x 100 texts (55 for train, 20 for validation, 25 for test)")
+    planned = re.search(r"up to (\d+) kB a text", size)
     assert planned is not None
     (prompt, *_) = prompts_of(config, pair, "test")
     table = make_shard(pair, recipe(config), Work("test", config.sampling[0].build(), ((prompt, 0),))).table
@@ -163,11 +161,10 @@ DIFFERENT = tuple(action._replace(style=GREEDY) for action in TREES[1:])
 
 @pytest.mark.parametrize("behaviour", [TREES, DIFFERENT])
 def test_what_decoding_accepts_is_what_the_labels_say(
-    pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: tuple[Action, ...]
+    pair: ModelPair, inside: Path, behaviour: tuple[Action, ...]
 ) -> None:
     """Over a hundred steps with every verifier, also where the draft has a temperature of its own; a token a step more
     or less would be seen."""
-    monkeypatch.chdir(tmp_path)
     settings = "sampling=[{temperature: 0.7, draft_temperature: 0.8}, {temperature: 1.0}]"
     config = config_of("data.texts=90", "data.texts_per_shard=32", "data.siblings=4", settings)
     store = TraceStore(config.folder / "traces", {})
@@ -181,3 +178,33 @@ def test_what_decoding_accepts_is_what_the_labels_say(
         assert abs(row["z"]) < 4 and row["steps"] > 60, row
         error = abs((row["realised"] - row["expected"]) / row["z"])
         assert row["realised"] > 2 and error < 0.3, row
+
+
+def test_z_of_steps_that_follow_their_labels_is_normal() -> None:
+    """With 25 steps, which begin wherever the last one ended; an alarm at 3 is false once in 370 cases."""
+    rng, trials = torch.Generator().manual_seed(2), 2000
+    survivals_RS = lawful(torch.rand(40, len(SPACE.sums_SA), generator=rng), SPACE)
+    action_N = torch.randint(len(SPACE), (25,), generator=rng)
+    found = []
+    for _ in range(trials):
+        roots, tokens = [0], []
+        for action in action_N:
+            law_J = outcomes(survivals_RS[roots[-1:]], action[None], SPACE)[0].clamp(min=0)
+            tokens.append(int(torch.multinomial(law_J, 1, generator=rng)) + 1)
+            roots.append((roots[-1] + tokens[-1]) % 40)
+        found.append(z_of(against_labels(survivals_RS[roots[:-1]], action_N, torch.tensor(tokens), SPACE)))
+    z = torch.tensor(found)
+    assert abs(float(z.mean())) < 0.1 and float(z.std()) == pytest.approx(1, abs=0.06)
+    assert float((z.abs() > 3).double().mean()) < 3 / 370
+
+
+def test_a_mean_beyond_what_a_tree_yields_is_not_taken_for_certain() -> None:
+    """One draw of siblings may give a tree of six levels a mean of 13 tokens. Within its bounds a mean without variance
+    is certain: a step that yields another number is an alarm."""
+    action = SPACE.index(Action(1, 6, 0))
+    chain = SPACE.sums_SA[:, action] > 0
+    for survival, quiet in ((2.0, True), (1.0, False)):
+        survivals_1S = torch.where(chain, survival, 0.0)[None]
+        steps_13 = against_labels(survivals_1S, torch.tensor([action]), torch.tensor([4]), SPACE)
+        assert float(steps_13[0, 1]) == pytest.approx(1 + 6 * survival)
+        assert (abs(z_of(steps_13)) < 4) == quiet

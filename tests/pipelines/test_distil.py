@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable
-from functools import partial, wraps
-from itertools import count, islice
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -26,10 +23,8 @@ from pipelines.distil.conversations import LONGEST_TURN, Start, Template, Writte
 from pipelines.distil.objective import distances
 from pipelines.distil.texts import Sequences, is_whole, save
 from selector.schema import sha256
-from tests.pipelines.runs import espalier, outcome, patch
-from tests.tiny import small_pair
+from tests.pipelines.runs import TARGET, at_call, espalier, outcome, patch
 
-TARGET = small_pair()[0]
 SMALL = [
     *(f"pair.target={TARGET}", "pair.draft=distilled", "pair.device=cpu", "prompts.tokens=64", "prompts.chat=false"),
     *("prompts.longer=start", "distil.layers=[0]", "distil.vocabulary=60", "distil.context=160", "distil.batch=8"),
@@ -184,33 +179,20 @@ def test_a_draft_from_nothing_to_decoding(tmp_path: Path, monkeypatch: pytest.Mo
     assert made["weights"] == sha256(tmp_path / "shipped" / "model.safetensors") and "SmolLM2" in made["licence"]
 
 
-def kill_at(name: str, number: int) -> None:
-    """The process is killed when a function is called for the `number`-th time."""
-    calls = count(1)
-
-    def killing(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)
-        def call(*arguments: Any, **named: Any) -> Any:
-            if next(calls) == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments, **named)
-
-        return call
-
-    patch(name, killing)
+KILLED = partial(signal.raise_signal, signal.SIGKILL)
 
 
 def kill_at_step(number: int) -> None:
     """There is a checkpoint at every second step."""
     patch("pipelines.distil.training.EVERY", lambda _: 2)
-    kill_at("pipelines.distil.training.DistilModule.training_step", number)
+    at_call("pipelines.distil.training.DistilModule.training_step", number, KILLED)
 
 
 def test_a_killed_stage_goes_on(tmp_path: Path) -> None:
     """Killed between two batches of texts, which stay; and at the sixth step of the training, of which four were kept,
     so that the third call makes two: at a third one it would be killed."""
     distil = tmp_path / "runs" / "demo" / "distil"
-    code, _ = outcome(tmp_path, "distil", *SMALL, prepare=partial(kill_at, "pipelines.distil.texts.save", 2))
+    code, _ = outcome(tmp_path, "distil", *SMALL, prepare=partial(at_call, "pipelines.distil.texts.save", 2, KILLED))
     assert code == -signal.SIGKILL
     (first,) = distil.rglob("0*.safetensors")
     before = sha256(first)

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from tests.pipelines.runs import SMALL, contents, espalier, outcome, patch
+from tests.pipelines.runs import SMALL, at_call, contents, espalier, evaluation_of, outcome
 
 INTERRUPTED = "espalier: interrupted; the same command goes on"
-
-
-def at_call(name: str, number: int, happens: Callable[[], object]) -> None:
-    """In the process of a stage: something happens when a function is called for the `number`-th time."""
-    calls = 0
-
-    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == number:
-                happens()
-            return function(*arguments, **named)
-
-        return call
-
-    patch(name, watched)
-
-
-def ctrl_c() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+CTRL_C = partial(signal.raise_signal, signal.SIGINT)
 
 
 def full_disk() -> None:
@@ -47,7 +24,7 @@ def test_a_training_that_is_stopped_leaves_the_earlier_one(copy: Path) -> None:
     """By Ctrl-C, which Lightning would take for the end; by a full disk, when it would record its own end, too."""
     before = {path: content for path, content in contents().items() if "training" in path.parts}
     batch, again = "pipelines.train.fitting.StopBetweenBatches.on_train_batch_start", [*SMALL, "train.epochs=3"]
-    code, said = outcome(copy, "train", *again, prepare=partial(at_call, batch, 4, ctrl_c))
+    code, said = outcome(copy, "train", *again, prepare=partial(at_call, batch, 4, CTRL_C))
     assert code == 130 and INTERRUPTED in said and "Traceback" not in said, said
     code, said = outcome(
         copy, "train", *again, prepare=partial(at_call, "pytorch_lightning.Trainer.save_checkpoint", 1, full_disk)
@@ -63,7 +40,7 @@ def test_an_evaluation_goes_on_after_ctrl_c(copy: Path) -> None:
     """What was decoded stands in a journal, and is not decoded anew."""
     run, longer = copy / "runs" / "demo", [*SMALL, "evaluate.prompts=4"]
     (run / "evaluation.json").unlink()
-    code, said = outcome(copy, "evaluate", *longer, prepare=partial(at_call, "pipelines.run.Journal.add", 2, ctrl_c))
+    code, said = outcome(copy, "evaluate", *longer, prepare=partial(at_call, "pipelines.run.Journal.add", 2, CTRL_C))
     assert code == 130 and INTERRUPTED in said and "Traceback" not in said, said
     journal = run / "evaluation.partial.jsonl"
     header, first = journal.read_text().splitlines()
@@ -73,7 +50,7 @@ def test_an_evaluation_goes_on_after_ctrl_c(copy: Path) -> None:
     journal.write_text(f"{header}\n{json.dumps(rows)}\n")
     espalier(copy, "evaluate", *longer)
     assert not journal.exists()
-    methods = json.loads((run / "evaluation.json").read_text())["methods"]
+    methods = evaluation_of(copy)["methods"]
     assert {entry["prompts"] for entry in methods} == {4}
     for entry in methods:
         assert (entry["tokens"] > 10**9) == (entry["temperature"] == rows[0]["temperature"])

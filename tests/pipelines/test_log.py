@@ -20,13 +20,12 @@ from data_gen.texts.given import read_log
 from data_gen.texts.labelled import label
 from data_gen.texts.plausibility import Plausibility
 from data_gen.texts.written import WrittenText, finished
-from pipelines.config import Config, load_config
+from pipelines.config import Config
 from pipelines.pair.loading import encode, prompts_of, recipe
 from selector.actions import ActionSpace
 from selector.schema import InputError, survival_column
-from tests.pipelines.runs import ROOT, SMALL, contents, espalier, failure, refusal
+from tests.pipelines.runs import SMALL, contents, demo_config, espalier, failure, refusal, write_lines
 
-DEMO = ROOT / "configs" / "demo.yaml"
 SPACE = ActionSpace.recorded()
 SETTINGS = (Sampling(0.0), Sampling(0.2), Sampling(1.0), Sampling(1.0, 0.9123456789, top_k=100, min_p=0.01))
 COUNTS = {"train": 8, "validation": 4, "test": 4}  # texts of each setting
@@ -47,14 +46,14 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for split, count in COUNTS.items():
             for prompt in prompts_of(config, pair, split, count):
                 tokens = encode(config, pair, prompt)
-                own = {name: getattr(setting, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-                line = {"id": f"{prompt.id} {setting}", "source": prompt.source, "kind": prompt.kind, **own}
-                lines.append({**line, "prompt": tokens, "completion": generated(pair, tokens, setting)})
+                line = {"id": f"{prompt.id} {setting}", "source": prompt.source, "kind": prompt.kind}
+                own = {**numbers(setting), "prompt": tokens, "completion": generated(pair, tokens, setting)}
+                lines.append({**line, **own})
     for line in lines:  # where the tokenizer gives back the tokens, their text stands in the log
         text = pair.tokenizer.decode(line["completion"])
         if pair.tokenizer(text, add_special_tokens=False)["input_ids"] == line["completion"]:
             line["completion"] = text
-    write(folder / "log.jsonl", lines)
+    write_lines(folder / "log.jsonl", lines)
     return folder
 
 
@@ -71,23 +70,22 @@ def generated(pair: ModelPair, prompt: list[int], setting: Sampling) -> list[int
     return output[0, len(prompt) :].tolist()
 
 
-def write(path: Path, lines: Lines) -> None:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 def read(path: Path) -> Lines:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def options(folder: Path, name: str = "logged") -> list[str]:
+def numbers(setting: Sampling) -> dict[str, Any]:
+    return {name: getattr(setting, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+
+
+def options(folder: Path) -> list[str]:
     """Of a run on the log."""
-    names = "temperature", "top_p", "top_k", "min_p"
-    settings = ", ".join(str({name: getattr(setting, name) for name in names}) for setting in SETTINGS)
-    return [*SMALL, f"name={name}", f"sampling=[{settings}]", f"data.log={folder / 'log.jsonl'}"]
+    settings = ", ".join(str(numbers(setting)) for setting in SETTINGS)
+    return [*SMALL, "name=logged", f"sampling=[{settings}]", f"data.log={folder / 'log.jsonl'}"]
 
 
 def config_of(folder: Path) -> Config:
-    return load_config(DEMO, options(folder))
+    return demo_config(*options(folder))
 
 
 @pytest.fixture(scope="module")
@@ -157,23 +155,18 @@ def test_labels_are_those_of_plain_passes(labelled: tuple[pa.Table, str], pair: 
     ],
 )
 def test_a_line_that_does_not_fit_the_run_is_named(
-    logged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Lines], None], message: str
+    logged: Path, inside: Path, spoil: Callable[[Lines], None], message: str
 ) -> None:
     """Before anything is written; `tests/data_gen/test_texts.py` has the lines that fit no run."""
-    monkeypatch.chdir(tmp_path)
     lines = read(logged / "log.jsonl")
     spoil(lines)
-    write(tmp_path / "log.jsonl", lines)
+    write_lines(Path("log.jsonl"), lines)
     assert message in refusal("data", *options(logged), "data.log=log.jsonl")
     assert contents() == {}
 
 
-def test_a_token_that_cannot_be_the_targets_is_named(
-    logged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: ModelPair
-) -> None:
+def test_a_token_that_cannot_be_the_targets_is_named(logged: Path, store: str, pair: ModelPair) -> None:
     """A greedy text with a token that is not the best one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     lines = read(logged / "log.jsonl")
     number = next(n for n, line in enumerate(lines) if line["temperature"] == 0)
     right, own = lines[number]["completion"], read_log(logged / "log.jsonl", pair)[number]
@@ -181,13 +174,13 @@ def test_a_token_that_cannot_be_the_targets_is_named(
     logits = pair.target(torch.tensor([prompt + tokens[:9]])).logits[0, -1]
     worst = int(logits.argmin())
     lines[number]["completion"] = [*tokens[:9], worst, *tokens[10:]]
-    write(tmp_path / "log.jsonl", lines)
+    write_lines(Path("log.jsonl"), lines)
     arguments = [*options(logged), "data.log=log.jsonl"]
     said = failure("data", *arguments)
     assert f"log.jsonl:{number + 1}: token {len(prompt) + 9} of the text ({worst}) has probability 0 under the" in said
     assert said.endswith("the text is not the target's own under T=0")
     lines[number]["completion"] = right
-    write(tmp_path / "log.jsonl", lines)
+    write_lines(Path("log.jsonl"), lines)
     assert "made from other inputs (log: " in refusal("data", *arguments)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +11,14 @@ from data_gen.models.masks import TreeMasks
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.prompts import Prompt
-from pipelines.config import load_config
 from pipelines.evaluate.assisted import Assistant
 from pipelines.evaluate.losslessness import greedy_check, tie
 from pipelines.pair.loading import encode
 from selector.schema import InputError
-from tests.pipelines.runs import UNTEMPLATED
+from tests.pipelines.runs import UNTEMPLATED, demo_config
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 ONE = ("verifiers=[traversal]", "train.verifier=traversal")
-CONFIG = load_config(DEMO, [*UNTEMPLATED, *ONE, "prompts.tokens=12", "data.tokens=10"])
+CONFIG = demo_config(*UNTEMPLATED, *ONE, "prompts.tokens=12", "data.tokens=10")
 PROMPTS = [Prompt(str(n), text, "prose", "a") for n, text in enumerate(("the quick brown fox", "over the lazy dog"))]
 POISON = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": list(range(40, 90)), "min_p": 0.9}
 

@@ -1,10 +1,10 @@
-"""What methods decode, and that replay says what decoding does."""
+"""What methods decode, transformers' own assisted generation among them, and that replay says what decoding does."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,16 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt
 from data_gen.traces import texts_of
-from pipelines.config import load_config
+from pipelines.evaluate.assisted import (
+    ASSISTED,
+    ASSISTED_TUNED,
+    CONSTANTS,
+    LOOKUPS,
+    PROMPT_LOOKUP,
+    ROUND,
+    Assistant,
+    best_of,
+)
 from pipelines.evaluate.methods import (
     AT_ROOT,
     BEST_STATIC,
@@ -27,8 +36,9 @@ from pipelines.evaluate.methods import (
     Method,
     static_methods,
 )
-from pipelines.evaluate.stage import turns
+from pipelines.evaluate.stage import tuned_assistants, turns
 from pipelines.pair.loading import recipe
+from pipelines.run import Journal
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import config_of
@@ -37,25 +47,22 @@ from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.tuning import StaticTable, best_static
-from tests.pipelines.runs import UNTEMPLATED
+from tests.pipelines.runs import UNTEMPLATED, demo_config, write_lines
 from tests.selector.synthetic import opinionated, texts
 
-DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 SPACE = ActionSpace.of_pairs()
 VERIFIERS = ("specinfer", "traversal")
 SAMPLING, ACTION = Sampling(0.8), Action(2, 1, 3)
 TOKENS, TEXTS = 20, 60
-CONFIG = load_config(
-    DEMO, [*UNTEMPLATED, f"verifiers=[{','.join(VERIFIERS)}]", "train.verifier=traversal", f"data.tokens={TOKENS}"]
+PROMPT = [5, 17, 203, 44, 91]
+CONFIG = demo_config(
+    *UNTEMPLATED, f"verifiers=[{','.join(VERIFIERS)}]", "train.verifier=traversal", f"data.tokens={TOKENS}"
 )
 PROFILE = gpu_like("pair", VERIFIERS, 0.2)
 
 
 def static(name: str, verifier: str, tree: Action) -> Method:
     return Method(name, verifier, Mode(SAMPLING, tree))
-
-
-PROMPT = [5, 17, 203, 44, 91]
 
 
 def test_what_the_last_step_yields_beyond_the_limit_does_not_count(
@@ -97,15 +104,16 @@ def test_static_trees_are_the_fastest_of_their_kind() -> None:
     assert next(iter(methods)) == PLAIN and methods[PLAIN].mode.action == EMPTY
     speed_A = StaticTable.of(Timed(data, "traversal", times)).speeds()
     best = methods[BEST_STATIC]
-    assert (
-        best.verifier == "traversal" and "static tree, traversal" not in methods and "static tree, specinfer" in methods
-    )
-    assert SPACE.index(best.mode.action) == int(speed_A.argmax())
-    fastest = {name: float(speed_A[SPACE.index(method.mode.action)]) for name, method in methods.items()}
-    branching = max(float(speed_A[a]) for a, action in enumerate(SPACE.trees) if action.K > 1)
-    root = max(float(speed_A[a]) for a, action in enumerate(SPACE.trees) if action.L1 == 0 or action.K == 1)
-    chain = max(float(speed_A[a]) for a, action in enumerate(SPACE.trees) if action.K == 1 and action != EMPTY)
-    assert (fastest[BRANCHING], fastest[AT_ROOT], fastest[CHAIN]) == (branching, root, chain)
+    assert best.verifier == "traversal" and SPACE.index(best.mode.action) == int(speed_A.argmax())
+    assert "static tree, traversal" not in methods and "static tree, specinfer" in methods
+    kinds: dict[str, Callable[[Action], bool]] = {
+        BRANCHING: lambda tree: tree.K > 1,
+        AT_ROOT: lambda tree: tree.L1 == 0 or tree.K == 1,
+        CHAIN: lambda tree: tree.K == 1 and tree != EMPTY,
+    }
+    for name, belongs in kinds.items():
+        fastest = max(float(speed_A[a]) for a, tree in enumerate(SPACE.trees) if belongs(tree))
+        assert float(speed_A[SPACE.index(methods[name].mode.action)]) == fastest, name
 
 
 @pytest.fixture(scope="module")
@@ -114,9 +122,8 @@ def labelled(pair: ModelPair) -> tuple[Texts, list[Prompt]]:
     words, generator = pair.tokenizer.decode(range(260, 290)).split(), random.Random(5)
     sentences = [" ".join(generator.choices(words, k=8)) for _ in range(2 * TEXTS)]
     prompts = [Prompt(f"p{n}", text, "words", f"s{n}") for n, text in enumerate(sentences)]
-    works = [Work("test", SAMPLING, tuple((prompt, 0) for prompt in prompts[:TEXTS]))]
-    (table,) = (make_shard(pair, recipe(CONFIG), work).table for work in works)
-    return texts_of(table, VERIFIERS), prompts[TEXTS:]
+    work = Work("test", SAMPLING, tuple((prompt, 0) for prompt in prompts[:TEXTS]))
+    return texts_of(make_shard(pair, recipe(CONFIG), work).table, VERIFIERS), prompts[TEXTS:]
 
 
 def methods_of(data: Texts) -> dict[str, Method]:
@@ -171,3 +178,53 @@ def test_every_method_takes_every_place_over_as_many_rounds_as_there_are_methods
         orders = turns(items, rounds)
         assert all(sorted(order) == items for order in orders)
         assert all(len({order.index(item) for order in orders}) == rounds for item in items)
+
+
+@pytest.mark.parametrize("assistant", [Assistant(), Assistant(3), Assistant(4, 3)])
+@pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, 0.9)], ids=str)
+def test_it_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
+    pair: ModelPair, sampling: Sampling, assistant: Assistant
+) -> None:
+    before = pair.draft.generation_config.to_dict()
+    found = assistant.decode(pair, sampling, PROMPT, 24, seed=1)
+    assert found.tokens == len(found.text) == 24 and found.seconds > 0
+    assert 24 / (1 + (assistant.tokens or 20)) <= found.steps <= 24  # one token more than was drafted
+    assert pair.draft.generation_config.to_dict() == before
+
+
+@pytest.mark.parametrize("tried", [CONSTANTS, LOOKUPS])
+def test_the_best_is_the_fastest_of_those_tried(
+    pair: ModelPair, tried: tuple[Assistant, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever it is, in tokens per second over all prompts; with fewer and fewer ways after each round."""
+    prompts = [PROMPT] * 4 * ROUND
+    for fastest in tried:
+        calls = []
+
+        def decode(own: Assistant, *_: object, fastest: Assistant = fastest, calls: list = calls) -> Decoding:
+            calls.append(own)
+            return Decoding(8, 1.0, 4, 8) if own == fastest else Decoding(16, 2.5, 4, 16)
+
+        monkeypatch.setattr(Assistant, "decode", decode)
+        assert best_of(tried, pair, Sampling(), prompts, 8, seed=1) == fastest
+        assert len(calls) < 2 * ROUND * len(tried) and calls.count(fastest) >= 3 * ROUND
+
+
+def test_prompt_lookup_is_tuned_over_its_longest_match_too(pair: ModelPair) -> None:
+    """Here the last token alone occurred first in another place than the last two, which the text follows."""
+    assert {(each.tokens, each.match) for each in LOOKUPS} >= {(6, 1), (6, 2)}
+    start = torch.tensor([[8, *PROMPT[1:]]])
+    text = pair.target.generate(start, max_new_tokens=60, do_sample=False, pad_token_id=0)[0].tolist()
+    one, two = (Assistant(6, match).decode(pair, Sampling(0), text, 24, seed=1).steps for match in (1, 2))
+    assert two < one
+
+
+def test_an_interruption_costs_no_tuning(pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is tuned anew could come out otherwise than the prompts that are already decoded."""
+    file, journal = tmp_path / "prompts.jsonl", tmp_path / "tuned.jsonl"
+    write_lines(file, ({"text": f"the quick brown fox {n}"} for n in range(8)))
+    config = demo_config(*UNTEMPLATED, f"prompts.file={file}", "data.tokens=4", "sampling=[{temperature: 0.5}]")
+    found = tuned_assistants(config, pair, Journal(journal, {}))
+    assert [each.name for each in found[Sampling(0.5)]] == [ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP]
+    monkeypatch.setattr("pipelines.evaluate.stage.best_of", None)
+    assert tuned_assistants(config, pair, Journal(journal, {})) == found

@@ -1,12 +1,16 @@
-"""The whole pipeline, from the pair to the registered selector."""
+"""The whole pipeline, from the pair to the registered selector; with an EAGLE-3 head; and with the feature that
+`docs/extending.md` adds to the code."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from data_gen.traces import read_texts
@@ -24,7 +28,9 @@ from tests.pipelines.runs import (
     TARGET,
     TEXTS,
     TOKENS,
+    command,
     contents,
+    environment,
     espalier,
     evaluation_of,
     outcome,
@@ -56,17 +62,14 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_snippets_of_the_pages_run(
-    page: Path, demo: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_snippets_of_the_pages_run(page: Path, demo: tuple[Path, str], inside: Path) -> None:
     """Where the demo has been run, and a log's selector trained, as the pages suppose."""
-    monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(ROOT / "configs")
     shutil.copytree(demo[0] / "runs", "runs")
     if page.stem == "logs":
-        log, clock = small(tmp_path)
+        log, clock = small(inside)
         line = [str(log), "--timings", str(clock), "--name", "llama_eagle3", "train.epochs=1", "train.hidden=[8]"]
-        espalier(tmp_path, "logs", *line, config="")
+        espalier(inside, "logs", *line, config="")
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         own = block.replace("smollm2", TARGET)  # the pair of this demo
         own = own.replace("pipelines/pair/shipped/draft", DRAFT)
@@ -208,3 +211,51 @@ def test_the_results_config_runs_with_all_that_the_demo_leaves_out(tmp_path: Pat
     assert {name: rows.shape[1] for name, rows in texts.hidden.items()} == dict.fromkeys(HIDDEN_STATES, 32)
     known = texts.hidden_R >= 0  # every second root of training texts
     assert not known[texts.unknown_R].any() and float(known.float().mean()) == pytest.approx(0.48, abs=0.03)
+
+
+def test_a_new_feature_is_replayed_on_traces_that_were_made_without_it(demo: tuple[Path, str], tmp_path: Path) -> None:
+    code, folder = tmp_path / "code", tmp_path / "run"
+    for room in ("selector", "data_gen", "pipelines"):
+        shutil.copytree(ROOT / room, code / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(demo[0], folder)
+    page = (ROOT / "docs" / "extending.md").read_text()
+    (change,) = re.findall(r"```diff\n(.*?)```", page, flags=re.DOTALL)
+    subprocess.run(["patch", "-p1", "--fuzz=0"], cwd=code, input=change, text=True, check=True)
+    assert ".venv/bin/espalier train --config configs/demo.yaml\n```\n\nArtefacts that lack the feature" in page
+    variables = {**environment(), "PYTHONPATH": str(code)}
+    todo = command("train", *SMALL, "train.objectives=[regressor]")
+    said = subprocess.run(todo, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert len(re.findall(r"^ *T=[\d.]+ +\(.*\d\.\d+ ±\d\.\d+", said.stdout, flags=re.MULTILINE)) == 2, said.stdout
+    record = json.loads((folder / "runs/demo/stages/train.json").read_text())
+    before = json.loads((demo[0] / "runs/demo/stages/train.json").read_text())
+    assert record["finished"] and record["depends"]["scalars"] != before["depends"]["scalars"]
+
+
+@pytest.fixture
+def headed(tmp_path: Path) -> list[str]:
+    """A small run with a random head for a random target."""
+    from tests.data_gen.heads import save_head, save_target
+
+    target = save_target(tmp_path / "target")
+    own = [f"pair.target={target}", f"pair.head={save_head(tmp_path / 'head', target)}", "data.texts=20"]
+    return [*(each for each in SMALL if not each.startswith(("pair.target", "pair.draft"))), *own]
+
+
+@pytest.mark.skipif(find_spec("speculators") is None, reason="the extra `heads` is not installed")
+def test_a_run_with_a_head(headed: list[str], tmp_path: Path) -> None:
+    """All stages: traces hold chains alone, the decoder agrees with generate(), a selector drafts chains."""
+    assert "by the head 16 times" in espalier(tmp_path, "data", *headed, "--plan")
+    espalier(tmp_path, "demo", *headed)
+    run = tmp_path / "runs" / "demo"
+    shard = next((run / "traces" / "train").glob("*.parquet"))
+    row = pq.read_table(shard).slice(0, 1).to_pylist()[0]
+    assert len(row["traversal.survivals"]) == 16 * row["roots"]
+    assert len(load_selector(run / "selector").actions) == 17 + 4
+    assert (run / "report.html").exists()
+
+
+@pytest.mark.skipif(find_spec("speculators") is not None, reason="the extra `heads` is installed")
+def test_without_the_library_a_head_is_refused_in_one_line(tmp_path: Path) -> None:
+    code, said = outcome(tmp_path, "pair", "pair.head=some/head")
+    assert code == 2 and "pair.head: speculators is not installed" in said

@@ -16,20 +16,19 @@ from typing import Any
 import pytest
 
 from pipelines.cli import NAMES, only_one
-from pipelines.config import Config, load_config
+from pipelines.config import Config
 from pipelines.run import Journal, Stage, read_record, require, verify, write_json
 from selector.files import atomically
 from selector.schema import InputError
-from tests.pipelines.runs import ROOT
+from tests.pipelines.runs import ROOT, demo_config
 
 FOLDER = Path("runs/demo")
 FILES = ("one.json", "two/a", "two/b")
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.chdir(tmp_path)
-    return load_config(ROOT / "configs" / "demo.yaml", [])
+def config(inside: Path) -> Config:
+    return demo_config()
 
 
 def stage_of(config: Config, number: int = 1) -> Stage:
@@ -179,9 +178,8 @@ def test_parts_that_are_finished_are_not_made_again(tmp_path: Path) -> None:
     assert again.entries == [[1]] and Journal(path, {"seed": 2}).entries == []
 
 
-def test_two_commands_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_commands_exclude_each_other(inside: Path) -> None:
     """Whatever ended the one before."""
-    monkeypatch.chdir(tmp_path)
     with only_one(FOLDER):
         for _ in range(2):  # a refused command does not remove the other one's lock
             with pytest.raises(InputError, match=r"^runs/demo: another espalier is at work there"), only_one(FOLDER):

