@@ -12,94 +12,24 @@ import torch
 
 from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Mode
-from selector.latency import LatencyProfile, Verification
 from selector.runtime.joint import Shapes, joint_choice, step_clock
 from selector.sampling import Sampling
-from selector.schema import LEVELS, LOG, PAIR, InputError
-from selector.tables import Batches, Table
-from selector.train.data import Texts, Timed
+from selector.schema import InputError
 from selector.train.mixed import PARTS, MixedBatches
 from selector.train.replay import fastest_possible
 from selector.train.tuning import replay_mode
 from tests.selector import synthetic
-
-SPACE = ActionSpace.chains(5, 6)
-SIZES = (1, 2, 4)
-
-
-def profile() -> LatencyProfile:
-    """An engine's times: more for every request, verified token, draft pass and token of context."""
-
-    def target(batch: int) -> Table:
-        rows = [[5e-3 + 2e-4 * batch * tokens + 1e-6 * batch * length for tokens in (1, 64)] for length in (1, 201)]
-        return Table([1, 201], [1, 64], rows)
-
-    draft = [Table([1, 201], [1], [[1e-3 + 1e-4 * batch], [1e-3 + 1e-4 * batch]]) for batch in SIZES]
-    batches = Batches(list(SIZES), draft, [target(batch) for batch in SIZES], stepped=False)
-    return LatencyProfile(
-        device="test engine",
-        pair="log:head",
-        draft=draft[0],
-        target=target(1),
-        verify={"naive": Verification()},
-        decide=dict.fromkeys(LEVELS, 0.0),
-        batches=batches,
-    )
-
-
-def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
-    """Texts of different lengths; the match says little of what is accepted."""
-    generator = torch.Generator().manual_seed(seed)
-    size_X = torch.randint(roots // 2, roots, (count,), generator=generator)
-    R = int(size_X.sum())
-    accepted_R = torch.randint(SPACE.depth + 1, (R,), generator=generator)
-    foretold_R = torch.randint(max(SPACE.lookups) + 1, (R,), generator=generator)
-    scalars_RF = torch.rand(R, len(LOG.scalars), generator=generator)
-    scalars_RF[:, PAIR.index("match")] = torch.randint(6, (R,), generator=generator).float()
-    length_R = torch.cat([20 + torch.arange(size) for size in size_X.tolist()])
-    scalars_RF[:, PAIR.index("context_length")] = length_R.float()
-    return Texts(
-        settings=[Sampling(0.0)],
-        size_X=size_X,
-        setting_X=torch.zeros(count, dtype=torch.int64),
-        kind_X=["code" if x % 2 else "prose" for x in range(count)],
-        source_X=[f"source {x}" for x in range(count)],
-        prompt_X=[f"text {x}" for x in range(count)],
-        scalars_RF=scalars_RF,
-        length_R=length_R,
-        survivals={"naive": (accepted_R[:, None] > torch.arange(SPACE.depth)).half()},
-        foretold_R=foretold_R.to(torch.uint8),
-        hidden_R=torch.full((R,), -1),
-        from_the_start=True,
-        schema=LOG,
-    )
-
-
-def timed(batch: int = 1, **made: int) -> Timed:
-    return Timed(texts(**made), "naive", profile().at_batch(batch), SPACE)
-
-
-def committed(data: Timed, row: int, action: Action) -> int:
-    """Tokens of a step, by labels of 0 and 1."""
-    own_D = data.survivals_RS[row, SPACE.depth if action.copies else 0 :]
-    return int(own_D[: action.nodes].sum()) + 1
+from tests.selector.logged import SPACE, committed, profile, ten_lines, timed
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_fixed_lengths_and_rules_of_a_log_are_a_walk_to_the_last_token(batch: int) -> None:
     data = timed(batch)
-    match_R, size_X = data.texts.scalar("match"), data.texts.size_X
+    match_R = data.texts.scalar("match")
     for chain, least in product(map(SPACE.chain, range(SPACE.depth + 1)), (2, 4, 99)):
-        steps, begin, seconds = 0, 0, 0.0
-        for size in size_X.tolist():
-            row = begin
-            while row < begin + size:
-                action = Action.copy(4) if match_R[row] >= least else chain
-                seconds += data.profile.action_seconds(action, float(data.texts.length_R[row]), "naive")
-                row, steps = row + committed(data, row, action), steps + 1
-            begin += size
+        steps, tokens, seconds = ten_lines(data, lambda row: Action.copy(4) if match_R[row] >= least else chain)  # noqa: B023
         found = replay_mode(data, {}, Mode(Sampling(0.0), chain, rule=LookupRule(least, 4)))
-        assert float(found.steps_X.sum()) == steps and float(found.tokens_X.sum()) == float(size_X.sum())
+        assert float(found.steps_X.sum()) == steps and float(found.tokens_X.sum()) == tokens
         assert float(found.seconds_X.sum()) == pytest.approx(seconds, rel=1e-6)
 
 
