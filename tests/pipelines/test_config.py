@@ -17,7 +17,7 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("overrides", "message"),
     [
         ("data.textz=3", "unknown key data.textz; did you mean data.texts?"),
         ("data.texts=many", "data.texts: Input should be a valid integer"),
@@ -34,12 +34,19 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         ("name.x=1", "'name.x=1': name is not a section"),
         (f"data.texts={'[' * 100_000}", "data.texts: the value is not YAML"),
         ("sampling=[{temperature: .inf}]", "temperature: Input should be a finite number"),
+        ("sampling=[{top_k: -1}]", "sampling.0.top_k: Input should be greater than or equal to 0"),
+        ("sampling=[{min_p: 0.1}, {top_k: 20}]", "settings that differ in top_k or min_p alone need runs of"),
+        ("prompts.longer=start", "prompts: longer: a prompt in a chat template cannot be cut: drop"),
+        ("prompts.chat=false & prompts.system=hello", "prompts: system: without chat there is no system turn"),
+        ("prompts.file=a.jsonl & prompts.sets=[{name: gsm8k}]", "prompts: sets: prompts come from a file or from"),
+        ("prompts.sets=[{name: gsm9k}]", "prompts.sets.0: name: 'gsm9k' is none of math500, "),
+        ("prompts.sets=[{name: lines}]", "prompts.sets.0: file: lines is on no hub: name a file"),
     ],
     ids=lambda value: value[:40],
 )
-def test_a_wrong_key_or_value_is_one_line_that_names_it(override: str, message: str) -> None:
+def test_a_wrong_key_or_value_is_one_line_that_names_it(overrides: str, message: str) -> None:
     with pytest.raises(InputError) as error:
-        demo_config(override)
+        demo_config(*overrides.split(" & "))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -57,10 +64,9 @@ def test_no_number_may_be_infinite() -> None:
 @pytest.mark.parametrize("content", ["- a list", "key: [unclosed", f"name: x\ndata: {'[' * 100_000}"], ids=len)
 def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.yaml").write_text(content)
-    with pytest.raises(InputError, match=r"run\.yaml: "):
-        load_config(tmp_path / "run.yaml", [])
-    with pytest.raises(InputError, match=r"none\.yaml: No such file"):
-        load_config(tmp_path / "none.yaml", [])
+    for name, said in (("run", ""), ("none", "No such file")):
+        with pytest.raises(InputError, match=rf"{name}\.yaml: {said}"):
+            load_config(tmp_path / f"{name}.yaml", [])
 
 
 def test_overrides_change_only_what_they_name() -> None:

@@ -3,7 +3,6 @@ numbers are found, and what is replayed."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from selector.train.data import SPLITS, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import fastest_possible
 from selector.train.tuning import StaticTable, best_static, replay_mode, tune_lookup_rule
-from tests.pipelines.runs import ROOT, espalier, outcome
+from tests.pipelines.runs import ROOT, espalier, evaluation_of, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
 from tests.selector import logged
 
@@ -50,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def logs(run: tuple[Path, str]) -> dict[str, Any]:
-    return json.loads((run[0] / "runs/small/evaluation.json").read_text())["logs"]
+    return evaluation_of(run[0], "small")["logs"]
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +106,9 @@ def test_one_artefact_decides_for_every_batch_size_and_level(
     for level in (TEXT, DRAFTER):
         asked = selector.at(0.0, batch=batch, level=level)
         assert asked.mode.level == level and asked.mode.batch == min((1, 8, 32), key=lambda b: abs(np.log2(b / batch)))
-        alone = asked.select(root.features(level))
-        assert alone in selector.actions
         features = root.features(level)
+        alone = asked.select(features)
+        assert alone in selector.actions
         assert selector.select(features) == alone, "by the scalars `batch` and `temperature`"
         jointly = asked.select_jointly([features] * batch)
         assert len(jointly) == batch and len(set(jointly)) == 1, "equal requests decide alike"
@@ -169,7 +168,7 @@ def test_a_sparse_log_trains_and_says_that_it_cannot_be_replayed(tmp_path: Path)
     write(tmp_path / "sparse.jsonl", [as_steps(record(n)) for n in range(30)])
     said = espalier(tmp_path, "logs", *arguments(tmp_path, "sparse.jsonl", "sparse"), config="")
     assert "no other policy can be replayed" in said
-    found = json.loads((tmp_path / "runs/sparse/evaluation.json").read_text())["logs"]
+    found = evaluation_of(tmp_path, "sparse")["logs"]
     assert not found["dense"] and found["by_batch"] == []
     selector = load_selector(tmp_path / "runs/sparse/selector")
     assert selector.at(0.0, batch=8).mode.decider == "network" and len(selector.tokens.keys_N) > 0
@@ -180,16 +179,15 @@ def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:
     said = espalier(tmp_path, "logs", str(log), "--name", "timeless", *SMALL, config="")
     assert "No step times were given" in said and "Accepted of a chain of 8" in said
     assert not (tmp_path / "runs/timeless/selector").exists()
-    accepted = json.loads((tmp_path / "runs/timeless/evaluation.json").read_text())["logs"]["accepted"]
-    for split, own in accepted.items():
+    for split, own in evaluation_of(tmp_path, "timeless")["logs"]["accepted"].items():
         assert len(own) == 8 and sorted(own) == own, split
 
 
 def test_lookups_alone_are_a_choice(tmp_path: Path) -> None:
     small(tmp_path)
     espalier(tmp_path, "logs", *arguments(tmp_path, name="copies"), "logs.drafter=none", config="")
-    found = json.loads((tmp_path / "runs/copies/evaluation.json").read_text())["logs"]
-    assert all(entry["fixed_length"] == 0 and entry["fixed"] == 1 for entry in found["by_batch"])
+    entries = evaluation_of(tmp_path, "copies")["logs"]["by_batch"]
+    assert all(entry["fixed_length"] == 0 and entry["fixed"] == 1 for entry in entries)
     assert [action.nodes for action in load_selector(tmp_path / "runs/copies/selector").actions] == list(range(21))
 
 
@@ -199,7 +197,7 @@ def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path:
     clock = ROOT / "configs/clocks/h100_llama3.1-8b_eagle3.csv"
     line = [f"logs.files=['{log}']", f"logs.test=['{other}']", f"latency.timings={clock}", *SMALL]
     assert "Batch 128" in espalier(tmp_path, "logs", *line, config="llama_eagle3.yaml")
-    found = json.loads((tmp_path / "runs/llama_eagle3/evaluation.json").read_text())["logs"]
+    found = evaluation_of(tmp_path, "llama_eagle3")["logs"]
     assert found["texts"]["test"] == 5 and found["texts"]["train"] + found["texts"]["validation"] == 16
     assert all(set(entry["by_kind"]) == {"other"} for entry in found["by_batch"])
 

@@ -182,7 +182,7 @@ def test_every_method_takes_every_place_over_as_many_rounds_as_there_are_methods
 
 @pytest.mark.parametrize("assistant", [Assistant(), Assistant(3), Assistant(4, 3)])
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, 0.9)], ids=str)
-def test_it_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
+def test_assisted_generation_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
     pair: ModelPair, sampling: Sampling, assistant: Assistant
 ) -> None:
     before = pair.draft.generation_config.to_dict()
@@ -193,7 +193,7 @@ def test_it_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
 
 
 @pytest.mark.parametrize("tried", [CONSTANTS, LOOKUPS])
-def test_the_best_is_the_fastest_of_those_tried(
+def test_the_best_assistant_is_the_fastest_of_those_tried(
     pair: ModelPair, tried: tuple[Assistant, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever it is, in tokens per second over all prompts; with fewer and fewer ways after each round."""

@@ -18,11 +18,11 @@ from selector.schema import InputError
 from selector.train.data import SPLITS
 from tests.data_gen.test_prompt_sets import RECORDS
 from tests.data_gen.test_prompts import TEMPLATE
-from tests.pipelines.runs import ROOT, failure
+from tests.pipelines.runs import DEMO, ROOT, demo_config, failure, write_lines
 
-CONFIGS = ROOT / "configs"
 LARGE = ("qwen", "spec_bench")
 COUNT = 40  # records of a set
+GSM8K = "prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: %d}]"
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +48,10 @@ def overrides(folder: Path, *names: str) -> list[str]:
 
 @pytest.mark.parametrize("name", LARGE)
 def test_the_configs_of_large_pairs_make_their_plans(
-    here: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, name: str, inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a tiny pair in the place of theirs."""
-    monkeypatch.chdir(tmp_path)
-    file = CONFIGS / f"{name}.yaml"
+    file = ROOT / "configs" / f"{name}.yaml"
     config = load_config(file, [])
     sets = [own.name for own in config.prompts.sets]
     run("demo", file, [*overrides(here, *sets), "pair.device_map=null"], plan=True)
@@ -62,17 +61,13 @@ def test_the_configs_of_large_pairs_make_their_plans(
     assert sum(own.prompts or 480 for own in config.prompts.sets) == config.data.texts
 
 
-def test_sets_are_read_fitted_and_split(
-    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_sets_are_read_fitted_and_split(here: Path, inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [*overrides(here, "math500", "spec_bench"), "prompts.chat=true", "prompts.longer=drop"]
     options += ["prompts.tokens=100", "prompts.system=be brief", "data.tokens=8", "name=sets"]
-    file = CONFIGS / "demo.yaml"
-    run("pair", file, options, plan=False)
+    run("pair", DEMO, options, plan=False)
     said = " ".join(capsys.readouterr().out.split())
     assert "1 of them are longer than prompts.tokens=100 and are left out; taken: 20 math500" in said
-    config = load_config(file, options)
+    config = demo_config(*options)
     kept = read_prompts(config.folder / "pair" / "prompts.jsonl")
     assert [sum(prompt.kind == kind for prompt in kept) for kind in ("math500", "qa")] == [20, 20]
     pair = ModelPair.load(config.pair.target, config.pair.draft, device="cpu")
@@ -81,55 +76,29 @@ def test_sets_are_read_fitted_and_split(
     for prompt in found["train"]:
         text = f"<1>system be brief<2><1>user {prompt.text}<2><1>model "
         assert encode(config, pair, prompt) == pair.tokenizer(text, add_special_tokens=False)["input_ids"]
-    run("pair", file, options, plan=False)
+    run("pair", DEMO, options, plan=False)
     assert "reusing runs/sets/pair/prompts.jsonl" in capsys.readouterr().out
     written = config.folder / "pair" / "prompts.jsonl"
     written.write_text(written.read_text().replace("a", "b", 1))
-    with pytest.raises(
-        InputError, match=r"prompts\.jsonl: missing, or changed since it was written: run the pair stage"
-    ):
+    with pytest.raises(InputError, match=r"prompts\.jsonl: missing, or changed since it was written: run the pair"):
         all_prompts(config)
-    run("pair", file, options, plan=False)
+    run("pair", DEMO, options, plan=False)
     assert all_prompts(config) == kept
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["prompts.longer=start"], "prompts: longer: a prompt in a chat template cannot be cut: drop"),
-        (["prompts.chat=false", "prompts.system=hello"], "prompts: system: without chat there is no system turn"),
-        (["prompts.file=a.jsonl", "prompts.sets=[{name: gsm8k}]"], "prompts: sets: prompts come from a file or from"),
-        (["prompts.sets=[{name: gsm9k}]"], "prompts.sets.0: name: 'gsm9k' is none of math500, "),
-        (["prompts.sets=[{name: lines}]"], "prompts.sets.0: file: lines is on no hub: name a file"),
-        (["sampling=[{min_p: 0.1}, {top_k: 20}]"], "settings that differ in top_k or min_p alone need runs of"),
-        (["sampling=[{top_k: -1}]"], "sampling.0.top_k: Input should be greater than or equal to 0"),
-    ],
-)
-def test_settings_that_do_not_go_together(options: list[str], message: str) -> None:
-    with pytest.raises(InputError) as error:
-        load_config(CONFIGS / "demo.yaml", options)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: 1000}]", "prompts.tokens=400"],
-            "prompts.sets: gsm8k gives 41 prompts, not",
-        ),
-        (["prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: 20}]", "prompts.tokens=2"], "gsm8k gives 0 prompts"),
+        ([GSM8K % 1000, "prompts.tokens=400"], "prompts.sets: gsm8k gives 41 prompts, not"),
+        ([GSM8K % 20, "prompts.tokens=2"], "gsm8k gives 0 prompts"),
         (["prompts.sets=[{name: math500, file: gsm8k.jsonl}]"], "record 1 has not the fields of '{problem}'"),
-        (
-            ["prompts.file=few.jsonl"],
-            "few.jsonl: prompts.validation=0.2, prompts.test=0.25: none of the 1 sources falls",
-        ),
+        (["prompts.file=few.jsonl"], "few.jsonl: prompts.validation=0.2, prompts.test=0.25: none of the 1 sources"),
     ],
 )
 def test_prompts_that_are_not_there_are_named(
     here: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
 ) -> None:
     monkeypatch.chdir(here)
-    Path("few.jsonl").write_text("".join(json.dumps({"text": f"number {n}", "source": "one"}) + "\n" for n in range(9)))
+    write_lines(Path("few.jsonl"), ({"text": f"number {n}", "source": "one"} for n in range(9)))
     pair = ["pair.target=./target", "pair.draft=./draft", "prompts.validation=0.2", "prompts.longer=drop", "name=few"]
     assert message in failure("pair", *pair, *options)
