@@ -146,8 +146,10 @@ LEFT_OUT = measured(per_step_accepted=[3], per_step_drafted=[3])
 @pytest.mark.parametrize(("answer", "why"), [(SUMMARY, "sums over steps"), (LEFT_OUT, "left out steps that draft")])
 def test_a_text_whose_steps_are_not_known_is_for_lookups_alone(answer: Any, why: str, tmp_path: Path) -> None:
     """Where most texts are such ones, lookups are learned; where few are, the drafter's chains, from the others."""
-    own = [{**answer, "id": f"{number}", "prompt_token_ids": [number]} for number in range(2)]
-    others = [{**VLLM, "id": f"{number}", "prompt_token_ids": [number]} for number in range(2, 7)]
+    answers = [deepcopy(answer if number < 2 else VLLM) | {"id": str(number)} for number in range(7)]
+    for number, each in enumerate(answers):
+        each["choices"][0]["prompt_token_ids"] = [number]
+    own, others = answers[:2], answers[2:]
     logs = read_all([write(tmp_path / "log.jsonl", own)], [], Sampling(0.0))
     assert drafter_of(logs.all, None) == NO_DRAFTER and logs.of(NO_DRAFTER) == logs
     assert logs.remarks[0].startswith("2 of 2 texts are for lookups alone: vLLM ") and why in logs.remarks[0]
