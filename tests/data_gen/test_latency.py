@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, pairwise, product
@@ -14,7 +15,7 @@ import torch
 from data_gen import timing
 from data_gen.decoding.loop import Step
 from data_gen.models.pair import ModelPair
-from data_gen.timing import BURST, LATE, NODES, WIDTHS, Sample, fitted, real_steps, samples_of, times
+from data_gen.timing import BURST, LATE, NODES, WIDTHS, Bursts, Sample, fitted, real_steps, samples_of, times
 from selector.actions import EMPTY, Action
 from selector.latency import LatencyProfile, Verification
 from selector.tables import Table
@@ -77,11 +78,11 @@ def test_the_times_of_other_steps_follow_from_those_that_were_timed(small: Any) 
 
 def test_times_never_fall_with_the_size(small: Any) -> None:
     """Whatever the noise of the measurements."""
-    generator = torch.Generator().manual_seed(0)
-    noisy = []
-    for sample in samples(true_profile(), ACTIONS):
-        seconds = sample.step.total * (0.5 + float(torch.rand((), generator=generator)))
-        noisy.append(sample._replace(step=replace(sample.step, seconds={"draft": seconds})))
+    factors = random.Random(0)
+    noisy = [
+        each._replace(step=replace(each.step, seconds={"draft": each.step.total * factors.uniform(0.5, 1.5)}))
+        for each in samples(true_profile(), ACTIONS)
+    ]
     found = fitted(small, noisy, LENGTHS, "here")
     for table in (found.target, found.draft, found.late):
         for row in table.seconds:
@@ -112,8 +113,6 @@ def test_texts_begin_anew_before_they_are_long(longest: int, pair: ModelPair) ->
 
 
 def test_actions_are_drafted_in_bursts() -> None:
-    chooser = timing.Bursts(MET, timing.random.Random(0))
-    drawn = [chooser.select(None) for _ in range(3 * BURST * len(MET))]
-    for begin in range(0, len(drawn), BURST):
-        assert len(set(drawn[begin : begin + BURST])) == 1
-    assert all(drawn.count(action) == 3 * BURST for action in MET)
+    chooser = Bursts(MET, random.Random(0))
+    drawn = [[chooser.select(None) for _ in range(BURST)] for _ in range(3 * len(MET))]
+    assert sorted(each * BURST for each in map(list, zip(MET * 3))) == sorted(drawn)

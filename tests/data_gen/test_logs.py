@@ -161,20 +161,13 @@ def test_a_text_whose_steps_are_not_known_is_for_lookups_alone(answer: Any, why:
 def test_beyond_what_a_text_drafted_nothing_is_known(tmp_path: Path) -> None:
     """All of two drafted tokens accepted says nothing of a third one; one rejected says all."""
     steps = {"short": [[0, 2, 2], [3, 2, 1]], "long": [[0, 4, 4], [5, 4, 0]]}
-    entries = [
-        {
-            "id": name,
-            "prompt_token_ids": [1],
-            "generated_token_ids": list(range(9)),
-            "drafters": {"head": {"steps": own}},
-        }
-        for name, own in steps.items()
-    ]
+    ids = {"prompt_token_ids": [1], "generated_token_ids": list(range(9))}
+    entries = [{**ids, "id": name, "drafters": {"head": {"steps": own}}} for name, own in steps.items()]
     texts = read_logs([write(tmp_path / "log.jsonl", entries)])
     space = ActionSpace.chains(4, 20)
     short_RD = Labeller("head", space, Sampling(0.0)).label(texts[:1]).survivals[VERIFIER][:, :4]
-    nan = np.nan
-    np.testing.assert_array_equal(short_RD[[0, 1, 3]], [[1, 1, nan, nan], [nan] * 4, [1, 0, 0, 0]])
+    expected = [[1, 1, np.nan, np.nan], [np.nan] * 4, [1, 0, 0, 0]]
+    np.testing.assert_array_equal(short_RD[[0, 1, 3]], expected)
 
 
 GOOD = {"prompt_token_ids": [1], "generated_token_ids": [2, 3, 4], "drafters": {"head": {"accepted": [0, 1, 0]}}}
