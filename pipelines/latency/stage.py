@@ -41,7 +41,7 @@ TREES = (
 OTHERS = (1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6)
 FITTED = [*map(Action.of, TREES), *map(Action.copy, (2, 8, 16))]
 CHECKED = [*map(Action.of, OTHERS), Action.copy(4)]
-PROMPTS = 8  # on which decisions are timed and different nodes are counted
+PROMPTS = 4  # on which different nodes are counted
 UNSTEADY = 0.1  # mean distance of predicted step times from measured ones, as a share, that is warned of
 _PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 
@@ -79,7 +79,7 @@ def run(config: Config) -> None:
         )
         profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0))
         decide = {
-            level: decision_seconds(config, pair, profile, level, prompts[0], config.data.tokens, PROMPTS)
+            level: decision_seconds(config, pair, profile, level, prompts[0], config.data.tokens, texts=1)
             for level in watched(DECISIONS, "timing decisions")
         }
         profile = replace(profile, decide=decide, different=different(config, pair, prompts))
