@@ -171,21 +171,24 @@ def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> 
 def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], device: str) -> LatencyProfile:
     """The profile whose step times are nearest to those of real steps: non-negative least squares of relative errors,
     over means by case, context and lateness. It has no decision times; `lengths` are the contexts of its tables."""
-    groups: defaultdict[object, list[Sample]] = defaultdict(list)
+    groups: defaultdict[tuple[str, Action, int, int], list[Sample]] = defaultdict(list)
+    totals: defaultdict[Case, list[float]] = defaultdict(list)
     for each in samples:
-        key = each.verifier, each.step.action, bisect(lengths, each.step.length), bisect(LATE, each.late)
-        groups[key].append(each)
-    verifiers = list(dict.fromkeys(own[0].verifier for own in groups.values()))
+        case = each.verifier, each.step.action
+        groups[*case, bisect(lengths, each.step.length), bisect(LATE, each.late)].append(each)
+        totals[case].append(each.step.total)
+    verifiers = list(dict.fromkeys(name for name, _ in totals))
     sizes = {own.step.nodes for each in groups.values() for own in each}
     nodes = [1, *(high for low, high in pairwise(NODES) if any(low < size <= high for size in sizes))]
-    rows, weights = [], []
-    for own in groups.values():
+    parts, seconds, weights = [], [], []
+    for (name, action, *_), own in groups.items():
         quicker = _quicker(sorted(own, key=lambda each: each.step.total))
-        seconds = statistics.fmean(each.step.total for each in quicker)
-        weights.append(math.sqrt(len(own)))
-        rows.append(np.mean([parts_of(each, verifiers, nodes) for each in quicker], axis=0) / seconds)
-    parts_SP, weight_S = np.array(rows), np.array(weights)
-    seconds_P, _ = nnls(parts_SP * weight_S[:, None], weight_S)
+        weight = math.sqrt(len(own)) / usual(totals[name, action])  # a group's own mean would favour the quicker ones
+        parts.append(np.mean([parts_of(each, verifiers, nodes) for each in quicker], axis=0))
+        seconds.append(statistics.fmean(each.step.total for each in quicker))
+        weights.append(weight)
+    weight_S = np.array(weights)
+    seconds_P, _ = nnls(np.array(parts) * weight_S[:, None], np.array(seconds) * weight_S)
     left = iter(seconds_P.tolist())
 
     def table(knots: Sequence[int]) -> Table:
