@@ -69,7 +69,7 @@ class LatencyProfile:
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
-        """InputError where the file is missing, damaged, or of another schema version."""
+        """InputError where the file is missing, damaged, or of another format."""
         try:
             values = json.loads(Path(path).read_text())
             found = values.pop("format")

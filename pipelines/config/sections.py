@@ -202,7 +202,7 @@ class Train(Section):
 class Latency(Section):
     """The machine whose times count."""
 
-    repeats: int = Field(40, ge=3, description="decoding steps that are timed with each of some fifty actions")
+    repeats: int = Field(40, ge=3, description="decoding steps that are timed with each of some thirty actions")
     timings: Path | None = Field(None, description="an engine's step times (CSV): latency --from, logs --timings")
     stepped: bool = Field(True, description="sizes between those in `timings` cost what the next one does; else linear")
 
