@@ -29,3 +29,4 @@ def pair(pair_folders: tuple[str, str]) -> ModelPair:
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+    pytest.MonkeyPatch().setenv("OMP_NUM_THREADS", "1")  # of stages in processes of their own

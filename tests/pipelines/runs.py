@@ -104,8 +104,7 @@ def command(stage: str, *arguments: str, config: str = "demo.yaml") -> list[str]
 
 
 def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
-    return {**kept, "PYTHONPATH": str(ROOT)}
+    return {name: own for name, own in os.environ.items() if name != "MLFLOW_TRACKING_URI"} | {"PYTHONPATH": str(ROOT)}
 
 
 def started(
