@@ -31,7 +31,7 @@ from data_gen.verification.on_slots import check_on_slots, verify_slots
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.schema import EARLY, LIGHT, MATCH, InputError
 
-ROWS = 256  # a cache's rows are a multiple of this, so that texts of many lengths share memory
+ROWS = 512  # a cache's rows are a multiple of this, so that texts of many lengths share memory and graphs
 LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass; after a drafted step, one or two are new to it
 ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
 WARM = 2  # runs before work is recorded as a CUDA graph
@@ -262,6 +262,8 @@ class Memory:
         self.records = recorded and pair.device.type == "cuda"
         self._calls: dict[object, int] = {}
         self._recorded: dict[object, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        # graphs run one after another, so they share what they need in between
+        self._pool = torch.cuda.graph_pool_handle() if self.records else None
 
     def fill(self, prompt: Sequence[int]) -> None:
         text_T = torch.tensor(prompt, device=self.base.device)
@@ -283,7 +285,7 @@ class Memory:
             return work()
         if key not in self._recorded:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # this does not run the work
+            with torch.cuda.graph(graph, pool=self._pool):  # this does not run the work
                 result = work()
             self._recorded[key] = graph, result
         graph, result = self._recorded[key]

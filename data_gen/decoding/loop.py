@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -59,6 +59,22 @@ class Random:
 
     def select(self, features: Features | None) -> Action:
         return self.actions[int(torch.randint(len(self.actions), (), generator=self.generator))]
+
+
+@dataclass
+class Rehearsal:
+    """Asks a chooser and drafts other actions, in turn: decisions can then be timed, and graphs be recorded."""
+
+    chooser: Chooser
+    actions: Iterator[Action]
+
+    @property
+    def feature_levels(self) -> tuple[str, ...]:
+        return self.chooser.feature_levels
+
+    def select(self, features: Features | None) -> Action:
+        self.chooser.select(features)
+        return next(self.actions)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, StaticLayer
 from data_gen.models.masks import TreeMasks
 from data_gen.trees import Layout
 
-FILL = 256  # tokens of a pass over a prompt
+FILL = 512  # tokens of a pass over a prompt
 
 
 class Window(NamedTuple):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from data_gen import traces
-from data_gen.decoding.decoder import Decoder
+from data_gen.decoding import EAGER, decoder_for
 from data_gen.decoding.loop import Random
 from data_gen.features.rows import ROW_NUMBERS, foretold, row_numbers
 from data_gen.models.pair import ModelPair
@@ -117,11 +117,15 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
             texts = written_by_target(pair, encoded, new, work.sampling, seed)
         yield from map(_Written, prompts, texts, repeat(None), places)
         return
-    behaviour = [action for action in recipe.behaviour if pair.trees.max_K >= action.K]
+    behaviour = [
+        action
+        for action in recipe.behaviour
+        if pair.trees.max_K >= action.K and (pair.decoder == EAGER or not action.distinct)
+    ]
     for number, (prompt, tokens, place) in enumerate(zip(prompts, encoded, places, strict=True)):
         verifier, own = recipe.verifiers[number % len(recipe.verifiers)], seed_of(seed, number)
         chooser = Random(behaviour, torch.Generator().manual_seed(own))
-        decoder = Decoder(pair, work.sampling, get_verifier(verifier), chooser)
+        decoder = decoder_for(pair, work.sampling, get_verifier(verifier), chooser, len(tokens) + new)
         with _naming(place):
             decoded = decoder.decode(tokens, new, torch.Generator(device=pair.device).manual_seed(own + 1))
         yield _Written(prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, place)

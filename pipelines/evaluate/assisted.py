@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from data_gen.models.checkpoints import quiet
 from data_gen.models.pair import ModelPair, without_own_settings
@@ -44,27 +46,38 @@ class Assistant:
         return self.name
 
     def decode(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int) -> Decoding:
-        """As `Method.decode`; the steps cannot be observed, but are as many as the target's passes."""
-        passes: list[None] = []
+        """As `Method.decode`; the steps cannot be observed, but are as many as the target's passes. The first pass of a
+        model, over the prompt, counts as its median pass."""
         drafts: dict[str, Any] = {"assistant_model": pair.draft}
         if self.match is not None:
             drafts = {"prompt_lookup_num_tokens": self.tokens, "max_matching_ngram_size": self.match}
         generate = generation(pair, sampling, prompt, limit, **drafts)
-        handle = pair.target.register_forward_hook(lambda *_: passes.append(None))
         torch.manual_seed(seed)
-        try:
-            assistants = [] if pair.has_head else [pair.draft]
-            with quiet(), without_own_settings(pair.target, *assistants):
-                if self.tokens is not None and assistants:
-                    own = pair.draft.generation_config
-                    own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.tokens, "constant"
-                    own.assistant_confidence_threshold = 0.0
-                start = time.perf_counter()
-                text = generate()[0, len(prompt) :].tolist()  # which waits for a GPU
-                seconds = time.perf_counter() - start
-        finally:
-            handle.remove()
+        assistants = [] if pair.has_head else [pair.draft]
+        hooked = _passes(pair.target), _passes(*assistants)
+        with hooked[0] as passes, hooked[1] as drafted, quiet(), without_own_settings(pair.target, *assistants):
+            if self.tokens is not None and assistants:
+                own = pair.draft.generation_config
+                own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.tokens, "constant"
+                own.assistant_confidence_threshold = 0.0
+            start = time.perf_counter()
+            text = generate()[0, len(prompt) :].tolist()  # which waits for a GPU
+            seconds = time.perf_counter() - start
+        seconds -= sum(each[0] - statistics.median(each) for each in (passes, drafted) if each)
         return Decoding(len(text), seconds, len(passes), len(text), text=text)
+
+
+@contextmanager
+def _passes(*models: PreTrainedModel) -> Iterator[list[float]]:
+    """The seconds of each pass of some models, at its end."""
+    began, taken = [0.0], list[float]()
+    with ExitStack() as stack:
+        for model in models:
+            before = model.register_forward_pre_hook(lambda *_: began.append(time.perf_counter()))
+            after = model.register_forward_hook(lambda *_: taken.append(time.perf_counter() - began[-1]))
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+        yield taken
 
 
 def generation(

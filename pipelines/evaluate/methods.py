@@ -7,13 +7,13 @@ Legend: X texts, A actions.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 import torch
 
-from data_gen.decoding import decoder_for
+from data_gen.decoding import decoder_for, rehearse
 from data_gen.decoding.loop import Chooser
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
@@ -39,11 +39,10 @@ class Decoding:
     """A method's continuation of one prompt. The lists by step are empty where the steps cannot be observed."""
 
     tokens: int  # new ones up to the limit, as replay counts them
-    seconds: float
+    seconds: float  # of all steps; the passes over the prompt do not count
     steps: int
     block_tokens: int  # that the steps yield, including those beyond the limit
     select_seconds: float = 0.0  # of all decisions
-    step_seconds: float = 0.0  # of all steps
     text: list[int] = field(default_factory=list)  # up to the limit
     drafted: list[Action] = field(default_factory=list)  # by step
     step_roots: list[int] = field(default_factory=list)  # where each step began, counted from the last prompt token
@@ -84,21 +83,26 @@ class Method:
         chooser, length = self.chooser or Tuned(self.mode), len(prompt) + limit
         decoder = decoder_for(pair, sampling, get_verifier(self.verifier), chooser, length)
         generator = torch.Generator(device=pair.device).manual_seed(seed)
-        start = time.perf_counter()
         decoded = decoder.decode(prompt, limit, generator)
-        seconds = time.perf_counter() - start
         steps = decoded.steps
         return Decoding(
             tokens=len(decoded.tokens),
-            seconds=seconds,
+            seconds=sum(step.total for step in steps),
             steps=len(steps),
             block_tokens=sum(step.accepted + 1 for step in steps),
             select_seconds=sum(step.seconds["select"] for step in steps),
-            step_seconds=sum(step.total for step in steps),
             text=decoded.tokens,
             drafted=[step.action for step in steps],
             step_roots=[step.length - len(prompt) for step in steps],
         )
+
+    def rehearse(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int) -> None:
+        """Let a GPU record the steps of every action that it may choose."""
+        mode, network = self.mode, self.network
+        chosen = compress(network.space, mode.mask(network.space)) if network else ()
+        actions = dict.fromkeys([EMPTY, mode.action, *chosen, *([mode.rule.lookup] if mode.rule else [])])
+        chooser = self.chooser or Tuned(mode)
+        rehearse(pair, sampling, get_verifier(self.verifier), chooser, actions, prompt, len(prompt) + limit)
 
     def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
         """Expected steps and time on labelled texts of one sampling setting, by a machine's latency profile."""

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from data_gen.decoding import EAGER
 from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import Prompt
 from data_gen.texts.written import seed_of
@@ -44,7 +45,7 @@ T = TypeVar("T")
 Contenders = dict[Sampling, list[Method | Assistant]]  # by sampling setting
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
-GREEDY_PROMPTS = 40
+GREEDY_PROMPTS = 24
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
 TUNING_PROMPTS = 16  # training prompts on which transformers' own methods are tuned, for every sampling setting
 
@@ -199,11 +200,20 @@ def decode_prompts(
     todo = [(prompt, s) for prompt, s in tasks if (prompt.id, s.temperature, s.top_p) not in finished]
     with ticking("decoding held-out prompts", len(tasks), len(tasks) - len(todo)) as tick:
         if todo:  # a process decodes its first prompt more slowly than the others, so this result is not used
+            _rehearse(config, pair, todo[0][0], contenders)
             _decode_all(config, pair, *todo[0], contenders)
         for prompt, setting in todo:
             journal.add(_decode_all(config, pair, prompt, setting, contenders))
             tick()
     return [row for rows in journal.entries for row in rows]
+
+
+def _rehearse(config: Config, pair: ModelPair, prompt: Prompt, contenders: Contenders) -> None:
+    tokens, settings = encode(config, pair, prompt), [setting.build() for setting in config.sampling]
+    each = [(sampling, method) for sampling in settings for method in contenders[sampling]]
+    for sampling, method in watched(each, "rehearsing") if pair.decoder != EAGER else ():
+        if isinstance(method, Method):
+            method.rehearse(pair, sampling, tokens, config.data.tokens)
 
 
 def turns(items: Sequence[T], rounds: int) -> list[list[T]]:

@@ -200,7 +200,7 @@ def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
     ]:
         found["ratio_vs_static_traversal_gpu_like"] = sum(on_gpu) / len(on_gpu)
     mine = [row for row in rows if row["method"] == SELECTOR]
-    found["selector_time_share"] = total(mine, "select_seconds") / total(mine, "step_seconds")
+    found["selector_time_share"] = total(mine, "select_seconds") / total(mine, "seconds")
     found["by_setting"] = []
     for setting, each in zip(settings, config.sampling, strict=True):
         wall, replay = (table.of(setting, SELECTOR, over_it(BEST_STATIC)) for over_it in (decoded, replayed))

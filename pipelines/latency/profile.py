@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 
 import torch
 
 from data_gen import timing
-from data_gen.decoding import EAGER, GRAPH, decoder_for
-from data_gen.decoding.loop import Features
+from data_gen.decoding import Rehearsal, decoder_for
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.pair.loading import all_prompts, hidden_widths, tokenizer_of
 from pipelines.run import verify
-from selector.actions import Action, ActionSpace
+from selector.actions import ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import config_of
 from selector.latency import LatencyProfile
@@ -58,24 +58,6 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
     return profile
 
 
-def decoder_of(config: Config, pair: ModelPair) -> str:
-    """The kind of decoder of a run: without host synchronisation on a GPU, where the pair allows it."""
-    if config.pair.decoder != "auto":
-        return config.pair.decoder
-    return GRAPH if pair.device.type == "cuda" and not pair.has_head else EAGER
-
-
-class _Timed:
-    """Asks a selector and drafts a fixed tree."""
-
-    def __init__(self, tuned: Tuned, action: Action) -> None:
-        self.tuned, self.action, self.feature_levels = tuned, action, tuned.feature_levels
-
-    def select(self, features: Features | None) -> Action:
-        self.tuned.select(features)
-        return self.action
-
-
 def decision_seconds(
     config: Config,
     pair: ModelPair,
@@ -98,7 +80,7 @@ def decision_seconds(
     rule = LookupRule(2, space.lookups[-1]) if level == MATCH else None
     mode = Mode(Sampling(), space.chain(4), () if rule else (level,), 100.0, allowed=allowed, rule=rule)
     selector = Selector(module.state_dict(), config_of(module, verifier, mode.action, [mode]), profile, [mode])
-    chooser = _Timed(Tuned(mode, selector), space.chain(drafted))
+    chooser = Rehearsal(Tuned(mode, selector), repeat(space.chain(drafted)))
     length = len(prompt) + tokens
     decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, length, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)

@@ -22,7 +22,6 @@ from pipelines.latency.profile import (
     DECISIONS,
     context_lengths,
     decision_seconds,
-    decoder_of,
     profile_path,
 )
 from pipelines.pair.loading import encode, known_fingerprint, load_pair, prompts_depend, prompts_of
@@ -38,7 +37,10 @@ TREES = (
     *((2, 0, 2), (2, 2, 4), (2, 4, 2), (2, 8, 8), (3, 0, 4), (3, 4, 4), (3, 2, 8)),
     *((4, 0, 1), (4, 0, 4), (4, 0, 8), (4, 4, 2), (4, 4, 8), (4, 8, 4)),
 )
-OTHERS = (1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 2, 6)
+OTHERS = (
+    *((1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (2, 6, 8)),
+    *((3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 0, 6), (4, 2, 6)),
+)
 FITTED = [*map(Action.of, TREES), *map(Action.copy, (2, 8, 16))]
 CHECKED = [*map(Action.of, OTHERS), Action.copy(4)]
 PROMPTS = 4  # on which different nodes are counted
@@ -69,7 +71,6 @@ def run(config: Config) -> None:
     prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train")[:PROMPTS]]
     lengths = context_lengths(config)
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
-        pair.decoder = decoder_of(config, pair)
         cases = timed_cases(config, pair)
         steps = config.latency.repeats * len(cases)
         with ticking("timing decoding steps", steps) as tick:

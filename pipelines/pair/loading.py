@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from data_gen.decoding import EAGER, GRAPH
 from data_gen.models.checkpoints import load_tokenizer, text_config
 from data_gen.models.gguf import resolved
 from data_gen.models.heads import check_head, load_pair_with_head
@@ -65,6 +66,8 @@ def load_pair(config: Config, shapes: bool = False) -> ModelPair:
     load = load_pair_with_head if own.head else ModelPair.load
     pair = load(*pair_names(config), own.device, own.dtype, own.device_map, shapes, checksums=checksums)
     check_models(config, pair, _check_positions(config, pair.max_positions))
+    on_gpu = pair.device.type == "cuda" and not pair.has_head
+    pair.decoder = (GRAPH if on_gpu else EAGER) if own.decoder == "auto" else own.decoder
     return pair
 
 
