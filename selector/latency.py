@@ -6,7 +6,7 @@ Legend: L context lengths, A actions, B roots, S tables.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -18,11 +18,10 @@ from torch import Tensor
 
 from selector.actions import IID, Action, ActionSpace
 from selector.sampling import Sampling
-from selector.schema import FEATURES, FORMAT, FULL, LIGHT, MATCH, InputError
+from selector.schema import FORMAT, FULL, LIGHT, MATCH, InputError
 from selector.tables import Batches, Table, number
 
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
-PASS = 20e-3  # seconds of the target on a synthetic GPU
 SPACE = ActionSpace.default()
 UNCUT = Sampling()
 EAGER = "eager"  # the decoder that drafts every style; the others draft i.i.d. branches alone
@@ -35,6 +34,7 @@ class Verification(NamedTuple):
 
     token: float = 0.0  # for each drafted token
     branching: float = 0.0  # once, where there are branches
+    level: float = 0.0  # for each level of branches, however many there are
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,8 @@ class LatencyProfile:
         seconds += sum(self.decide.get(each, 0.0) for each in feature_levels)
         if action.drafts:
             own = self.verify[verifier]
-            seconds += self.drafting + own.token * action.nodes + own.branching * (action.K > 1)
+            seconds += self.drafting + own.token * action.nodes
+            seconds += (own.branching + own.level * action.L2) * (action.K > 1)
         if sampling.top_p < 1:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
         return seconds
@@ -202,17 +203,3 @@ def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
     upper_B = torch.searchsorted(lengths_L, length_B.contiguous()).clamp(1, lengths_L.size(0) - 1)
     low_B, high_B = lengths_L[upper_B - 1], lengths_L[upper_B]
     return upper_B, (length_B - low_B) / (high_B - low_B)
-
-
-def gpu_like(pair: str, verifiers: Iterable[str], draft_share: float) -> LatencyProfile:
-    """A synthetic profile of one sequence on a GPU, where a pass over 32 tokens takes as long as a pass over one;
-    `draft_share` is the time of a draft pass as a share of a target pass, which takes `PASS`."""
-    draft, target = draft_share * PASS, 1.01 * PASS  # with the rest of the step
-    return LatencyProfile(
-        device=f"synthetic: GPU-like, a draft pass {draft_share:g} of a target pass, 32 tokens at the price of one",
-        pair=pair,
-        draft=Table([1], [1, 32], [[draft, draft]]),
-        target=Table([1], [1, 32, 64], [[target, target, target + 0.5 * PASS]]),
-        verify=dict.fromkeys(verifiers, Verification()),
-        decide=dict.fromkeys(FEATURES, 0.01 * PASS),
-    )

@@ -73,7 +73,7 @@ class Batches:
     """Times of passes over several requests together; ValueError or TypeError for other data."""
 
     sizes: list[int]  # batch sizes, ascending
-    draft: list[Table]  # for each size, one draft pass over one token of each request, by context length
+    draft: list[Table]  # for each size, one draft pass, by context length and width: a step's first one has 2
     target: list[Table]  # for each size, the rest of a step, by context length and verified tokens with the root
     stepped: bool  # as in `along`, for requests and for tokens
 
@@ -89,7 +89,7 @@ class Batches:
         lengths = sorted({length for table in self.target for length in table.lengths})
         every = list(range(1, tokens + 1))
         return (
-            Table(lengths, [1], [self._seconds(self.draft, length, batch, [1]) for length in lengths]),
+            Table(lengths, [1, 2], [self._seconds(self.draft, length, batch, [1, 2]) for length in lengths]),
             Table(lengths, every, [self._seconds(self.target, length, batch, every) for length in lengths]),
         )
 

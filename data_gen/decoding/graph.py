@@ -34,7 +34,7 @@ from selector.schema import EARLY, LIGHT, MATCH, InputError
 ROWS = 512  # a cache's rows are a multiple of this, so that texts of many lengths share memory and graphs
 LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass; after a drafted step, one or two are new to it
 ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
-WARM = 2  # runs before work is recorded as a CUDA graph
+WARM = 1  # runs before work is recorded as a CUDA graph
 
 run_of = cache(run_window)
 
@@ -67,7 +67,7 @@ class GraphDecoder(Loop):
             raise InputError("the graph decoder needs target and draft whole on one device")
         if pair.has_head:
             raise InputError("the graph decoder has no passes for a head")
-        self.slow_steps = WARM + 2 if self.recorded and pair.device.type == "cuda" else 1
+        self.slow_steps = WARM + 1 if self.recorded and pair.device.type == "cuda" else 1
         self._memory_key = -(-self.length // ROWS) * ROWS + 2 * ROOM, self.recorded
         self._needs_rows, self._needs_entropies = LIGHT in levels, bool({EARLY, LIGHT} & set(levels))
         self._law = self.verifier.name, self.sampling, self._needs_rows, self._needs_entropies
@@ -170,6 +170,8 @@ class GraphDecoder(Loop):
         layout = layout_of(action, self.pair.device)
         verifier = COPIED if action.copies else self.verifier
         ends_2 = text.memory.uniforms[layout.size - 1 : layout.size + 1]
+        if layout.size == 1:
+            return layout.order_S, invert(rows[1][0], ends_2[1:])
         return verify_slots(verifier, layout, drafted[0], rows[1], drafted[1], ends_2)
 
     def _commit(self, text: _SlotText, action: Action, drafted: Two, rows: Two, verdict: Two) -> Tensor:

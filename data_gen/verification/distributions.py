@@ -15,6 +15,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 BLOCK = 256
 SMALL = 1 << 16  # elements; below, the call of torch itself takes as long as the sum
@@ -233,9 +234,22 @@ def sample(probs_V: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def invert(probs_V: Tensor, u: Tensor) -> Tensor:
-    """The tokens at which the rows' distribution functions pass `u`, in [0, 1); int64 in the shape of `u`, [..., n]."""
-    cdf_V = probs_V.cumsum(-1, dtype=torch.float64)
-    # u * total may round up to the total itself, one past the last token with mass
+    """The tokens at which the rows' distribution functions pass `u`, in [0, 1); int64 in the shape of `u`, [..., n].
+
+    First the block of tokens is found, then the token in it: a GPU sums up one long row slowly."""
+    vocabulary = probs_V.shape[-1]
+    blocks_BW = pad(probs_V, (0, -vocabulary % BLOCK)).unflatten(-1, (-1, BLOCK))
+    cdf_B = blocks_BW.sum(-1, dtype=torch.float64).cumsum(-1)
+    block = _passed(cdf_B, u * cdf_B[..., -1:])
+    left = u * cdf_B[..., -1:] - pad(cdf_B, (1, 0)).gather(-1, block)
+    own_nW = blocks_BW.take_along_dim(block.unsqueeze(-1), -2).cumsum(-1, dtype=torch.float64)
+    token = block * BLOCK + _passed(own_nW, left.unsqueeze(-1))[..., 0]
+    return token.clamp_(max=vocabulary - 1)  # an index beyond the last, from rows of NaN, kills a GPU's context
+
+
+def _passed(cdf_V: Tensor, at: Tensor) -> Tensor:
+    """The first places at which `cdf_V` is above the numbers `at`, int64 in their shape; where rounding leaves a number
+    at the total or below 0, the last or the first place with mass."""
     below_total = torch.nextafter(cdf_V[..., -1:], torch.zeros_like(cdf_V[..., -1:]))
-    drawn = torch.searchsorted(cdf_V, torch.minimum(u * cdf_V[..., -1:], below_total), right=True)
-    return drawn.clamp_(max=probs_V.shape[-1] - 1)  # an index beyond the last, from rows of NaN, kills a GPU's context
+    drawn = torch.searchsorted(cdf_V, torch.minimum(at.clamp(min=0), below_total), right=True)
+    return drawn.clamp_(max=cdf_V.shape[-1] - 1)

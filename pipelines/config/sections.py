@@ -213,9 +213,9 @@ class Evaluate(Section):
     prompts: int = Field(30, ge=2, description="held-out prompts for each sampling setting, of data.tokens tokens each")
     rounds: int = Field(1, ge=1, description="times that greedy text is decoded with every method, in rotating order")
     assisted: bool = Field(True, description="whether transformers' own assisted methods are compared, too")
-    gpu_like: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+    clocks: tuple[Path, ...] = Field(
         (),
-        description="synthetic clocks for replay, 32 tokens at the cost of one: a draft pass as a share of a target's",
+        description="step times of other machines (CSV, as latency.timings), on which held-out texts are replayed, too",
     )
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from data_gen.texts.labelled import BEHAVIOUR
-from data_gen.timing import device_name
 from data_gen.traces import differences, listed_changes, read_manifest, read_texts, space_of
 from pipelines.config import Config
 from pipelines.pair.loading import prompts_depend
@@ -32,12 +31,11 @@ ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 
 
 
 def depends(config: Config, pair: str) -> dict[str, Any]:
-    """Everything that the rows' law depends on; `pair` is the pair's fingerprint. Workers are left out: they change the
-    rounding and so a few of the drawn tokens, but not their law."""
+    """Everything that the rows' law depends on; `pair` is the pair's fingerprint. Workers and the device are left out:
+    they change the rounding and so a few of the drawn tokens, but not their law."""
     return {
         "pair": pair,
         "dtype": config.pair.dtype,
-        "device": device_name(config.pair.device, config.pair.dtype).startswith("cuda"),
         "seed": config.seed,
         "sampling": [setting.model_dump() for setting in config.sampling],
         "verifiers": list(config.verifiers),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -13,6 +12,7 @@ from data_gen.decoding import decoder_for
 from data_gen.decoding.loop import FixedTree
 from data_gen.models.pair import ModelPair, without_own_settings
 from data_gen.models.sampling import Sampling
+from data_gen.texts.plausibility import tie
 from data_gen.texts.prompts import Prompt
 from data_gen.verification import get_verifier
 from pipelines.config import Config
@@ -23,8 +23,6 @@ from selector.actions import Action
 from selector.schema import InputError
 
 ACTIONS = (Action(1, 4, 0), Action(2, 2, 3), Action(4, 0, 6))
-SUMS = 1e-4  # the logits of two passes that add the same numbers in another order may differ by so much, in float32
-SPACINGS = 4  # of neighbouring numbers at the best logit: rounding may move each of two logits by two of them
 
 
 def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, Any]:
@@ -67,13 +65,6 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
 def _tied(pair: ModelPair, context: list[int], found: int, expected: int) -> bool:
     logits_V = pair.target(torch.tensor([context], device=pair.device)).logits[0, -1].float()
     return abs(float(logits_V[found] - logits_V[expected])) <= tie(float(logits_V.max()), pair.target.dtype)
-
-
-def tie(best: float, dtype: torch.dtype) -> float:
-    """The largest difference of two logits that rounding explains, given the best logit and the passes' dtype: 0.5
-    between 16 and 32 in bfloat16, whose numbers lie 0.125 apart there."""
-    spacing = torch.finfo(dtype).eps * 2.0 ** (math.frexp(best)[1] - 1)
-    return max(SUMS, SPACINGS * spacing)
 
 
 def summary(greedy: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Stage `evaluate`: held-out prompts decoded with every method, and held-out texts replayed.
 
 Every prompt is decoded with every method in turn, in one round or several; the order rotates from round to round.
-Replay uses this machine's latency profile and synthetic ones.
+Replay uses this machine's latency profile and the clocks of other machines.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from pipelines.evaluate.origins import strips
 from pipelines.evaluate.table import Figure, Rows, Table, entries, figures, replays, setting_name, summary
 from pipelines.evaluate.verdict import Evaluation, metrics, show, title, verdicts
 from pipelines.latency.profile import load_profile
+from pipelines.latency.timings import profile_of, read_timings
 from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Journal, Stage, ticking, watched
 from pipelines.tracking import describe, mlflow_run
@@ -34,9 +35,10 @@ from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.packaging import build
 from pipelines.train.result import chosen_of, decision_digest, load_module, load_result, rule_of
 from selector.decision import Mode
-from selector.latency import LatencyProfile, gpu_like
+from selector.latency import LatencyProfile
 from selector.runtime.selector import Tuned
 from selector.sampling import Sampling
+from selector.schema import sha256
 from selector.train.data import Texts
 from selector.train.module import SelectorModule
 from selector.train.tuning import Judged
@@ -66,6 +68,7 @@ def stage_of(config: Config) -> Stage:
     profile = load_profile(config)
     inputs = {
         "evaluate": config.evaluate.model_dump(mode="json"),
+        "clocks": [sha256(path) for path in clocks(config, profile)],
         "prompts": prompts_depend(config, "test"),
         "sampling": [setting.model_dump() for setting in config.sampling],
         "verifiers": list(config.verifiers),
@@ -106,8 +109,8 @@ def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: d
     module = load_module(config, result["chosen"], result)
     methods = _methods(config, profile, splits, result, module)
     replayed = list(replays(methods, splits["test"], profile))
-    for share in config.evaluate.gpu_like:
-        replayed += _synthetic(config, pair, splits, module, share)
+    for path, clock in clocks(config, profile).items():
+        replayed += _on_clock(config, clock, splits, module, path.stem)
     contenders: Contenders = {key: [each for each in own if each.is_decoded] for key, own in methods.items()}
     if config.evaluate.assisted:
         tuned = tuned_assistants(config, pair, Journal(config.folder / TUNED, stage.depends))
@@ -156,18 +159,24 @@ def _methods(
     return methods
 
 
-def _synthetic(
-    config: Config, pair: ModelPair, splits: dict[str, Texts], module: SelectorModule, share: float
+def clocks(config: Config, profile: LatencyProfile) -> dict[Path, LatencyProfile]:
+    """The step times of other machines and pairs for single requests, with this machine's decisions; InputError where a
+    file cannot be read."""
+    rows = {path: read_timings(path) for path in config.evaluate.clocks}
+    found = {path: profile_of(own, str(path), False, profile.pair, config.verifiers) for path, own in rows.items()}
+    return {path: replace(own.at_batch(1), decide=profile.decide) for path, own in found.items()}
+
+
+def _on_clock(
+    config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule, name: str
 ) -> Iterator[Figure]:
-    """The same network, tuned and judged on a synthetic clock, and the static trees that are fastest there. A draft
-    pass takes this share of a target pass."""
-    profile = gpu_like(pair.fingerprint, config.verifiers, share)
+    """The same network, tuned and judged on another clock, and the static trees that are fastest there."""
     methods: dict[Sampling, list[Method]] = {}
     for setting, each in _judged(config, profile, splits, module).items():
         mode = each.mode if each.pays and module.is_regressor else each.mode.static_only()
         own = static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
         methods[setting] = [*own, Method(SELECTOR, config.train.verifier, mode, module)]
-    return replays(methods, splits["test"], profile, f"gpu_like_1/{1 / share:g}")
+    return replays(methods, splits["test"], profile, name)
 
 
 def _judged(

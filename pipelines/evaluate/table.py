@@ -32,7 +32,7 @@ from selector.train.replay import Ratio, ratio_of_speeds
 
 Rows = list[dict[str, Any]]  # of the journal
 ALL = "all"  # kinds of prompts
-ON = "replayed on"  # a synthetic clock
+ON = "replayed on"  # the clock of another machine
 TOKENS_PER_SECOND, EFFICIENCY, SHARE = "tokens per second", "tokens per step", "share"
 # by figure of the summary: the method that the selector's speed is compared with
 FIGURES = {
@@ -76,7 +76,7 @@ def decoded(rival: str) -> str:
 
 
 def replayed(rival: str, clock: str = "") -> str:
-    """The measure of a replayed speed over a rival's; `clock` is a synthetic one."""
+    """The measure of a replayed speed over a rival's; `clock` is that of another machine."""
     return f"{f'{ON} {clock}' if clock else 'replayed'} over {rival}"
 
 
@@ -128,7 +128,7 @@ def replays(
     methods: Mapping[Sampling, list[Method]], texts: Texts, profile: LatencyProfile, clock: str = ""
 ) -> Iterator[Figure]:
     """The speed of every method over plain decoding and the best static tree, and of the selector over each of the
-    others; `clock` names a synthetic profile."""
+    others; `clock` names another machine's profile."""
     for setting, own in watched(methods.items(), f"replaying held-out texts{clock and f', {clock}'}"):
         mine = texts.setting_of(setting)
         found = {method.name: method.replay(mine, profile) for method in own}

@@ -17,6 +17,8 @@ from selector.latency import LatencyProfile, Verification
 from selector.schema import LEVELS, InputError, sha256
 from selector.tables import Batches, Table, along
 
+MISFIT = 0.005  # share by which the profile may miss a row without a word
+
 
 class Row(BaseModel, extra="forbid"):
     """One timed step of an engine; its fields are the columns of the file."""
@@ -48,6 +50,8 @@ def run(config: Config, path: Path) -> None:
         return
     stage.replace()
     write_json(engine_path(config), profile.to_json())
+    if remark := misfit(rows, profile):
+        stage.say(remark)
     stage.say(f"{engine_path(config)}: {len(rows)} timed steps, of up to {rows['batch'].max()} requests together")
     stage.finish()
 
@@ -92,11 +96,12 @@ def profile_of(
             int(context): _steps(own, f"{name}: batch {batch}, context {context}", drafts)
             for context, own in together.groupby("context")
         }
-        sizes = sorted({size for _, seconds in steps.values() for size in seconds})
-        draft.append(Table(list(steps), [1], [[seconds] for seconds, _ in steps.values()]))
+        sizes = sorted({size for *_, seconds in steps.values() for size in seconds})
+        # a step's first draft pass has width 2 (`draft_passes`), and what drafting costs once per step goes with it
+        draft.append(Table(list(steps), [1, 2], [[own, own + once] for own, once, _ in steps.values()]))
         filled = [
             [along(list(seconds), list(seconds.values()), size, stepped) for size in sizes]
-            for _, seconds in steps.values()
+            for *_, seconds in steps.values()
         ]
         target.append(Table(list(steps), sizes, filled))
     batches = Batches(sorted(set(rows["batch"].tolist())), draft, target, stepped)
@@ -111,19 +116,46 @@ def profile_of(
     )
 
 
-def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, dict[int, float]]:
-    """Seconds of a draft pass, 0 without a drafter, and of the rest of a step by verified tokens.
+def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, dict[int, float]]:
+    """Seconds of a draft pass and of drafting once per step, 0 without a drafter, and of the rest of a step by verified
+    tokens. Rows without draft passes are taken as they are; the others, by least squares, as
 
-    Least squares of `seconds = target(verified) + passes x draft`, where `target(0)` is 0.
+        seconds = target(verified) + once + passes x draft,   target(0) = 0,
+
+    without `once` where all rows have the same number of passes, or where it would be below 0.
     """
     sizes = sorted(set(rows["verified"].tolist()) - {0})
     if not sizes:
         raise InputError(f"{place}: no row verifies anything")
-    columns = [rows["passes"]] * drafts + [rows["verified"] == size for size in sizes]
-    found, _, rank, _ = np.linalg.lstsq(np.stack(columns, axis=1).astype(float), rows["seconds"].to_numpy())
-    if rank < len(columns):
+    plain, drafted = rows[rows["passes"] == 0], rows[rows["passes"] > 0]
+    target = plain[plain["verified"] > 0].groupby("verified")["seconds"].mean().to_dict()
+    left = drafted["seconds"] - drafted["verified"].map(target).fillna(0)
+    unknown = [size for size in sizes if size not in target]
+    draft = once = 0.0
+    for constant in (True, False) if drafts and drafted["passes"].nunique() > 1 else (False,):
+        columns = [drafted["passes"]] * drafts + [drafted["passes"] > 0] * constant
+        columns += [drafted["verified"] == size for size in unknown]
+        if not columns:
+            break
+        found, _, rank, _ = np.linalg.lstsq(np.stack(columns, axis=1).astype(float), left.to_numpy())
+        if rank == len(columns) and not (constant and found[1] < 0):
+            draft, once = (float(found[0]) if drafts else 0.0), float(found[1]) if constant else 0.0
+            target |= dict(zip(unknown, found[drafts + constant :].tolist(), strict=True))
+            break
+    else:
         raise InputError(f"{place}: drafting cannot be told from verification: add a row of 0 verified tokens")
-    draft, *target = found.tolist() if drafts else [0.0, *found.tolist()]
-    if draft < -1e-12 or min(target) < 1e-12:
+    if draft < -1e-12 or min(target.values()) < 1e-12:
         raise InputError(f"{place}: by least squares, a pass of the draft or the target takes no time")
-    return max(0.0, draft), dict(zip(sizes, target, strict=True))
+    return max(0.0, draft), once, dict(sorted(target.items()))
+
+
+def misfit(rows: pd.DataFrame, profile: LatencyProfile) -> str:
+    """In words, by how much the profile misses the row that it fits worst; empty where that is little."""
+    worst, place = 0.0, ""
+    for row in rows[rows["verified"] > 0].itertuples(index=False):
+        own, length = profile.at_batch(row.batch), row.context
+        predicted = own.target.at(length, row.verified) + (row.passes > 0) * own.draft.at(length, 2)
+        predicted += max(row.passes - 1, 0) * own.draft.at(length, 1)
+        if (error := abs(predicted / row.seconds - 1)) > worst:
+            worst, place = error, f"batch {row.batch}, context {length}, {row.verified} verified, {row.passes} passes"
+    return f"the step times miss a row by {worst:.1%}, the most ({place})" if worst > MISFIT else ""

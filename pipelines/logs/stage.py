@@ -12,7 +12,7 @@ from data_gen.features.root import DrafterKnowledge
 from data_gen.texts.log_labels import VERIFIER, Labeller, splits_of
 from data_gen.texts.logs import NO_DRAFTER, LoggedText, Logs, drafter_of, read_all
 from pipelines.config import Config
-from pipelines.latency.timings import profile_of, read_timings
+from pipelines.latency.timings import misfit, profile_of, read_timings
 from pipelines.logs import summary
 from pipelines.logs.gains import Figures, entries, rival_rows
 from pipelines.run import Stage, console, provenance, watched, write_json
@@ -55,7 +55,8 @@ def run(config: Config) -> None:
     profile = _profile(config, labeller.drafter)
     outputs = tuple(config.folder / name for name in OUTPUTS[: len(OUTPUTS) if profile else 3])
     stage = Stage("logs", config, _depends(config), outputs)
-    for remark in logs.remarks:
+    doubt = misfit(read_timings(path), profile) if (path := config.latency.timings) and profile else ""
+    for remark in (*logs.remarks, *filter(None, [doubt])):
         stage.say(remark)
     if not stage.begin():
         console.print((config.folder / "report.txt").read_text(), soft_wrap=True)

@@ -1,12 +1,13 @@
 """Joint decisions for several requests that are decoded together.
 
-The requests share their draft passes. A step in which nothing is drafted takes f, a draft pass p, and one more verified
-token of one request t:
+The requests share their draft passes. A step in which nothing is drafted takes f, drafting c more, a draft pass p, and
+one more verified token of one request t:
 
-    T = f(contexts) + p max_b passes_b + t sum_b drafted_b.
+    T = f(contexts) + c [max_b passes_b > 0] + p max_b passes_b + t sum_b drafted_b.
 
 At the speed g of the whole batch, a verified token costs `g t` tokens, and a draft pass `g p`. For each number m of
-passes, every request takes its best action with up to m passes. The m with the largest sum minus `g p m` is chosen.
+passes, every request takes its best action with up to m passes. The m with the largest sum minus `g (c + p m)` is
+chosen.
 
 Legend: B requests in flight, A actions, C contexts, V verified tokens, M draft passes.
 """
@@ -31,12 +32,15 @@ class StepClock(NamedTuple):
 
     contexts_C: Array  # context lengths, ascending, at least two
     draft_C: Array  # one draft pass
+    drafting_C: Array  # once in a step that drafts
     target_CV: Array  # the rest of a step, by verified tokens of a request
 
-    def prices(self, context: float, batch: int) -> tuple[float, float]:
-        """Seconds of one more verified token of one request, and of one draft pass of all, at a mean context."""
-        token, draft = (np.interp(context, self.contexts_C, each_C) for each_C in (self.token_C / batch, self.draft_C))
-        return float(token), float(draft)
+    def prices(self, context: float, batch: int) -> tuple[float, float, float]:
+        """Seconds of one more verified token of one request, of one draft pass of all, and of drafting once, at a mean
+        context."""
+        each = (self.token_C / batch, self.draft_C, self.drafting_C)
+        token, draft, drafting = (float(np.interp(context, self.contexts_C, own_C)) for own_C in each)
+        return token, draft, drafting
 
     @property
     def token_C(self) -> Array:
@@ -51,7 +55,8 @@ def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
     draft, target = profile.batches.at(batch, MOST_TOKENS)
     lengths = target.lengths if len(target.lengths) > 1 else [*target.lengths, target.lengths[0] + 1]
     rows = [[target.at(length, size) for size in target.sizes] for length in lengths]
-    return StepClock(np.array(lengths, float), np.array([draft.at(each, 1) for each in lengths]), np.array(rows))
+    draft_C2 = np.array([[draft.at(length, width) for width in (1, 2)] for length in lengths])
+    return StepClock(np.array(lengths, float), draft_C2[:, 0], draft_C2[:, 1] - draft_C2[:, 0], np.array(rows))
 
 
 class Shapes(NamedTuple):
@@ -70,11 +75,18 @@ class Shapes(NamedTuple):
         return cls(drafted, np.where(copies, 0, drafted), copies)
 
 
-def joint_choice(tokens_BA: Array, shapes: Shapes, speed: float, token_seconds: float, pass_seconds: float) -> Array:
+def joint_choice(
+    tokens_BA: Array,
+    shapes: Shapes,
+    speed: float,
+    token_seconds: float,
+    pass_seconds: float,
+    once_seconds: float = 0.0,
+) -> Array:
     """Positions of the requests' actions, int64 [B], from predicted block efficiencies, float64; `speed` is g, and the
-    times are those of one verified token of one request, and of one draft pass of all requests. Replay compiles it."""
+    times are those of `StepClock.prices`. Replay compiles it."""
     B, A = tokens_BA.shape
-    token, once, most = speed * token_seconds, speed * pass_seconds, shapes.passes_A.max()
+    token, most = speed * token_seconds, shapes.passes_A.max()
     best_MB = np.full((most + 1, B), -np.inf)  # with up to m passes
     action_MB = np.zeros((most + 1, B), np.int64)
     for a in range(A):
@@ -85,4 +97,5 @@ def joint_choice(tokens_BA: Array, shapes: Shapes, speed: float, token_seconds: 
         fewer_B = best_MB[m - 1] >= best_MB[m]
         best_MB[m] = np.where(fewer_B, best_MB[m - 1], best_MB[m])
         action_MB[m] = np.where(fewer_B, action_MB[m - 1], action_MB[m])
-    return action_MB[(best_MB.sum(axis=1) - once * np.arange(most + 1)).argmax()]
+    passes_M = np.arange(most + 1)
+    return action_MB[(best_MB.sum(axis=1) - speed * (pass_seconds * passes_M + once_seconds * (passes_M > 0))).argmax()]

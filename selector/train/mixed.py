@@ -63,14 +63,16 @@ def decoded(
         row_B = texts.begin_X[text_B] + at_B
         context = texts.length_R[row_B].mean()
         draft = np.interp(context, clock.contexts_C, clock.draft_C)
+        once = np.interp(context, clock.contexts_C, clock.drafting_C)
         if len(tokens_RA):
             token = np.interp(context, clock.contexts_C, token_C)
-            chosen_B = compiled_choice(tokens_RA[row_B], shapes, speed, token, draft)
+            chosen_B = compiled_choice(tokens_RA[row_B], shapes, speed, token, draft, once)
         else:
             chosen_B = action_R[row_B]
         drafted = shapes.drafted_A[chosen_B].mean()
         target_C = np.array([np.interp(drafted, np.arange(len(target_V)), target_V) for target_V in clock.target_CV])
-        seconds += np.interp(context, clock.contexts_C, target_C) + shapes.passes_A[chosen_B].max() * draft
+        passes = shapes.passes_A[chosen_B].max()
+        seconds += np.interp(context, clock.contexts_C, target_C) + passes * draft + (passes > 0) * once
         for b in range(batch):
             action, size = chosen_B[b], texts.size_X[text_B[b]]
             right = min(texts.accepted_RS[row_B[b], int(shapes.copies_A[action])], shapes.drafted_A[action])

@@ -72,7 +72,7 @@ def rows(speeds: dict[str, float] = SPEEDS, sources: int = 6, spread: float = 0.
                             "rounds": [[64, turn * 64 / (speed * factor)] for turn in TURNS],
                             "steps": 16,
                             "block_tokens": 66,
-                            "step_seconds": 60 / (speed * factor),
+                            "seconds": 60 / (speed * factor),
                             "select_seconds": 0.6 / (speed * factor) if method == SELECTOR else 0.0,
                             "drafted": [] if method == ASSISTED else [(1, 4, 0)] * 15 + [(1, 4, 0, "copy")],
                             "step_roots": [] if method == ASSISTED else list(range(0, 64, 4)),

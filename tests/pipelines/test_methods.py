@@ -42,13 +42,12 @@ from pipelines.run import Journal
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.deployed import config_of
-from selector.latency import gpu_like
 from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.tuning import StaticTable, best_static
 from tests.pipelines.runs import UNTEMPLATED, demo_config, write_lines
-from tests.selector.synthetic import opinionated, texts
+from tests.selector.synthetic import gpu_like, opinionated, texts
 
 SPACE = ActionSpace.of_pairs()
 VERIFIERS = ("specinfer", "traversal")

@@ -18,12 +18,11 @@ from data_gen.texts.prompts import Form, Prompt
 from data_gen.traces import texts_of
 from pipelines.config import load_config
 from pipelines.quick.stage import SOURCES, Answer, answers_in_time
-from selector.latency import gpu_like
 from selector.schema import InputError
 from selector.tables import Table
 from tests.copying import copying_model
 from tests.pipelines.runs import ROOT, UNTEMPLATED, espalier, outcome
-from tests.selector.synthetic import texts
+from tests.selector.synthetic import gpu_like, texts
 from tests.tiny import TEXT, train_tokenizer
 
 VERIFIERS = ("naive_tree", "lifted_uniform", "traversal")

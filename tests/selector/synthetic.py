@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,7 @@ from selector.actions import Action, ActionSpace
 from selector.decision import Mode
 from selector.latency import UNCUT, LatencyProfile, Verification
 from selector.sampling import Sampling
-from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, PAIR
+from selector.schema import EARLY, FEATURES, FULL, HIDDEN_STATES, LIGHT, PAIR
 from selector.tables import Table
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
@@ -179,3 +179,17 @@ def some_survivals(sizes: list[int], space: ActionSpace, seed: int) -> Tensor:
         above_R = survivals_RS[:, L1 - 1] if L1 else torch.ones(sum(sizes), dtype=torch.float64)
         branches[:, :, L1] = branches[:, :, L1].cumprod(-1) * above_R[:, None, None]
     return survivals_RS
+
+
+def gpu_like(pair: str, verifiers: Iterable[str], draft_share: float) -> LatencyProfile:
+    """A synthetic profile of one sequence on a GPU, where a pass over 32 tokens takes as long as a pass over one;
+    `draft_share` is the time of a draft pass as a share of a target pass, which takes 20 ms."""
+    draft, target = draft_share * 20e-3, 20.2e-3  # with the rest of the step
+    return LatencyProfile(
+        device="like a GPU",
+        pair=pair,
+        draft=Table([1], [1, 32], [[draft, draft]]),
+        target=Table([1], [1, 32, 64], [[target, target, target + 10e-3]]),
+        verify=dict.fromkeys(verifiers, Verification()),
+        decide=dict.fromkeys(FEATURES, 0.2e-3),
+    )

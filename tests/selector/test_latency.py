@@ -9,10 +9,8 @@ import torch
 
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.latency import (
-    PASS,
     LatencyProfile,
     Verification,
-    gpu_like,
     interpolated_at,
 )
 from selector.sampling import Sampling
@@ -144,16 +142,6 @@ def test_a_profile_of_another_version_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({**profile().to_json(), "format": 99}))
     with pytest.raises(InputError, match=f"format 99; this program reads {FORMAT}"):
         LatencyProfile.load(path)
-
-
-def test_a_gpu_like_profile_verifies_32_tokens_at_the_price_of_one() -> None:
-    made = gpu_like("pair", ["traversal"], draft_share=0.05)
-    assert made.device.startswith("synthetic: ")
-    times = {a: made.action_seconds(Action(*a), 100, "traversal") for a in ((1, 0, 0), (1, 1, 0), (4, 0, 7), (4, 0, 8))}
-    target = PASS
-    assert times[1, 1, 0] - times[1, 0, 0] == pytest.approx(0.05 * target)
-    assert times[4, 0, 7] - times[1, 1, 0] == pytest.approx(6 * 0.05 * target)
-    assert times[4, 0, 8] - times[4, 0, 7] == pytest.approx((0.05 + 0.5 / 32) * target)  # the 33rd token is not free
 
 
 def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:

@@ -1,0 +1,1 @@
+"""Studies in which a selector decides inside a real engine."""

@@ -1,0 +1,250 @@
+"""The loop with a real engine (`make engine-vllm`): vLLM on the CPU serves SmolLM2, its log and its step times train a
+selector, and the selector decides inside it.
+
+The servers of all methods run side by side, and one at a time answers a round of held-out prompts, in rotating order.
+Every part is kept in `runs/vllm/`, and the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from data_gen.models.checkpoints import load_tokenizer
+from data_gen.models.gguf import SMOLLM2, resolved
+from data_gen.texts.prompts import Form, Prompt, read_prompts, split_of, take_evenly
+from pipelines.engines.wrong import COUNT
+from pipelines.pair.loading import PROMPTS
+from pipelines.run import console, table
+from pipelines.statistics import paired
+
+FOLDER, PYTHON, PORT = Path("runs/vllm"), ".venv-vllm/bin/python", 8711
+TOKENS, CONTEXT = 64, 1024  # new tokens of an answer; the longest context
+TRAINING, TUNING, HELD_OUT = 96, 12, 48  # prompts
+CONCURRENCY = (1, 4, 8)
+WRONG, TIMED = (0, 2, 4, 8, 16), 24  # proposed tokens whose steps are timed; new tokens of each timed answer
+NGRAMS = tuple(
+    {"prompt_lookup_max": most, "prompt_lookup_min": 2, "num_speculative_tokens": n}
+    for most in (3, 5)
+    for n in (3, 6, 10)
+)
+PLAIN, NGRAM, OURS = "no speculation", "n-gram, tuned", "selector"
+SERVER = {
+    **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+    **{"OMP_NUM_THREADS": "2", "KMP_BLOCKTIME": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+}
+Answer = dict[str, Any]  # of the server, with `seconds`
+
+
+@contextmanager
+def server(port: int, speculative: dict[str, Any] | None, additional: dict[str, Any] | None = None) -> Iterator[str]:
+    """A server of the loopback, once it answers; its address."""
+    command = [
+        PYTHON,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        resolved(SMOLLM2, "target"),
+        "--port",
+        str(port),
+    ]
+    command += ["--served-model-name", "smol", "--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT)]
+    command += ["--per-request-spec-decode-metrics", "detailed"]
+    for option, value in (("--speculative-config", speculative), ("--additional-config", additional)):
+        command += [option, json.dumps(value)] if value else []
+    address, log = f"http://127.0.0.1:{port}", FOLDER / f"server-{port}.log"
+    environment = {**os.environ, **SERVER, "PYTHONPATH": str(Path.cwd()), COUNT: str(FOLDER / "wrong.txt")}
+    with log.open("w") as said, subprocess.Popen(command, stdout=said, stderr=said, env=environment) as process:
+        try:
+            while True:
+                try:
+                    urllib.request.urlopen(f"{address}/health", timeout=5).close()
+                    break
+                except OSError:
+                    if process.poll() is not None:
+                        raise SystemExit(f"{log}: the server ended: {log.read_text()[-2000:]}") from None
+                    time.sleep(1)
+            yield address
+        finally:
+            process.terminate()
+
+
+def ask(address: str, prompt: Prompt, tokens: int = TOKENS) -> Answer:
+    """The answer to one prompt, greedy."""
+    body: dict[str, Any] = {"model": "smol", "messages": [{"role": "user", "content": prompt.text}], "temperature": 0}
+    body |= {"max_tokens": tokens, "return_token_ids": True}
+    request = urllib.request.Request(
+        f"{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    begin = time.perf_counter()
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        found: Answer = json.load(answer)
+    return found | {"seconds": time.perf_counter() - begin, "kind": prompt.kind, "source": prompt.source}
+
+
+def ask_all(
+    address: str, prompts: Sequence[Prompt], concurrency: int, tokens: int = TOKENS
+) -> tuple[list[Answer], float]:
+    """All answers, so many at once, and the seconds until the last one."""
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(concurrency) as pool:
+        answers = list(pool.map(lambda prompt: ask(address, prompt, tokens), prompts))
+    return answers, time.perf_counter() - begin
+
+
+def ids(answer: Answer) -> list[int]:
+    found: list[int] = answer["choices"][0]["token_ids"]
+    return found
+
+
+def step_times(prompts: Sequence[Prompt]) -> pd.DataFrame:
+    """Seconds of a step by requests and verified tokens: how much longer answers of more tokens take."""
+    rows, file = [], FOLDER / "wrong.txt"
+    file.write_text("0")
+    with server(
+        PORT,
+        {
+            "method": "custom_class",
+            "model": "pipelines.engines.wrong.WrongTokens",
+            "num_speculative_tokens": max(WRONG),
+        },
+    ) as address:
+        ask_all(address, prompts[:2], 2)
+        taken: dict[tuple[int, int], list[float]] = {}
+        for _, batch, count in product(range(3), CONCURRENCY, WRONG):
+            file.write_text(str(count))
+            seconds = []
+            for tokens in (4, 4 + TIMED):  # the prompts' passes are in both
+                seconds.append(ask_all(address, prompts[:batch], batch, tokens)[1])
+            taken.setdefault((batch, count), []).append((seconds[1] - seconds[0]) / TIMED)
+    context = 100
+    for (batch, count), each in taken.items():
+        rows.append(
+            {"batch": batch, "context": context, "verified": count + 1, "passes": 0, "seconds": statistics.median(each)}
+        )
+    return pd.DataFrame(rows)
+
+
+def tuned_ngram(prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """vLLM's n-gram drafter with its quickest constants for one request."""
+    found = []
+    for own in NGRAMS:
+        with server(PORT, {"method": "ngram", **own}) as address:
+            ask(address, prompts[0])
+            found.append(ask_all(address, prompts, 1)[1])
+    return {"method": "ngram", **NGRAMS[found.index(min(found))], "seconds": found}
+
+
+def kept(name: str, make: Any) -> Any:
+    """The content of a JSON file, which is made if there is none."""
+    path = FOLDER / name
+    if not path.exists():
+        path.write_text(json.dumps(make()))
+    return json.loads(path.read_text())
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(resolved(SMOLLM2, "target"), "target")
+    prompts, _ = Form(320, "drop", True, None).fit(tokenizer, read_prompts(PROMPTS))
+    of = {split: [each for each in prompts if split_of(each, 0.0, 0.4) == split] for split in ("train", "test")}
+    training, held_out = take_evenly(of["train"], min(TRAINING, len(of["train"]))), take_evenly(of["test"], HELD_OUT)
+
+    log, timings = FOLDER / "log.jsonl", FOLDER / "timings.csv"
+    if not log.exists():
+        with server(PORT, {"method": "ngram", **NGRAMS[0]}) as address:
+            answers, seconds = ask_all(address, training, max(CONCURRENCY))
+        log.write_text("".join(json.dumps(each) + "\n" for each in answers))
+        console.print(f"{log}: {len(answers)} answers in {seconds:.0f} s")
+    if not timings.exists():
+        step_times(training).to_csv(timings, index=False)
+        console.print(timings.read_text())
+    words = [
+        "logs",
+        str(log),
+        "--timings",
+        str(timings),
+        "--name",
+        "vllm-copies",
+        "logs.drafter=none",
+        "latency.stepped=false",
+    ]
+    subprocess.run([sys.executable, "-m", "pipelines", *words], check=True)
+    ngram = kept("ngram.json", lambda: tuned_ngram(training[:TUNING]))
+    del ngram["seconds"]
+    custom = {"method": "custom_class", "model": "data_gen.engines.vllm.Proposer", "num_speculative_tokens": 20}
+    ours = {"espalier": {"selector": str(Path("runs/vllm-copies/selector").absolute()), "temperature": 0.0}}
+    methods: dict[str, tuple[Any, ...]] = {PLAIN: (None,), NGRAM: (ngram,), OURS: (custom, ours)}
+    rounds = FOLDER / "rounds.jsonl"
+    with ExitStack() as stack:
+        addresses = {
+            name: stack.enter_context(server(PORT + 1 + n, *own)) for n, (name, own) in enumerate(methods.items())
+        }
+        for address in addresses.values():
+            ask_all(address, training[:2], 2)
+        done = [json.loads(line) for line in rounds.read_text().splitlines()] if rounds.exists() else []
+        for concurrency in CONCURRENCY:
+            groups = [held_out[begin : begin + max(CONCURRENCY)] for begin in range(0, len(held_out), max(CONCURRENCY))]
+            for number, group in enumerate(groups):
+                names = [*methods]
+                for name in names[number % len(names) :] + names[: number % len(names)]:
+                    at = {"concurrency": concurrency, "group": number, "method": name}
+                    if any(each.items() >= at.items() for each in done):
+                        continue
+                    answers, seconds = ask_all(addresses[name], group, concurrency)
+                    own = [[each["seconds"], ids(each), each["kind"]] for each in answers]
+                    with rounds.open("a") as file:
+                        file.write(json.dumps(at | {"seconds": seconds, "answers": own}) + "\n")
+    report([json.loads(line) for line in rounds.read_text().splitlines()])
+
+
+def report(rows: Sequence[dict[str, Any]]) -> None:
+    """Tokens per second of every method, its speed over no speculation and over the tuned n-gram drafter, paired by
+    group of prompts (all answers of a group) with 95% intervals, and its slowest kind; one line of unequal texts."""
+    by = {(each["concurrency"], each["group"], each["method"]): each for each in rows}
+    cells = []
+    for concurrency, method in product(CONCURRENCY, (PLAIN, NGRAM, OURS)):
+        groups = sorted({group for own, group, _ in by if own == concurrency})
+        speed = {
+            name: [
+                sum(len(own[1]) for own in by[concurrency, group, name]["answers"])
+                / by[concurrency, group, name]["seconds"]
+                for group in groups
+            ]
+            for name in (PLAIN, NGRAM, method)
+        }
+        cell = {"at once": str(concurrency), "method": method, "tokens/s": f"{statistics.fmean(speed[method]):.1f}"}
+        for rival in (PLAIN, NGRAM):
+            ratio = torch.tensor(
+                [a / b for a, b in zip(speed[method], speed[rival], strict=True)], dtype=torch.float64
+            ).log()
+            value, (low, high) = paired(ratio.unsqueeze(-1), torch.arange(len(groups)))
+            cell[f"over {rival}"] = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+        equal = [
+            a[1] == b[1]
+            for group in groups
+            for a, b in zip(
+                by[concurrency, group, method]["answers"], by[concurrency, group, PLAIN]["answers"], strict=True
+            )
+        ]
+        cell["equal texts"] = f"{sum(equal)} of {len(equal)}"
+        cells.append(cell)
+    console.print(table(cells, "vLLM on this machine"))
+
+
+if __name__ == "__main__":
+    main()
