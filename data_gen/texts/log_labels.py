@@ -15,7 +15,7 @@ from data_gen.features.root import DrafterKnowledge
 from data_gen.features.rows import foretold
 from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import LoggedText, Logs
-from data_gen.texts.prompts import Prompt, split_of
+from data_gen.texts.prompts import Prompt, place_of, split_of
 from selector.actions import ActionSpace
 from selector.runtime.tokens import TokenStatistics
 from selector.schema import HIT_KEY, KEYS, LOG, LONGEST_COUNTED, TEXT_SCALARS, TOKEN_SCALARS, InputError
@@ -25,15 +25,23 @@ VERIFIER = "naive"  # all verifiers agree on a chain at temperature 0
 
 
 def splits_of(logs: Logs, validation: float, test: float) -> dict[str, list[LoggedText]]:
-    """Texts by split, from shares of the sources; InputError where one would be empty. All texts of a source fall into
+    """Texts by split, from shares of the sources; InputError where these are too few. All texts of a source fall into
     one split; held-out texts, if there are any, are the test split."""
+    test = 0.0 if logs.held_out else test
+    ordered = sorted({text.source for text in logs.texts}, key=place_of)
+    split = {source: split_of(Prompt("", "", "", source), validation, test) for source in ordered}
+    missing = set(SPLITS) - set(split.values()) - ({"test"} if logs.held_out else set())
+    if missing:  # by chance none of a few sources falls there, so they are counted
+        tested, validated = (max(1, round(share * len(ordered))) if share else 0 for share in (test, validation))
+        names = ["test"] * tested + ["validation"] * validated + ["train"] * len(ordered)
+        split = dict(zip(ordered, names, strict=False))
+        if "train" not in split.values():
+            raise InputError(
+                f"logs.files: {len(ordered)} sources of texts are too few for a split: add some, or --test"
+            )
     found: dict[str, list[LoggedText]] = {name: [] for name in SPLITS} | {"test": list(logs.held_out)}
     for text in logs.texts:
-        prompt = Prompt(text.name, "", text.kind, text.source)
-        found[split_of(prompt, validation, 0.0 if logs.held_out else test)].append(text)
-    for name, own in found.items():
-        if not own:
-            raise InputError(f"logs.files: {len(logs.texts)} texts are too few: none falls into the {name} split")
+        found[split[text.source]].append(text)
     return found
 
 

@@ -166,10 +166,14 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
     path.write_text("".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts), encoding="utf-8")
 
 
+def place_of(source: str) -> float:
+    """A source's place among all, from 0 to 1, by its hash."""
+    return int.from_bytes(hashlib.sha256(f"split {source}".encode()).digest()[:4], "big") / 2**32
+
+
 def split_of(prompt: Prompt, validation: float, test: float) -> str:
     """The split of a prompt, by a hash of its source, so that adding prompts moves none of the others."""
-    digest = hashlib.sha256(f"split {prompt.source}".encode()).digest()
-    share = int.from_bytes(digest[:4], "big") / 2**32
+    share = place_of(prompt.source)
     return "test" if share < test else "validation" if share < test + validation else "train"
 
 

@@ -26,8 +26,8 @@ class Metrics(BaseModel):
     """What vLLM says of the steps of a response."""
 
     num_spec_steps: int = 0
-    per_step_drafted: list[int] = []
-    per_step_accepted: list[int] = []
+    per_step_drafted: list[int] | None = None
+    per_step_accepted: list[int] | None = None
 
 
 def record_of(line: Any) -> Any:
@@ -112,7 +112,7 @@ def _within(values: dict[str, Any], key: str) -> dict[str, Any]:
 def _steps(metrics: Metrics, tokens: int) -> list[list[int]] | str:
     """Position, drafted and accepted tokens of each step; or why they are not known. The prompt's pass gives the first
     token, so steps begin at position 1; steps may go beyond the text's end, where the engine cut it."""
-    accepted, drafted = metrics.per_step_accepted, metrics.per_step_drafted
+    accepted, drafted = metrics.per_step_accepted or [], metrics.per_step_drafted or []
     if metrics.num_spec_steps and not accepted:
         return NO_STEPS
     if len(accepted) != len(drafted):

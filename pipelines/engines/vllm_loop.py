@@ -29,20 +29,17 @@ from data_gen.models.gguf import SMOLLM2, resolved
 from data_gen.texts.prompts import Form, Prompt, read_prompts, split_of, take_evenly
 from pipelines.engines.wrong import COUNT
 from pipelines.pair.loading import PROMPTS
-from pipelines.run import console, table
+from pipelines.run import console
 from pipelines.statistics import paired
 
 FOLDER, PYTHON, PORT = Path("runs/vllm"), ".venv-vllm/bin/python", 8711
 TOKENS, CONTEXT = 64, 1024  # new tokens of an answer; the longest context
-TRAINING, TUNING, HELD_OUT = 96, 12, 48  # prompts
-CONCURRENCY = (1, 4, 8)
+TRAINING, TUNING, HELD_OUT = 96, 8, 48  # prompts
+ROUNDS = {1: 1, 4: 2, 8: 2}  # by requests at once
+CONCURRENCY = tuple(ROUNDS)
 WRONG, TIMED = (0, 2, 4, 8, 16), 24  # proposed tokens whose steps are timed; new tokens of each timed answer
-NGRAMS = tuple(
-    {"prompt_lookup_max": most, "prompt_lookup_min": 2, "num_speculative_tokens": n}
-    for most in (3, 5)
-    for n in (3, 6, 10)
-)
-PLAIN, NGRAM, OURS = "no speculation", "n-gram, tuned", "selector"
+NGRAMS = [{"prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": n} for n in (2, 4, 8)]
+METHODS = PLAIN, NGRAM, OURS = "no speculation", "n-gram, tuned", "selector"
 SERVER = {
     **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
     **{"OMP_NUM_THREADS": "2", "KMP_BLOCKTIME": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
@@ -63,7 +60,7 @@ def server(port: int, speculative: dict[str, Any] | None, additional: dict[str, 
         str(port),
     ]
     command += ["--served-model-name", "smol", "--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT)]
-    command += ["--per-request-spec-decode-metrics", "detailed"]
+    command += ["--per-request-spec-decode-metrics", "detailed"] if speculative else []
     for option, value in (("--speculative-config", speculative), ("--additional-config", additional)):
         command += [option, json.dumps(value)] if value else []
     address, log = f"http://127.0.0.1:{port}", FOLDER / f"server-{port}.log"
@@ -83,10 +80,10 @@ def server(port: int, speculative: dict[str, Any] | None, additional: dict[str, 
             process.terminate()
 
 
-def ask(address: str, prompt: Prompt, tokens: int = TOKENS) -> Answer:
-    """The answer to one prompt, greedy."""
+def ask(address: str, prompt: Prompt, tokens: int = TOKENS, to_the_end: bool = False) -> Answer:
+    """The answer to one prompt, greedy; of so many tokens in any case if `to_the_end`."""
     body: dict[str, Any] = {"model": "smol", "messages": [{"role": "user", "content": prompt.text}], "temperature": 0}
-    body |= {"max_tokens": tokens, "return_token_ids": True}
+    body |= {"max_tokens": tokens, "return_token_ids": True, "ignore_eos": to_the_end}
     request = urllib.request.Request(
         f"{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -97,12 +94,12 @@ def ask(address: str, prompt: Prompt, tokens: int = TOKENS) -> Answer:
 
 
 def ask_all(
-    address: str, prompts: Sequence[Prompt], concurrency: int, tokens: int = TOKENS
+    address: str, prompts: Sequence[Prompt], concurrency: int, tokens: int = TOKENS, to_the_end: bool = False
 ) -> tuple[list[Answer], float]:
     """All answers, so many at once, and the seconds until the last one."""
     begin = time.perf_counter()
     with ThreadPoolExecutor(concurrency) as pool:
-        answers = list(pool.map(lambda prompt: ask(address, prompt, tokens), prompts))
+        answers = list(pool.map(lambda prompt: ask(address, prompt, tokens, to_the_end), prompts))
     return answers, time.perf_counter() - begin
 
 
@@ -129,7 +126,7 @@ def step_times(prompts: Sequence[Prompt]) -> pd.DataFrame:
             file.write_text(str(count))
             seconds = []
             for tokens in (4, 4 + TIMED):  # the prompts' passes are in both
-                seconds.append(ask_all(address, prompts[:batch], batch, tokens)[1])
+                seconds.append(ask_all(address, prompts[:batch], batch, tokens, to_the_end=True)[1])
             taken.setdefault((batch, count), []).append((seconds[1] - seconds[0]) / TIMED)
     context = 100
     for (batch, count), each in taken.items():
@@ -198,7 +195,9 @@ def main() -> None:
             ask_all(address, training[:2], 2)
         done = [json.loads(line) for line in rounds.read_text().splitlines()] if rounds.exists() else []
         for concurrency in CONCURRENCY:
-            groups = [held_out[begin : begin + max(CONCURRENCY)] for begin in range(0, len(held_out), max(CONCURRENCY))]
+            # a server of several requests is under load: one that is answered makes room for the next
+            size = max(CONCURRENCY) if concurrency == 1 else len(held_out)
+            groups = [held_out[begin : begin + size] for begin in range(0, len(held_out), size)] * ROUNDS[concurrency]
             for number, group in enumerate(groups):
                 names = [*methods]
                 for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -213,37 +212,33 @@ def main() -> None:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> None:
-    """Tokens per second of every method, its speed over no speculation and over the tuned n-gram drafter, paired by
-    group of prompts (all answers of a group) with 95% intervals, and its slowest kind; one line of unequal texts."""
-    by = {(each["concurrency"], each["group"], each["method"]): each for each in rows}
+    """By requests at once and method: tokens per second of the server; that over no speculation and over the tuned
+    n-gram drafter; the same of single requests, paired by prompt, with 95% intervals over prompts; the kind of prompts
+    whose requests gain least over no speculation; and how many texts are those without speculation."""
     cells = []
-    for concurrency, method in product(CONCURRENCY, (PLAIN, NGRAM, OURS)):
-        groups = sorted({group for own, group, _ in by if own == concurrency})
-        speed = {
-            name: [
-                sum(len(own[1]) for own in by[concurrency, group, name]["answers"])
-                / by[concurrency, group, name]["seconds"]
-                for group in groups
-            ]
-            for name in (PLAIN, NGRAM, method)
+    for concurrency in CONCURRENCY:
+        here = [each for each in rows if each["concurrency"] == concurrency]
+        answers = {name: [a for each in here if each["method"] == name for a in each["answers"]] for name in METHODS}
+        server = {
+            name: sum(len(a[1]) for a in own) / sum(each["seconds"] for each in here if each["method"] == name)
+            for name, own in answers.items()
         }
-        cell = {"at once": str(concurrency), "method": method, "tokens/s": f"{statistics.fmean(speed[method]):.1f}"}
-        for rival in (PLAIN, NGRAM):
-            ratio = torch.tensor(
-                [a / b for a, b in zip(speed[method], speed[rival], strict=True)], dtype=torch.float64
-            ).log()
-            value, (low, high) = paired(ratio.unsqueeze(-1), torch.arange(len(groups)))
-            cell[f"over {rival}"] = f"{value:.2f} [{low:.2f}, {high:.2f}]"
-        equal = [
-            a[1] == b[1]
-            for group in groups
-            for a, b in zip(
-                by[concurrency, group, method]["answers"], by[concurrency, group, PLAIN]["answers"], strict=True
-            )
-        ]
-        cell["equal texts"] = f"{sum(equal)} of {len(equal)}"
-        cells.append(cell)
-    console.print(table(cells, "vLLM on this machine"))
+        for name, own in answers.items():
+            cell = {"at once": str(concurrency), "method": name, "tokens/s": f"{server[name]:.1f}"}
+            for rival in (PLAIN, NGRAM):
+                speeds = [len(a[1]) / a[0] / (len(b[1]) / b[0]) for a, b in zip(own, answers[rival], strict=True)]
+                ratio_XR = torch.tensor(speeds, dtype=torch.float64).log().unsqueeze(-1)
+                value, (low, high) = paired(ratio_XR, torch.arange(len(own)) % HELD_OUT)
+                cell[f"over {rival}"] = f"{server[name] / server[rival]:.2f}"
+                cell[f"each over {rival}"] = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+                if rival == PLAIN:
+                    kinds = {a[2] for a in own}
+                    each = {k: float(ratio_XR[[a[2] == k for a in own]].mean().exp()) for k in kinds}
+                    least = min(each, key=each.__getitem__)
+                    cell["least kind"] = f"{least} {each[least]:.2f}"
+            equal = sum(a[1] == b[1] for a, b in zip(own, answers[PLAIN], strict=True))
+            cells.append(cell | {"equal texts": f"{equal} of {len(own)}"})
+    console.print(pd.DataFrame(cells).to_string(index=False), soft_wrap=True)
 
 
 if __name__ == "__main__":

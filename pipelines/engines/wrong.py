@@ -18,7 +18,9 @@ class WrongTokens:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def propose(self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, *args: Any) -> list[list[int]]:
+    def propose(
+        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, *args: Any, **kwargs: Any
+    ) -> list[list[int]]:
         count = int(self._file.read_text())
         room = [self._room - int(each) - 1 for each in num_tokens_no_spec[: len(sampled_token_ids)]]
         return [[0] * min(count, left) if new else [] for new, left in zip(sampled_token_ids, room, strict=True)]

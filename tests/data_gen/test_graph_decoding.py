@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
+from data_gen.decoding import rehearse
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.graph import GraphDecoder
 from data_gen.decoding.loop import PARTS, Chooser, FixedTree, Loop, Random
@@ -196,6 +198,14 @@ def test_what_is_refused(pair: ModelPair) -> None:
         GraphDecoder(broken, Sampling(1.0), get_verifier("traversal"), FixedTree(EMPTY), 20).decode(
             [1], 3, torch.Generator()
         )
+
+
+def test_a_rehearsal_asks_and_decodes_with_every_action(pair: ModelPair) -> None:
+    asked: list[Action] = []
+    chooser = Random(ACTIONS, torch.Generator().manual_seed(3))
+    chooser.select = lambda features: asked.append(chooser.actions[0]) or chooser.actions[0]  # type: ignore[method-assign]
+    rehearse(replace(pair, decoder="graph"), Sampling(1.0), get_verifier("traversal"), chooser, ACTIONS, PROMPT, 12)
+    assert len(asked) >= len(ACTIONS)
 
 
 @pytest.mark.gpu

@@ -141,9 +141,12 @@ def measured(**changed: Any) -> dict[str, Any]:
 
 SUMMARY = without(VLLM, "metrics", "speculative_decoding", "per_step_accepted")
 LEFT_OUT = measured(per_step_accepted=[3], per_step_drafted=[3])
+NOTHING = measured(num_spec_steps=0, per_step_accepted=None, per_step_drafted=None)  # vLLM 0.32 of an answer without
 
 
-@pytest.mark.parametrize(("answer", "why"), [(SUMMARY, "sums over steps"), (LEFT_OUT, "left out steps that draft")])
+@pytest.mark.parametrize(
+    ("answer", "why"), [(SUMMARY, "sums over steps"), (LEFT_OUT, "left out steps"), (NOTHING, "left out steps")]
+)
 def test_a_text_whose_steps_are_not_known_is_for_lookups_alone(answer: Any, why: str, tmp_path: Path) -> None:
     """Where most texts are such ones, lookups are learned; where few are, the drafter's chains, from the others."""
     answers = [deepcopy(answer if number < 2 else VLLM) | {"id": str(number)} for number in range(7)]

@@ -30,7 +30,7 @@ from pipelines.evaluate.table import (
     setting_name,
     summary,
 )
-from pipelines.evaluate.verdict import Evaluation, metrics, next_step, origins, show, title, verdicts
+from pipelines.evaluate.verdict import Evaluation, metrics, next_step, origins, show, verdicts
 from pipelines.evaluate.verdict import methods as shown_methods
 from selector.actions import EMPTY, Action
 from selector.decision import Mode
@@ -133,13 +133,6 @@ def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_th
     found = metrics(evaluation)
     assert found[f"decoded_over_{ASSISTED.replace(' ', '_')}/T 0.2 top-p 1"] == pytest.approx(125 / 150)
     assert found["exported_ratio"] == pytest.approx(1.25)
-
-
-def test_synthetic_clocks_are_averaged() -> None:
-    clocks = [("gpu_like_1/5", 160.0), ("gpu_like_1/20", 100.0)]
-    clocked = [figure for clock, root in clocks for figure in replays(clock, **{AT_ROOT: root})]
-    summary = evaluated(replay=[*replays(), *clocked]).found["summary"]
-    assert summary["ratio_vs_static_traversal_gpu_like"] == pytest.approx((125 / 160 + 125 / 100) / 2)
 
 
 def test_the_tables_say_what_was_decoded_and_what_was_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,12 +263,6 @@ def test_whether_the_gain_is_there_in_wall_clock_is_one_sentence(
         f"In wall-clock time, prompt by prompt, the selector's gain over the lookup rule {words} and over the best "
         "static tree is there (1.200 [1.100, 1.300])."
     )
-
-
-def test_the_title_names_the_pair_and_the_machine() -> None:
-    own = Config.model_validate({"name": "mine", "pair": {"target": "org/large", "draft": "/models/small/"}})
-    assert title(own, "H100, bfloat16") == "mine: large with small on H100, bfloat16"
-    assert title(Config(name="mine"), "a CPU") == "mine: smollm2 with its draft on a CPU"
 
 
 def test_the_next_step_is_named(inside: Path) -> None:

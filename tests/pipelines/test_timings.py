@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import Gemma3TextConfig
 
 from data_gen import timing
 from pipelines.cli import run
+from pipelines.latency import clocks
 from pipelines.latency.stage import summary, unsteady
 from pipelines.latency.timings import misfit, profile_of, read_timings
 from pipelines.pair.loading import load_pair
@@ -60,11 +62,6 @@ def test_sizes_between_cost_the_next_larger_one_and_beyond_the_largest_they_rise
         assert each.at_batch(4).target.at(100, 7) == pytest.approx(24e-3)
         assert each.at_batch(2).draft.at(100, 1) == pytest.approx(1e-3)
         assert each.at_batch(1).action_seconds(EMPTY, 100, "traversal") == pytest.approx(10e-3)
-
-
-def test_contexts_are_linear_in_between(tmp_path: Path) -> None:
-    text = HEAD + "1,100,1,0,0.01\n1,100,0,1,0.001\n1,300,1,0,0.03\n1,300,0,1,0.003\n"
-    assert read(tmp_path, text).at_batch(1).target.at(200, 1) == pytest.approx(0.02)
 
 
 def test_drafting_once_each_pass_and_verification_are_told_apart(tmp_path: Path) -> None:
@@ -149,3 +146,14 @@ def test_predictions_that_miss_the_measured_steps_are_noticed() -> None:
 def test_other_stages_want_weights(shapes: list[str]) -> None:
     with pytest.raises(InputError, match=r"pair.target: ./target holds a config and no weights"):
         run("data", DEMO, shapes, plan=False)
+
+
+def test_the_clock_of_a_pair_needs_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6, "vocab_size": 90, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    gemma = {"gemma": tuple(each | sizes for each in clocks.PAIRS["gemma3-27b_gemma3-270m"])}
+    for name, value in {"PAIRS": gemma, "BATCHES": (1, 2), "CONTEXTS": (2048,), "VERIFIED": (1, 4)}.items():
+        monkeypatch.setattr(clocks, name, value)
+    clocks.main(tmp_path, "cpu", torch.float32)
+    rows = read_timings(tmp_path / "cpu_gemma.csv")
+    assert len(rows) == 6 and not misfit(rows, profile_of(rows, "gemma", False, "pair", ["traversal"]))

@@ -12,7 +12,6 @@ import mlflow
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from scipy import stats
 
 from pipelines.config import Config
@@ -21,7 +20,7 @@ from pipelines.train.fitting import module_of as new_module
 from pipelines.train.judging import judge, judge_rules, monitored, statics, step_times, tune_rules
 from pipelines.train.packaging import count_differing
 from pipelines.train.result import rule_of
-from pipelines.train.stage import choose, keep_if_ahead, kinds, row_of, table_of, trained
+from pipelines.train.stage import choose, keep_if_ahead, kinds, row_of, trained
 from selector.decision import NETWORK, LookupRule, Mode
 from selector.export.write import write_artefact
 from selector.latency import LatencyProfile
@@ -221,20 +220,6 @@ def test_the_kinds_follow_from_what_the_traces_hold() -> None:
     full = Config.model_validate({"name": "train", "data": {"features": "full"}, "train": TRAIN, **VERIFIERS})
     assert kinds(CONFIG) == [("regressor", LIGHT), ("policy", LIGHT)]
     assert kinds(full) == [("regressor", LIGHT), ("regressor", FULL), ("policy", FULL)]
-
-
-def test_a_networks_rule_is_not_called_the_one_that_decides() -> None:
-    mode = Mode(HOT, SPACE.chain(3), (EARLY,), rule=LookupRule(4, 8), longest=200)
-    copies = replace(mode, feature_levels=(), longest=0, sampling=Sampling(0.1))
-    rows = [{**each.row(), "replay_rule": {"value": 1.1, "error": 0.0}} for each in (mode, copies)]
-    ratio = {"replay": {"value": 1.2, "error": 0.0}}
-    found = {"modes": [row | ratio for row in rows], "metrics": {}}
-    console = Console(width=160)
-    with console.capture() as captured:
-        console.print(table_of({"regressor-light": found}, "regressor-light"))
-    network, rule = (line for line in captured.get().splitlines() if "1.100 ±" in line)
-    assert "1.100 ±0.000 *" not in network and "1.200 ±0.000 *" in network
-    assert "1.100 ±0.000 *" in rule and "1.200 ±0.000 *" not in rule
 
 
 @pytest.fixture
