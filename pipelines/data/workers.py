@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from functools import cache, cached_property
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
-from joblib import Parallel, delayed
 from transformers.utils.logging import disable_progress_bar
 
 from data_gen.models.pair import ModelPair
@@ -47,8 +49,13 @@ def made_by_processes(config: Config, fingerprint: str, work: dict[str, Work]) -
     """Shards in the order in which they are finished, by `data.workers` processes, which share a GPU or the cores."""
     count = min(config.data.workers or 1, len(work))
     place = config, fingerprint, str(Path.cwd()), max(1, torch.get_num_threads() // count)
-    pool = Parallel(count, return_as="generator_unordered", batch_size=1)
-    yield from pool(delayed(_make)(place, *item) for item in work.items())
+    pool = ProcessPoolExecutor(count, get_context("spawn"))
+    try:
+        yield from (each.result() for each in as_completed([pool.submit(_make, place, *item) for item in work.items()]))
+    except BrokenProcessPool as error:
+        raise InputError("data.workers: a worker was lost; short of memory? lower data.texts_per_shard") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _make(place: tuple[Config, str, str, int], name: str, todo: Work) -> tuple[str, Shard]:
