@@ -54,7 +54,7 @@ export: $(INSTALLED) ## package the selector for an engine
 report: $(INSTALLED) ## write runs/<name>/report.html
 	$(ESPALIER) report --config $(CONFIG) $(ARGS)
 
-gpu: $(INSTALLED) ## all stages on a GPU, then step times of larger pairs there, without their weights: some ten minutes
+gpu: $(INSTALLED) ## all stages on a GPU, then step times of larger pairs there, without their weights
 	$(ESPALIER) demo --config configs/gpu.yaml $(ARGS)
 	$(VENV)/bin/python -m pipelines.latency.clocks runs/gpu
 

@@ -175,7 +175,7 @@ class Data(Section):
         None, description="local: Ray's workers on this machine; auto or an address: on a cluster; null: no Ray"
     )
     workers: int | None = Field(
-        None, ge=1, description="how many processes make shards; null: with Ray as many as there is room for, else one"
+        None, ge=1, description="how many workers of Ray make shards; null: as many as there is room for"
     )
     gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target that pair.device_map spreads")
 

@@ -15,7 +15,7 @@ from data_gen.traces import TraceStore
 from pipelines.config import Config
 from pipelines.data.recorded import depends, realised, traces_folder
 from pipelines.data.shards import shards, size_line
-from pipelines.data.workers import made_by_processes, made_by_ray
+from pipelines.data.workers import made_by_ray
 from pipelines.pair.loading import known_fingerprint, load_pair, recipe
 from pipelines.run import Stage, progress
 from pipelines.tracking import describe, log_traces, mlflow_run
@@ -52,12 +52,12 @@ def run(config: Config) -> None:
         _judge(config, seen, Plausibility(**store.manifest["shards"][name]["plausibility"]))
     with mlflow_run(config, "data", SECTIONS) as mlflow, progress() as bar:
         task = bar.add_task("labelling texts", total=len(work), completed=len(work) - len(todo), note="")
-        if config.data.ray is not None or (config.data.workers or 1) > 1:
+        if config.data.ray is not None:
             pair = None  # workers have their own pairs, so this one leaves the device
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            made = (made_by_ray if config.data.ray is not None else made_by_processes)(config, fingerprint, todo)
+            made = made_by_ray(config, fingerprint, todo)
         else:
             made = ((name, make_shard(pair, recipe(config), each)) for name, each in todo.items())
         for name, shard in made:

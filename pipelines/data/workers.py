@@ -1,18 +1,14 @@
-"""Workers that make the data stage's shards: Ray's, or processes of this machine. Only the driver writes the store."""
+"""Ray's workers, which make the data stage's shards. Only the driver writes the store."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from functools import cache, cached_property
-from multiprocessing import get_context
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
 from data_gen.models.pair import ModelPair
 from data_gen.texts.labelled import Shard, Work, make_shard
@@ -38,31 +34,10 @@ class Worker:
     def _pair(self) -> ModelPair:
         os.chdir(self.folder)  # of the driver, on a shared disk
         torch.set_num_threads(self.threads)
-        disable_progress_bar()
         pair = load_pair(self.config)
         if pair.fingerprint != self.fingerprint:
             raise InputError("the pair of a worker is not the driver's")
         return pair
-
-
-def made_by_processes(config: Config, fingerprint: str, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
-    """Shards in the order in which they are finished, by `data.workers` processes, which share a GPU or the cores."""
-    count = min(config.data.workers or 1, len(work))
-    place = config, fingerprint, str(Path.cwd()), max(1, torch.get_num_threads() // count)
-    pool = ProcessPoolExecutor(count, get_context("spawn"))
-    try:
-        yield from (each.result() for each in as_completed([pool.submit(_make, place, *item) for item in work.items()]))
-    except BrokenProcessPool as error:
-        raise InputError("data.workers: a worker was lost; short of memory? lower data.texts_per_shard") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _make(place: tuple[Config, str, str, int], name: str, todo: Work) -> tuple[str, Shard]:
-    return _worker(*place).make(name, todo)
-
-
-_worker = cache(Worker)
 
 
 def made_by_ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:

@@ -111,11 +111,6 @@ def test_whatever_ends_it_the_same_command_goes_on(whole: dict[str, bytes], tmp_
     assert {path.name for path in (tmp_path / "mlruns").glob("mlflow.db*")} <= {"mlflow.db"}
 
 
-def test_processes_write_the_same_bytes(whole: dict[str, bytes], tmp_path: Path) -> None:
-    espalier(tmp_path, "data", *FEW, "data.workers=2")
-    assert files(tmp_path) == whole
-
-
 def test_ray_writes_the_same_bytes_though_a_worker_is_killed(whole: dict[str, bytes], tmp_path: Path) -> None:
     """Once the first shard is there; the shard that it was at is made by another one."""
     pytest.importorskip("ray", reason="the extra `ray` is not installed")

@@ -10,10 +10,9 @@ import torch
 from data_gen.models.masks import TreeMasks
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.plausibility import tie
 from data_gen.texts.prompts import Prompt
 from pipelines.evaluate.assisted import Assistant
-from pipelines.evaluate.losslessness import greedy_check
+from pipelines.evaluate.losslessness import greedy_check, tie
 from pipelines.pair.loading import encode
 from selector.schema import InputError
 from tests.pipelines.runs import UNTEMPLATED, demo_config
@@ -75,10 +74,12 @@ def test_a_difference_that_is_no_tie_is_found(pair: ModelPair, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("best", "dtype", "expected"),
     [
-        (31.9, torch.bfloat16, 1.0),
-        (32.0, torch.bfloat16, 2.0),
-        (-3.0, torch.bfloat16, 0.125),
-        (20.0, torch.float32, 1e-3),
+        (20.0, torch.bfloat16, 0.5),
+        (31.9, torch.bfloat16, 0.5),
+        (32.0, torch.bfloat16, 1.0),
+        (-3.0, torch.bfloat16, 0.0625),
+        (20.0, torch.float16, 0.0625),
+        (20.0, torch.float32, 1e-4),
     ],
 )
 def test_a_tie_follows_from_the_dtype(best: float, dtype: torch.dtype, expected: float) -> None:
