@@ -16,8 +16,8 @@ from data_gen.models.pair import ModelRows
 from data_gen.models.sampling import Sampling
 
 UNLIKELY = 1e-3  # less probable tokens are counted: a text of another model or sampling setting has too many
-SUMS = 1e-3  # the logits of two passes that add the same numbers in another order may differ by so much, in float32
-SPACINGS = 8  # of neighbouring numbers at the best logit; in bfloat16, two passes of SmolLM2 were up to 2 apart there
+SUMS = 1e-4  # the logits of two passes that add the same numbers in another order may differ by so much, in float32
+SPACINGS = 4  # of neighbouring numbers at the best logit: rounding may move each of two logits by two of them
 FALSE_ALARMS = 1e-6  # the share of the target's own logs that are taken for foreign ones, at most
 
 
@@ -77,14 +77,16 @@ class Plausibility:
 
 
 def tie(best: float, dtype: torch.dtype) -> float:
-    """The largest difference of two logits that rounding explains, given the best logit and the passes' dtype: 1
+    """The largest difference of two logits that rounding explains, given the best logit and the passes' dtype: 0.5
     between 16 and 32 in bfloat16, whose numbers lie 0.125 apart there."""
     spacing = torch.finfo(dtype).eps * 2.0 ** (math.frexp(best)[1] - 1)
     return max(SUMS, SPACINGS * spacing)
 
 
 def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
-    edge, logits_V = tie(float(logits_V.max()), logits_V.dtype), logits_V.double()
+    edge = 1e-3 if logits_V.dtype == torch.float32 else 32 * float(torch.finfo(logits_V.dtype).eps)
+    edge = max(edge, tie(float(logits_V.max()), logits_V.dtype))  # a batch and a text alone differ at large logits
+    logits_V = logits_V.double()
     if sampling.temperature == 0:
         return float(logits_V.max() - logits_V[token]) <= edge
     if sampling.cuts_nothing:

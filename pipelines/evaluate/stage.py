@@ -47,7 +47,7 @@ T = TypeVar("T")
 Contenders = dict[Sampling, list[Method | Assistant]]  # by sampling setting
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
-GREEDY_PROMPTS = 24
+GREEDY_PROMPTS = 40
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
 TUNING_PROMPTS = 16  # training prompts on which transformers' own methods are tuned, for every sampling setting
 
