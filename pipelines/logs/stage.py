@@ -52,10 +52,9 @@ def plan(config: Config) -> list[str]:
 def run(config: Config) -> None:
     logs, labeller = _read(config)
     splits = splits_of(logs, config.prompts.validation, config.prompts.test)
-    profile = _profile(config, labeller.drafter)
+    profile, doubt = _profile(config, labeller.drafter)
     outputs = tuple(config.folder / name for name in OUTPUTS[: len(OUTPUTS) if profile else 3])
     stage = Stage("logs", config, _depends(config), outputs)
-    doubt = misfit(read_timings(path), profile) if (path := config.latency.timings) and profile else ""
     for remark in (*logs.remarks, *filter(None, [doubt])):
         stage.say(remark)
     if not stage.begin():
@@ -99,11 +98,13 @@ def _depends(config: Config) -> dict[str, Any]:
     }
 
 
-def _profile(config: Config, drafter: str) -> LatencyProfile | None:
+def _profile(config: Config, drafter: str) -> tuple[LatencyProfile | None, str]:
+    """The engine's profile, if there are step times, and what it misses of them."""
     if (path := config.latency.timings) is None:
-        return None
-    rows = read_timings(path)
-    return profile_of(rows, str(path), config.latency.stepped, f"log:{drafter}", (VERIFIER,), drafter != NO_DRAFTER)
+        return None, ""
+    rows, drafts = read_timings(path), drafter != NO_DRAFTER
+    profile = profile_of(rows, str(path), config.latency.stepped, f"log:{drafter}", (VERIFIER,), drafts)
+    return profile, misfit(rows if drafts else rows[rows["passes"] == 0], profile)
 
 
 def _found(
