@@ -1,0 +1,53 @@
+"""The papers' tables on a small run: every method stands there, ratios are what they say, and means are over cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.compare.stage import AT_ROOT, DELAYED, HERE, IDEAL, ORACLE, PRINTED, over_cells
+from pipelines.evaluate.table import ALL, Table
+from tests.pipelines.runs import SMALL, espalier
+
+CLOCK = str(Path(__file__).parents[2] / "configs" / "clocks" / "h100_qwen2.5-32b_qwen2.5-0.5b.csv")
+
+
+def test_every_method_of_every_verifier_is_compared_on_every_clock(copy: Path) -> None:
+    words = [*SMALL, f"evaluate.clocks=[{CLOCK}]"]
+    said = espalier(copy, "compare", *words)
+    found = Table.read(copy / "runs" / "demo" / "papers.parquet")
+    for clock in (HERE, Path(CLOCK).stem, IDEAL):
+        measure = f"replayed on {clock} over traversal {AT_ROOT}"
+        methods = found.methods(ALL, measure)
+        assert f"specinfer: {PRINTED}" in methods and len(methods) == 3 * 4 + 2 * 3 + 1
+        assert found.of(ALL, f"traversal: {AT_ROOT}", measure).value == 1
+        for name in ("specinfer", "traversal", "lifted_uniform"):
+            oracle = found.of(ALL, f"{name}: {ORACLE}", measure).value
+            assert oracle >= found.of(ALL, f"{name}: {DELAYED}", measure).value > 0
+        cells = [
+            each.value for each in found.figures if each.measure == measure and each.method == f"specinfer: {AT_ROOT}"
+        ]
+        mean, *each = cells  # the mean over cells comes first
+        assert mean == pytest.approx(sum(each) / len(each)) and len(each) >= 2
+    depth = [each for each in found.figures if each.measure == "acceptance at depth 1, K=4"]
+    assert len(depth) == 6 and all(0 < each.value <= 1 + 1e-6 for each in depth)
+    optimal = {
+        each.measure: each.value
+        for each in found.figures
+        if each.measure.startswith("optimal") and each.setting == "T=1"
+    }
+    assert optimal["optimal acceptance, K=2, iid"] < optimal["optimal acceptance, K=2, without_replacement"] <= 1
+    assert {each.method for each in found.figures if "drafted tokens per step" in each.measure} == {"drafts"}
+    assert "least cell" in said and "reusing" in espalier(copy, "compare", *words)
+
+
+def test_means_are_over_cells_and_errors_over_sources() -> None:
+    """Two cells of two sources each: ratios of sums within a cell, then their mean."""
+    columns = torch.tensor([[4.0, 2, 2, 2], [2, 2, 2, 2], [9, 3, 3, 3], [3, 1, 1, 1]])  # tokens, seconds; the rival's
+    cells, sources = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
+    found = over_cells(columns, cells, sources)
+    assert found.value == pytest.approx(((6 / 4) / (4 / 4) + (12 / 4) / (4 / 4)) / 2)
+    without = torch.tensor([(2 / 2 + 3) / 2, (4 / 2 + 3) / 2])  # the first source, the second one
+    assert found.error == pytest.approx(float((0.5 * (without - without.mean()).square().sum()).sqrt()))
