@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 ESPALIER := $(VENV)/bin/espalier
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo gpu engine-vllm pair distil draft latency data train evaluate export report quick logs worlds docs mlflow test fuzz lint clean
+.PHONY: help install demo gpu engine-vllm pair distil draft latency data train evaluate export report quick compare papers logs worlds docs mlflow test fuzz lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -34,7 +34,7 @@ distil: $(INSTALLED) ## train a draft for a target that has none (CONFIG=mine.ya
 
 draft: $(INSTALLED) ## make the draft that comes with Espalier anew
 	$(ESPALIER) distil --config configs/draft.yaml $(ARGS)
-	$(VENV)/bin/python -m pipelines.distil.shipping configs/draft.yaml $(ARGS)
+	cp runs/draft/distil/draft/* pipelines/pair/shipped/draft/
 
 latency: $(INSTALLED) ## measure this machine's latency profile
 	$(ESPALIER) latency --config $(CONFIG) $(ARGS)
@@ -56,10 +56,10 @@ report: $(INSTALLED) ## write runs/<name>/report.html
 
 gpu: $(INSTALLED) ## all stages on a GPU, then step times of larger pairs there, without their weights
 	$(ESPALIER) demo --config configs/gpu.yaml $(ARGS)
-	$(VENV)/bin/python -m pipelines.latency.clocks runs/gpu
+	$(VENV)/bin/python -m tests.engines.clocks runs/gpu
 
 engine-vllm: $(INSTALLED) .venv-vllm/.installed ## vLLM on this CPU serves, its log trains a selector, which decides inside it
-	$(VENV)/bin/python -m pipelines.engines.vllm_loop
+	$(VENV)/bin/python -m tests.engines.vllm_loop
 
 .venv-vllm/.installed:
 	$(PYTHON) -m venv .venv-vllm
@@ -68,8 +68,14 @@ engine-vllm: $(INSTALLED) .venv-vllm/.installed ## vLLM on this CPU serves, its 
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # they do not fit torch's CPU build
 	@touch $@
 
-quick: $(INSTALLED) ## two minutes, needs no other stage: does speculation pay for this pair here? (CONFIG=mine.yaml)
+quick: $(INSTALLED) ## all stages in small, in minutes: does speculation pay for this pair here? (CONFIG=mine.yaml)
 	$(ESPALIER) quick --config $(CONFIG) $(ARGS)
+
+compare: $(INSTALLED) ## the papers' tables from a run's traces
+	$(ESPALIER) compare --config $(CONFIG) $(ARGS)
+
+papers: $(INSTALLED) ## the papers' tables on SmolLM2: about two hours on two cores
+	for stage in pair latency data compare; do $(ESPALIER) $$stage --config configs/papers.yaml $(ARGS) || exit; done
 
 logs: $(INSTALLED) ## from an engine's logs to a selector, without a model (FILES="a.jsonl b.jsonl --timings times.csv")
 	$(ESPALIER) logs $(FILES) $(if $(filter-out configs/demo.yaml,$(CONFIG)),--config $(CONFIG)) $(ARGS)

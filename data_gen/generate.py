@@ -29,11 +29,9 @@ from transformers.utils import ModelOutput
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Chooser, FixedTree, Step
 from data_gen.models.checkpoints import weights_of
-from data_gen.models.heads import check_fits, check_head
-from data_gen.models.pair import ModelPair, is_head
+from data_gen.models.pair import ModelPair, scored, widened
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model
-from data_gen.models.vocabulary import scored, widened
 from data_gen.timing import device_name
 from data_gen.verification import get_verifier
 from selector.actions import Action, ActionSpace
@@ -43,28 +41,17 @@ from selector.schema import PAIR, InputError
 PADDING = 1.01  # the largest ratio of table sizes with one vocabulary, which differ by padding
 DEFAULT_VERIFIER = "lifted_uniform"  # of a fixed tree
 OF_LOGITS_ALONE = (  # processors whose result follows from the logits
-    processors.TemperatureLogitsWarper,
-    processors.TopKLogitsWarper,
-    processors.TopPLogitsWarper,
-    processors.MinPLogitsWarper,
-    processors.TypicalLogitsWarper,
-    processors.EpsilonLogitsWarper,
-    processors.EtaLogitsWarper,
-    processors.SuppressTokensLogitsProcessor,
-    processors.InfNanRemoveLogitsProcessor,
-    processors.LogitNormalization,
+    *(processors.TemperatureLogitsWarper, processors.TopKLogitsWarper, processors.TopPLogitsWarper),
+    *(processors.MinPLogitsWarper, processors.TypicalLogitsWarper, processors.EpsilonLogitsWarper),
+    *(processors.EtaLogitsWarper, processors.SuppressTokensLogitsProcessor),
+    *(processors.InfNanRemoveLogitsProcessor, processors.LogitNormalization),
 )
 OF_THE_TEXT = (  # processors whose result follows from the logits and the text before
-    processors.RepetitionPenaltyLogitsProcessor,
-    processors.NoRepeatNGramLogitsProcessor,
-    processors.MinLengthLogitsProcessor,
-    processors.MinNewTokensLengthLogitsProcessor,
-    processors.SequenceBiasLogitsProcessor,
-    processors.NoBadWordsLogitsProcessor,
-    processors.ForcedBOSTokenLogitsProcessor,
-    processors.ForcedEOSTokenLogitsProcessor,
-    processors.ExponentialDecayLengthPenalty,
-    processors.SuppressTokensAtBeginLogitsProcessor,
+    *(processors.RepetitionPenaltyLogitsProcessor, processors.NoRepeatNGramLogitsProcessor),
+    *(processors.MinLengthLogitsProcessor, processors.MinNewTokensLengthLogitsProcessor),
+    *(processors.SequenceBiasLogitsProcessor, processors.NoBadWordsLogitsProcessor),
+    *(processors.ForcedBOSTokenLogitsProcessor, processors.ForcedEOSTokenLogitsProcessor),
+    *(processors.ExponentialDecayLengthPenalty, processors.SuppressTokensAtBeginLogitsProcessor),
 )
 # Keys of `GenerationConfig` that may have any value. Other keys, also those of later versions, must not be set.
 FREE = frozenset(
@@ -95,6 +82,7 @@ ALLOWED = {  # values of keys that may have some only
 }
 INPUTS = "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"  # that `generate` passes on
 _checked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # checked text length by model
+_hashes: weakref.WeakKeyDictionary[Any, tuple[int, str]] = weakref.WeakKeyDictionary()  # of the weights by model
 
 
 @dataclass
@@ -116,14 +104,9 @@ class Processed(Sampling):
     @classmethod
     def of(cls, config: GenerationConfig, logits_processor: LogitsProcessorList) -> Processed:
         if not config.do_sample:
-            return cls(temperature=0.0, processors=logits_processor)
-        return cls(
-            temperature=float(config.temperature or 1.0),
-            top_p=float(config.top_p or 1.0),
-            top_k=int(config.top_k or 0),
-            min_p=float(config.min_p or 0.0),
-            processors=logits_processor,
-        )
+            return cls(0.0, processors=logits_processor)
+        setting = float(config.temperature or 1.0), float(config.top_p or 1.0), int(config.top_k or 0)
+        return cls(*setting, min_p=float(config.min_p or 0.0), processors=logits_processor)
 
     @property
     def draft(self) -> Processed:
@@ -142,9 +125,8 @@ class Processed(Sampling):
             scores_NV = self.processors(none_N1, scores_NV)
         else:
             rows = zip(texts(), scores_NV.clone().unbind(0), strict=True)
-            scores_NV = torch.cat(
-                [self.processors(torch.tensor([text], device=row.device), row.unsqueeze(0)) for text, row in rows]
-            )
+            each = [self.processors(torch.tensor([text], device=row.device), row[None]) for text, row in rows]
+            scores_NV = torch.cat(each)
         if self.temperature == 0:
             return torch.zeros_like(scores_NV).scatter_(-1, scores_NV.argmax(-1, keepdim=True), 1.0)
         return scores_NV.softmax(-1)
@@ -165,8 +147,7 @@ def speculative_generate(
     or with `return_dict_in_generate` a `SpeculativeOutput`. InputError, which names it, for what cannot be honoured.
 
     Args:
-        draft_model: with the target's vocabulary, on its device; or a head for the target, from
-            `data_gen.models.heads.load_head`, which drafts chains.
+        draft_model: with the target's vocabulary, on its device.
         selector: a loaded selector or its folder; or one action for all steps, a tree `(K, L1, L2)`, a greedy tree
             `(K, L1, L2, "greedy")`, or a lookup `(1, length, 0, "copy")`; or a pair of a verifier's name and an action.
         text_streamer: a streamer of transformers. `generate` passes on neither its `streamer` nor its `tokenizer`; stop
@@ -178,16 +159,13 @@ def speculative_generate(
         _check_settings(input_ids, logits_processor, generation_config, model_kwargs)
         draft = _checked_draft(model, draft_model, int(generation_config.max_length or 0))
         pair = ModelPair(model, draft, cast(Any, None), (str(model.name_or_path), str(draft.name_or_path)), "")
-        if pair.has_head and draft not in _checked:
-            check_head(pair, f"draft_model: {draft.name_or_path}")
-            _checked[draft] = 1
         sampling = Processed.of(generation_config, logits_processor)
         verifier, chooser = _choice(selector, sampling, pair)
         if isinstance(chooser, Tuned):
             sampling = replace(sampling, draft_temperature=chooser.mode.sampling.draft_temperature)
         decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
         generator = torch.Generator(device=model.device).manual_seed(int(torch.randint(2**63 - 1, ())))
-        stack.enter_context(widened(*([model] if pair.has_head else [model, draft])))
+        stack.enter_context(widened(model, draft))
         steps = stack.enter_context(closing(decoder.steps(input_ids[0].tolist(), generator)))
         sequences, taken = _until_stopped(steps, input_ids, stopping_criteria, text_streamer)
     if generation_config.return_dict_in_generate:
@@ -250,9 +228,7 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
         raise InputError(f"draft_model: {draft!r:.80} is not a model; AutoModelForCausalLM.from_pretrained loads one")
     if draft.device != model.device:
         raise InputError(f"draft_model: it is on {draft.device}, and the target on {model.device}")
-    models = (model,) if is_head(draft) else (model, cast(PreTrainedModel, draft))
-    if is_head(draft):
-        check_fits(draft, model, f"draft_model: {draft.name_or_path}")
+    models: tuple[Any, ...] = model, draft
     sizes = [scored(each) for each in models]
     if max(sizes) > PADDING * min(sizes):
         raise InputError(f"vocabularies differ: the target scores {sizes[0]} tokens, the draft {sizes[1]}")
@@ -264,6 +240,14 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
     return cast(PreTrainedModel, draft)
 
 
+def _hash(model: Any) -> str:
+    """`weights_of` the model, which takes seconds: again only where weights have changed in place."""
+    version = sum(own._version for own in model.parameters() if not own.is_inference())
+    if _hashes.get(model, (None, ""))[0] != version:
+        _hashes[model] = version, weights_of(model)
+    return _hashes[model][1]
+
+
 def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Chooser]:
     if isinstance(selector, str | Path):
         selector = load_selector(selector)
@@ -271,9 +255,9 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
         if selector.schema != PAIR:
             raise InputError("selector: trained on an engine's log; generate() needs one that was trained on a pair")
         device = device_name(str(pair.device), str(pair.target.dtype).removeprefix("torch."))
-        selector.check_pair(*pair.names, device, [weights_of(each) for each in (pair.target, pair.draft)])
-        setting = sampling.temperature, sampling.top_p
-        return selector.verifier, selector.at(*setting, top_k=sampling.top_k, min_p=sampling.min_p)
+        selector.check_pair(*pair.names, device, [_hash(each) for each in (pair.target, pair.draft)])
+        own = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        return selector.verifier, selector.at(**own)
     verifier = DEFAULT_VERIFIER
     if isinstance(selector, tuple) and len(selector) == 2:
         verifier, selector = selector
@@ -284,6 +268,4 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
         raise InputError(
             "selector: neither a selector, nor its folder, nor an action (K, L1, L2) or (K, L1, L2, style)"
         ) from error
-    if pair.has_head and action.K > 1:
-        raise InputError(f"selector: the tree {action} has branches; a head drafts chains")
     return verifier, FixedTree(action)

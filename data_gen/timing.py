@@ -8,32 +8,30 @@ from __future__ import annotations
 import math
 import platform
 import random
+import re
 import statistics
 import time
 from bisect import bisect
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
-from itertools import count, islice, pairwise
+from itertools import count, islice, pairwise, repeat
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
 
 from data_gen.decoding import decoder_for
-from data_gen.decoding.loop import Features, Step
+from data_gen.decoding.loop import FixedTree, Rehearsal, Step
 from data_gen.models.checkpoints import weights_of
 from data_gen.models.pair import ModelPair, resolve_device
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
-from selector.actions import Action
-from selector.latency import LatencyProfile, Verification, draft_passes
-from selector.tables import Table
+from selector.actions import EMPTY, Action
+from selector.latency import LatencyProfile, Table, Verification, draft_passes
 
-T = TypeVar("T")
 Case = tuple[str, Action]  # a verifier's name and the action of a step
 BURST, TURN = 4, 8  # steps in a row with one action; steps in a row of one decoding
 GROWN, SPARE = 128, 32  # new tokens after which a decoding begins anew; tokens of its last step, at most
@@ -48,9 +46,8 @@ def device_name(device: str, dtype: str, threads: int | None = None) -> str:
     if device.startswith("cuda"):
         return f"{torch.cuda.get_device_name(device)}, {dtype}"
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    processor = names[0] if names else platform.processor() or platform.machine()
+    name = re.search(r"^model name\s*:(.*)", info.read_text() if info.exists() else "", re.MULTILINE)
+    processor = name[1].strip() if name else platform.processor() or platform.machine()
     threads = threads or torch.get_num_threads()
     return f"{processor}, {threads} thread{'s' * (threads > 1)}, {dtype}"
 
@@ -69,35 +66,29 @@ class Sample(NamedTuple):
     late: int
 
 
-def usual(seconds: Sequence[float]) -> float:
+def usual(seconds: Iterable[float]) -> float:
     """The mean without the slowest tenth, which other programs cause; the median has a larger variance there."""
-    return statistics.fmean(_quicker(sorted(seconds)))
+    ascending = sorted(seconds)
+    return statistics.fmean(ascending[: len(ascending) - len(ascending) // 10])
 
 
-def _quicker(ascending: Sequence[T]) -> Sequence[T]:
+def quicker(samples: Iterable[Sample]) -> list[Sample]:
+    ascending = sorted(samples, key=lambda each: each.step.total)
     return ascending[: len(ascending) - len(ascending) // 10]
 
 
-@dataclass
-class Bursts:
-    """Drafts each action several times in a row, as in decoding, in an order that is shuffled anew each time."""
-
-    actions: Sequence[Action]
-    shuffled: random.Random
-    feature_levels: tuple[str, ...] = ()
-    _coming: deque[Action] = field(default_factory=deque, init=False)
-
-    def select(self, features: Features | None) -> Action:
-        if not self._coming:
-            order = self.shuffled.sample(self.actions, len(self.actions))
-            self._coming.extend(action for action in order for _ in range(BURST))
-        return self._coming.popleft()
+def bursts(actions: Sequence[Action], shuffled: random.Random) -> Iterator[Action]:
+    """Each action several times in a row, as in decoding, in an order that is shuffled anew each time; without end."""
+    while True:
+        for action in shuffled.sample(actions, len(actions)):
+            yield from repeat(action, BURST)
 
 
 def samples_of(pair: ModelPair, cases: Sequence[Case], prompt: list[int], longest: int, seed: int) -> Generator[Sample]:
     """Endless steps of one verifier behind a prompt, in texts of about `longest` tokens at most. The first step of a
     burst counts only where the draft is late, and a lookup only where it finds a match."""
-    verifier, chooser = cases[0][0], Bursts([action for _, action in cases], random.Random(seed))
+    verifier, actions = cases[0][0], bursts([action for _, action in cases], random.Random(seed))
+    chooser = Rehearsal(FixedTree(EMPTY), actions)
     seen = Counter[Action]()
     for number in count(seed):
         grown = min(len(prompt) + GROWN, longest)
@@ -183,11 +174,10 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
     nodes = [1, *(high for low, high in pairwise(NODES) if any(low < size <= high for size in sizes))]
     parts, seconds, weights = [], [], []
     for (name, action, *_), own in groups.items():
-        quicker = _quicker(sorted(own, key=lambda each: each.step.total))
-        weight = math.sqrt(len(own)) / usual(totals[name, action])  # a group's own mean would favour the quicker ones
-        parts.append(np.mean([parts_of(each, verifiers, nodes) for each in quicker], axis=0))
-        seconds.append(statistics.fmean(each.step.total for each in quicker))
-        weights.append(weight)
+        parts.append(np.mean([parts_of(each, verifiers, nodes) for each in quicker(own)], axis=0))
+        seconds.append(usual(each.step.total for each in own))
+        # a group's own mean would favour the quicker ones
+        weights.append(math.sqrt(len(own)) / usual(totals[name, action]))
     weight_S = np.array(weights)
     seconds_P, _ = nnls(np.array(parts) * weight_S[:, None], np.array(seconds) * weight_S)
     left = iter(seconds_P.tolist())
@@ -195,9 +185,8 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
     def table(knots: Sequence[int]) -> Table:
         first, by_context = next(left), next(left)
         rises = np.cumsum([0.0, *islice(left, len(knots) - 1)]).tolist()
-        return Table(
-            [*lengths], [*knots], [[first + by_context * n / THOUSAND + rise for rise in rises] for n in lengths]
-        )
+        rows = [[first + by_context * n / THOUSAND + rise for rise in rises] for n in lengths]
+        return Table([*lengths], [*knots], rows)
 
     target, draft, drafting = table(nodes), table(WIDTHS), next(left)
     late = Table([0], [*LATE], [np.cumsum([0.0, *islice(left, len(LATE) - 1)]).tolist()])
@@ -221,20 +210,18 @@ def nucleus_seconds(pair: ModelPair) -> float:
     """`LatencyProfile.nucleus`."""
     logits_NV = torch.randn(ROWS, pair.vocabulary, device=pair.device)
     taken: dict[float, list[float]] = {1.0: [], 0.9: []}
-    for _ in range(TIMES):
-        for top_p, seconds in taken.items():
-            start = now(pair)
-            Sampling(1.0, top_p).probabilities(logits_NV)
-            seconds.append(now(pair) - start)
+    for top_p, seconds in [*taken.items()] * TIMES:
+        start = now(pair)
+        Sampling(1.0, top_p).probabilities(logits_NV)
+        seconds.append(now(pair) - start)
     plain, filtered = map(statistics.median, taken.values())
     return max(0.0, filtered - plain) / ROWS
 
 
 def times(profile: LatencyProfile, samples: Sequence[Sample]) -> tuple[float, float]:
     """Predicted and measured seconds of steps with one action that are not late: means without the slowest tenth."""
-    quicker = _quicker(sorted(samples, key=lambda each: each.step.total))
     predicted = statistics.fmean(
         profile.action_seconds(each.step.action, each.step.length, each.verifier, nodes=each.step.nodes)
-        for each in quicker
+        for each in quicker(samples)
     )
-    return predicted, statistics.fmean(each.step.total for each in quicker)
+    return predicted, usual(each.step.total for each in samples)

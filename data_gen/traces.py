@@ -31,9 +31,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
-from numpy.typing import NDArray
 
-from data_gen.features.rows import ROW_NUMBERS, scalars_along
+from data_gen.features.root import ROW_NUMBERS, scalars_along
 from data_gen.models.sampling import Sampling
 from selector.actions import ActionSpace
 from selector.files import atomically
@@ -63,7 +62,6 @@ def text_schema(verifiers: Sequence[str], hidden: bool, space: ActionSpace) -> p
 
 
 def space_of(table: pa.Table) -> ActionSpace:
-    """The action space of the labelled trees."""
     return ActionSpace.of_json(json.loads(table.schema.metadata[SPACE_KEY.encode()]))
 
 
@@ -104,8 +102,12 @@ def check_shard(folder: Path, name: str, listed: dict[str, Any]) -> None:
 def differences(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
     """`key: old -> new` for every dotted key whose value differs."""
     old, new = flat(recorded), flat(json.loads(json.dumps(current)))
-    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-    return [f"{key}: {_short(old.get(key))} -> {_short(new.get(key))}" for key in changed]
+    changed = {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
+    shown = {key: [json.dumps(value) for value in both] for key, both in changed.items()}
+    return [
+        f"{key}: " + " -> ".join(text if len(text) <= 60 else text[:57] + "..." for text in both)
+        for key, both in shown.items()
+    ]
 
 
 def listed_changes(changes: list[str]) -> str:
@@ -117,11 +119,6 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         result |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return result
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 class TraceStore:
@@ -189,32 +186,30 @@ def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
 
 def texts_of(table: pa.Table, verifiers: Sequence[str]) -> Texts:
     """Rows of a trace store, all with roots; InputError where labels are missing."""
-    found_RF = np.concatenate([_scalars(table.slice(number, 1)) for number in range(table.num_rows)])
-    wrong = [name for name, finite in zip(PAIR.names, np.isfinite(found_RF).all(0), strict=True) if not finite]
+    scalars = []
+    for number in range(table.num_rows):
+        row = {name: table[name][number] for name in ("tokens", "start", "temperature", "top_p", *ROW_NUMBERS)}
+        sampling = Sampling(row["temperature"].as_py(), row["top_p"].as_py())
+        numbers = {name: row[name].values.to_numpy() for name in ROW_NUMBERS}
+        scalars.append(scalars_along(row["tokens"].values.to_pylist(), row["start"].as_py(), sampling, numbers))
+    found_RF = np.concatenate(scalars)
+    wrong = [name for name, own_R in zip(PAIR.names, found_RF.T, strict=True) if not np.isfinite(own_R).all()]
     if wrong:
         raise ValueError(f"scalars that were not computed, or are not finite: {', '.join(wrong)}")
     return to_texts(table, verifiers, torch.from_numpy(found_RF), space_of(table))
 
 
-def _scalars(row: pa.Table) -> NDArray[np.float32]:
-    value = {name: row[name][0] for name in ("tokens", "start", "temperature", "top_p", *ROW_NUMBERS)}
-    sampling = Sampling(value["temperature"].as_py(), value["top_p"].as_py())
-    numbers = {name: value[name].values.to_numpy() for name in ROW_NUMBERS}
-    return scalars_along(value["tokens"].values.to_pylist(), value["start"].as_py(), sampling, numbers)
-
-
 def to_table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
     """Rows, each a dictionary by column name, as a table."""
-    return pa.table([_column(rows, field) for field in schema], schema=schema)
-
-
-def _column(rows: Sequence[dict[str, Any]], field: pa.Field) -> pa.Array:
-    values = [row[field.name] for row in rows]
-    if pa.types.is_list(field.type):
-        own = field.type.value_type.to_pandas_dtype()
-        with np.errstate(over="ignore"):
-            values = [np.asarray(value).reshape(-1).astype(own) for value in values]
-    return pa.array(values, field.type)
+    columns = []
+    for field in schema:
+        values = [row[field.name] for row in rows]
+        if pa.types.is_list(field.type):
+            own = field.type.value_type.to_pandas_dtype()
+            with np.errstate(over="ignore"):
+                values = [np.asarray(value).reshape(-1).astype(own) for value in values]
+        columns.append(pa.array(values, field.type))
+    return pa.table(columns, schema=schema)
 
 
 def _check_finite(name: str, table: pa.Table) -> None:

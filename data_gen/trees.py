@@ -144,9 +144,7 @@ class DraftTree:
     @cached_property
     def paths_ND(self) -> Tensor:
         """For each node the ids of the nodes from the root (left out) to it, filled up with 0; int64 [N, D]."""
-        depth = max(self._depths)
-        padded = [path + [0] * (depth - len(path)) for path in map(self.path_to, range(len(self)))]
-        return torch.tensor(padded, dtype=torch.int64).view(len(self), depth)
+        return _padded([self.path_to(node) for node in range(len(self))])
 
     def groups(self, nodes: Sequence[int] | None = None) -> list[NodeGroup]:
         """The inner nodes among `nodes` (all nodes if None), by the length of their child lists."""
@@ -165,10 +163,7 @@ class DraftTree:
 
     @cached_property
     def levels(self) -> list[list[int]]:
-        levels: list[list[int]] = [[] for _ in range(max(self._depths) + 1)]
-        for node, depth in enumerate(self._depths):
-            levels[depth].append(node)
-        return levels
+        return [(self.depths_N == depth).nonzero()[:, 0].tolist() for depth in range(max(self._depths) + 1)]
 
 
 class NodeGroup(NamedTuple):
@@ -189,6 +184,11 @@ def ancestors(parents: Sequence[int]) -> Tensor:
         if parent >= 0:
             seen[node] |= seen[parent]
     return seen
+
+
+def _padded(paths: list[list[int]]) -> Tensor:
+    depth = max(map(len, paths))
+    return torch.tensor([path + [0] * (depth - len(path)) for path in paths], dtype=torch.int64)
 
 
 class Layout:
@@ -216,9 +216,7 @@ class Layout:
         self.parents_S = torch.tensor(parents, device=device)
         self.depths_S = torch.tensor([len(path) for path in paths], device=device)
         self.ancestors_SS = ancestors(parents).to(device)
-        self.paths_SD = torch.tensor(
-            [path + [0] * (self.depth - len(path)) for path in paths], dtype=torch.int64, device=device
-        )
+        self.paths_SD = _padded(paths).to(device)
         self.order_S = torch.tensor([*range(self.L1 + 1), *branches], device=device)
 
     def slot(self, depth: int, k: int) -> int:

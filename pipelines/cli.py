@@ -22,16 +22,20 @@ from selector.files import unwritable
 from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
-APART = ("quick", "logs", "distil")  # stages that stand alone
-ALL = "demo"  # all of STAGES, in order
-NAMES = (*STAGES, *APART, ALL)
+APART = ("compare", "distil", "logs")  # stages that stand alone
+ALL, SMALL = "demo", "quick"  # all of STAGES, in order; the same in small, without export
+SIZES = (  # of the stages in small
+    *("data.texts=16", "data.tokens=32", "data.texts_per_shard=8", "latency.repeats=4", "train.objectives=[regressor]"),
+    *("train.epochs=4", "evaluate.prompts=3", "evaluate.rounds=1", "evaluate.assisted=false", "evaluate.clocks=[]"),
+)
 ABOUT = {  # the stages without options of their own
     "pair": "check that the pair loads, and write the prompts",
     "data": "write texts, or read logged ones, and label every position",
     "train": "train selectors and tune their decisions by replay",
     "evaluate": "decode held-out prompts with every method; replay held-out texts",
     "report": "write tables and plots",
-    "quick": "whether speculation pays on this machine, in two minutes",
+    "compare": "the papers' tables: verifiers, static trees and selectors by replay",
+    SMALL: "whether speculation pays on this machine: the stages on a few short texts, in minutes",
     "distil": "train a draft for a target that has none",
     ALL: f"the stages {', '.join(STAGES)}, in this order",
 }
@@ -135,9 +139,9 @@ def logs(
 
 @app.command(help="does a verifier of yours keep the target's law?")
 def check_verifier(words: Annotated[list[str], typer.Argument(metavar="MODULE:NAME [style=..]")]) -> None:
-    from pipelines import check_verifier
+    from data_gen.verification.checking import check_named
 
-    raise typer.Exit(0 if check_verifier.run(words) else 1)
+    raise typer.Exit(0 if check_named(words) else 1)
 
 
 def _overrides(words: list[str] | None, options: dict[str, Any]) -> list[str]:
@@ -146,18 +150,23 @@ def _overrides(words: list[str] | None, options: dict[str, Any]) -> list[str]:
 
 def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None:
     """Resolve the config, then run or plan one stage, or all of them."""
-    from pipelines.config import LOGS_BASE, load_config  # takes seconds, and `--help` needs none of it
+    from pipelines.config import LOGS_BASE, in_small, load_config  # takes seconds, and `--help` needs none of it
 
-    config = load_config(file, overrides, LOGS_BASE) if stage == "logs" else load_config(file or DEMO, overrides)
+    if stage == "logs":
+        config = load_config(file, overrides, LOGS_BASE)
+    elif stage == SMALL:
+        config = in_small(load_config(file or DEMO, [*SIZES, *overrides]))
+    else:
+        config = load_config(file or DEMO, overrides)
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # warnings and errors of libraries stay
     logging.getLogger("alembic").setLevel(logging.WARNING)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    stages = STAGES if stage == ALL else (stage,)
-    modules = {name: importlib.import_module(module_of(name)) for name in stages}
+    stages = {ALL: STAGES, SMALL: tuple(name for name in STAGES if name != "export")}.get(stage, (stage,))
+    modules = {name: importlib.import_module(f"pipelines.{name}.stage") for name in stages}
     if plan:
-        from pipelines.planning import planned
+        from pipelines.run import planned
 
         print(*planned(config, modules), sep="\n")
         return
@@ -188,11 +197,4 @@ def only_one(folder: Path) -> Iterator[None]:
             folder.parent.rmdir()
 
 
-def module_of(stage: str) -> str:
-    return f"pipelines.{stage}.stage"
-
-
 main = app  # the console script
-
-if __name__ == "__main__":
-    main()

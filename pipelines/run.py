@@ -1,4 +1,4 @@
-"""What all stages share: whether earlier output is still valid, provenance, the terminal, and JSON files."""
+"""What all stages share: whether earlier output is still valid, plans, provenance, the terminal, and JSON files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from data_gen.traces import differences, listed_changes
 from pipelines.config import Config
@@ -28,9 +30,12 @@ from selector.schema import FORMAT, InputError, sha256
 T = TypeVar("T")
 # stages of the records that are not named after one
 MADE_BY = {"prompts": "pair", "engine-latency": "latency"}
+# by stage those whose output it reads
+READS = {"train": {"latency", "data"}, "evaluate": {"train"}, "export": {"evaluate"}, "report": {"evaluate", "export"}}
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "torchmetrics", "datasets", "pyarrow", "mlflow")
 
-console = Console(highlight=False)  # where the output is no terminal, 80 columns wide
+# where the output is no terminal, 80 columns wide; names of a user's may look like markup or emoji
+console = Console(highlight=False, markup=False, emoji=False)
 
 
 @dataclass(frozen=True)
@@ -50,16 +55,12 @@ class Stage:
     hashed: tuple[Path, ...] | None = None
     started: float = field(default_factory=time.monotonic, init=False, compare=False)
 
-    def begin(self, intact: Callable[[], bool] = lambda: True) -> bool:
-        """Whether there is anything to do, after a closer check of outputs that seem reusable. Says where they are
-        reused, and why others are replaced."""
+    def begin(self) -> bool:
+        """Whether there is anything to do. Says where outputs are reused, and why others are replaced."""
         reason = self._why_anew()
-        if reason is None and intact():
-            self.say(f"reusing {self.outputs[0]}: nothing it depends on has changed")
-            return False
-        if reason:
-            self.say(reason)
-        return True
+        if reason != "":
+            self.say(reason or f"reusing {self.outputs[0]}: nothing it depends on has changed")
+        return reason is not None
 
     @property
     def is_reusable(self) -> bool:
@@ -83,26 +84,27 @@ class Stage:
 
     def replace(self) -> None:
         """Record that the earlier output is no longer valid. To be called before the first write."""
-        self._write(finished=False)
+        self._write({"finished": False})
 
     def finish(self) -> None:
         """Record that the output is complete, with the checksums of its files."""
-        self._write(finished=True)
+        files = self.hashed
+        if files is None:
+            inside = [path for folder in self.outputs for path in sorted(folder.rglob("*"))]
+            files = tuple(path for path in (*self.outputs, *inside) if path.is_file())
+        sums = {str(path.relative_to(self.config.folder)): sha256(path) for path in files}
+        seconds = round(time.monotonic() - self.started, 1)  # `--plan` says how long the last call took
+        self._write({"finished": True, "seconds": seconds, "files": sums})
 
     def say(self, message: str) -> None:
         """Print a line that begins with the stage's name."""
-        console.print(f"[bold]{self.name}[/]: {message}", soft_wrap=True)
+        line = Text.assemble((self.name, "bold"), f": {message}")
+        line.highlight_words(["warning"], "bold yellow")
+        console.print(line, soft_wrap=True)
 
-    def _write(self, finished: bool) -> None:
-        record: dict[str, Any] = {"depends": {"format": FORMAT, **self.depends}, "finished": finished}
-        if finished:
-            files = self.hashed
-            if files is None:
-                inside = [path for folder in self.outputs for path in sorted(folder.rglob("*"))]
-                files = tuple(path for path in (*self.outputs, *inside) if path.is_file())
-            record["seconds"] = round(time.monotonic() - self.started, 1)  # `--plan` says how long the last call took
-            record["files"] = {str(path.relative_to(self.config.folder)): sha256(path) for path in files}
-        write_json(record_path(self.config, self.name), record | {"provenance": provenance(self.config)})
+    def _write(self, found: dict[str, Any]) -> None:
+        record = {"depends": {"format": FORMAT, **self.depends}, **found, "provenance": provenance(self.config)}
+        write_json(record_path(self.config, self.name), record)
 
 
 def record_path(config: Config, stage: str) -> Path:
@@ -143,6 +145,39 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
         raise InputError(f"{config.folder}: {made}: run it again")
 
 
+def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
+    """For each of some stages, by name in the order in which they run, what is reused, else what it would do and how
+    long that took last time. Models are not loaded, so that those of the pair are taken to be as they were."""
+    lines, anew, known, unknown = list[str](), set[str](), list[float](), list[str]()
+    for name, module in modules.items():
+        stage, last = None, None
+        with suppress(InputError):  # an earlier one has not run
+            stage = module.stage_of(config) if hasattr(module, "stage_of") else None
+        if stage is not None and not anew & READS.get(name, set()) and stage.is_reusable:
+            lines.append(f"{name}: {stage.outputs[0]} is reused: nothing it depends on has changed")
+            continue
+        anew.add(name)
+        lines += [f"{name}: {line}" for line in module.plan(config)]
+        with suppress(InputError):
+            last = read_record(config, name).get("seconds")
+        if last is None:
+            unknown.append(name)
+        else:
+            known.append(last)
+            lines.append(f"{name}: about {_in_words(last)}, as last time")
+    if len(modules) > 1:
+        total = f"about {_in_words(sum(known))}" if known else "not known"
+        lines.append(f"total: {total}" + (f"; known once they have run: {', '.join(unknown)}" if unknown else ""))
+    return lines
+
+
+def _in_words(seconds: float) -> str:
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
 def _changed_file(config: Config, record: dict[str, Any]) -> Path | None:
     files = ((config.folder / name, digest) for name, digest in record.get("files", {}).items())
     return next((path for path, digest in files if not path.is_file() or sha256(path) != digest), None)
@@ -161,18 +196,15 @@ def provenance(config: Config) -> dict[str, Any]:
     }
 
 
-def progress() -> Progress:
-    """A progress bar on the terminal; plain text where the output is no terminal. Its tasks have a field `note`."""
-    words = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    return Progress(*words, TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console)
-
-
 @contextmanager
-def ticking(words: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
-    """A progress bar; yields the function that advances it by one part."""
-    with progress() as bar:
+def ticking(words: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
+    """A progress bar on the terminal, plain text where the output is no terminal; yields the function that advances it
+    by some parts, one if not given, and may show a note."""
+    columns = [BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
+    said, noted = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
+    with Progress(said, *columns, noted, console=console) as bar:
         task = bar.add_task(words, total=total, completed=done, note="")
-        yield lambda: bar.advance(task)
+        yield lambda parts=1, note="": bar.update(task, advance=parts, note=note)
 
 
 def watched(items: Collection[T], words: str) -> Iterator[T]:
@@ -195,25 +227,17 @@ def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = N
     return found
 
 
-def seconds_in_words(seconds: float) -> str:
-    """In hours or minutes if there are at least two of them."""
-    for unit, size in (("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
     with atomically(path) as partial:
-        partial.write_text(json_text(value, indent=1) + "\n")
+        partial.write_text(json_text(value, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path, made_by: str) -> Any:
     """The content of a JSON file. InputError, which tells the user to run the stage `made_by`, where it is missing or
     not JSON."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the {made_by} stage first") from error
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -228,17 +252,17 @@ class Journal:
         self.path = path
         self.entries: list[Any] = []
         header = json.dumps(inputs, sort_keys=True)
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         for line in lines[1:] if lines[:1] == [header] else []:
             with suppress(json.JSONDecodeError, RecursionError):
                 self.entries.append(json.loads(line))
         with atomically(path) as partial:  # a full disk must not cost the earlier entries
-            partial.write_text("\n".join([header, *map(json.dumps, self.entries)]) + "\n")
+            partial.write_text("\n".join([header, *map(json.dumps, self.entries)]) + "\n", encoding="utf-8")
 
     def add(self, entry: Any) -> None:
         """Write an entry; InputError where the disk is full."""
         try:
-            with self.path.open("a") as file:
+            with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
         except OSError as error:
             raise unwritable(self.path, error) from error

@@ -7,9 +7,10 @@ import json
 import logging
 import os
 import platform
+import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -33,7 +34,6 @@ The ratios are speeds over the best static tree: means over sampling settings an
 - `exported_ratio`: what is exported, on held-out texts
 
 The selector is a version of the registered model `espalier-selector`."""
-PARENT = "mlflow.parentRunId"
 EXPORTED = "exported_ratio"
 OF_STAGE = ("stage", "pair", "commit", "machine")  # tags
 SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # default: 4 minutes
@@ -56,15 +56,20 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints a traceback of what it raises
-    failures, uri = (mlflow.MlflowException, SQLAlchemyError), tracking_uri()
+    failures, uri = (mlflow.MlflowException, SQLAlchemyError, sqlite3.DatabaseError), tracking_uri()
     os.environ |= SERVER_PATIENCE | os.environ  # a user's own values stay
-    made_with, found = provenance(config), _parameters(config, sections)
+    made_with, values = provenance(config), config.model_dump(mode="json", exclude_none=True)
+    values["sampling"] = "; ".join(str(setting.build()) for setting in config.sampling)
+    values["verifiers"] = ", ".join(config.verifiers)
+    tags = {"commit": str(made_with["commit"]), "machine": f"{platform.node()}, {device_name('auto', 'float32')}"}
+    if "pair" in sections:
+        tags["pair"] = f"{config.pair.target} / {config.pair.draft}"
     try:
-        pipeline = _start(mlflow, uri, config, stage, _tags(found, made_with["commit"]))
+        pipeline = _start(mlflow, uri, config, stage, tags)
     except (OSError, *failures) as error:  # OSError: a folder cannot be created
         raise _failure(uri, error) from error
     try:
-        mlflow.log_params(found)
+        mlflow.log_params(flat({name: values[name] for name in ("seed", *sections)}))
         mlflow.log_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml")
         mlflow.log_dict(made_with, "provenance.json")
         yield mlflow
@@ -81,28 +86,20 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
         raise
 
 
-def _tags(parameters: Mapping[str, Any], commit: str | None) -> dict[str, str]:
-    tags = {"commit": str(commit), "machine": f"{platform.node()}, {device_name('auto', 'float32')}"}
-    if target := parameters.get("pair.target"):
-        draft = parameters.get("pair.head") or parameters["pair.draft"]
-        tags["pair"] = f"{target} / {draft}"
-    return tags
-
-
 def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, str]) -> str:
     experiment = config.name
     if uri == DEFAULT_STORE:
         _create_store(Path(uri.removeprefix("sqlite:///")))
     mlflow.set_tracking_uri(uri)
+    client = mlflow.MlflowClient()
     if uri == DEFAULT_STORE:
-        _keep_artefacts_in(Path("mlruns").resolve(), mlflow.MlflowClient(), experiment)
-    number, client = mlflow.set_experiment(experiment).experiment_id, mlflow.MlflowClient()
+        _keep_artefacts_in(Path("mlruns").resolve(), client, experiment)
+    number = mlflow.set_experiment(experiment).experiment_id
     mlflow.set_experiment_tags({DESCRIPTION: ABOUT})
-    folder = str(config.folder.resolve())
+    own = {"stage": "pipeline", "folder": str(config.folder.resolve())}
     runs = client.search_runs([number], "tags.stage = 'pipeline'")
-    pipeline = next((run.info.run_id for run in runs if run.data.tags["folder"] == folder), None)
+    pipeline = next((run.info.run_id for run in runs if run.data.tags["folder"] == own["folder"]), None)
     if pipeline is None:
-        own = {"stage": "pipeline", "folder": folder}
         pipeline = client.create_run(number, tags=own, run_name=experiment).info.run_id
     client.update_run(pipeline, "RUNNING")
     for name, value in tags.items():
@@ -114,13 +111,6 @@ def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, st
 def _failure(uri: str, error: Exception) -> InputError:
     advice = "mend that, or set MLFLOW_TRACKING_URI to another store; the same command then goes on"
     return InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}; {advice}")
-
-
-def _parameters(config: Config, sections: Sequence[str]) -> dict[str, Any]:
-    values = config.model_dump(mode="json", exclude_none=True)
-    values["sampling"] = "; ".join(str(setting.build()) for setting in config.sampling)
-    values["verifiers"] = ", ".join(values["verifiers"])
-    return flat({name: values[name] for name in ("seed", *sections)})
 
 
 def describe(mlflow: Any, words: str, metrics: Mapping[str, float] | None = None) -> None:
@@ -139,14 +129,12 @@ def named(figures: Mapping[str, T], row: Mapping[str, Any]) -> dict[str, T]:
 
 
 def nested_run(mlflow: Any, name: str) -> Any:
-    """A run below the current one, with its tags; a context manager."""
     tags = mlflow.active_run().data.tags
     return mlflow.start_run(run_name=name, nested=True, tags={tag: tags[tag] for tag in OF_STAGE if tag in tags})
 
 
 def pipeline_of(mlflow: Any) -> str:
-    """The id of the current run's parent."""
-    return str(mlflow.active_run().data.tags[PARENT])
+    return str(mlflow.active_run().data.tags["mlflow.parentRunId"])
 
 
 def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
@@ -155,11 +143,9 @@ def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
 
     found, shards = [], read_manifest(folder)["shards"]
     for split in splits:
-        own = {name: shard for name, shard in sorted(shards.items()) if name.startswith(f"{split}/")}
-        if not own:
-            continue
-        digest = hashlib.sha256("".join(shard["sha256"] for shard in own.values()).encode()).hexdigest()[:16]
-        sizes = {"num_rows": sum(s["rows"] for s in own.values()), "bytes": sum(s["bytes"] for s in own.values())}
+        own = [shard for name, shard in sorted(shards.items()) if name.startswith(f"{split}/")]
+        digest = hashlib.sha256("".join(shard["sha256"] for shard in own).encode()).hexdigest()[:16]
+        sizes = {"num_rows": sum(shard["rows"] for shard in own), "bytes": sum(shard["bytes"] for shard in own)}
         source = json.dumps({"uri": str((folder / split).resolve())})
         data = Dataset(f"traces {split}", digest, "local", source, profile=json.dumps(sizes))
         found.append(DatasetInput(data, [InputTag("mlflow.data.context", split)]))
@@ -179,6 +165,8 @@ def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:
 def _create_store(path: Path) -> None:
     # under a temporary name, because MLflow refuses a database whose schema a crash left unfinished
     if path.exists():
+        with closing(sqlite3.connect(path)) as store:
+            store.execute("PRAGMA schema_version")  # of a damaged file MLflow would say so after minutes
         return
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 

@@ -16,8 +16,6 @@ from torch import Tensor
 # How the first tokens of a tree's branches are drawn (MDSD, section 2): independently; one after another, each off the
 # ones before it; the K - 1 most likely tokens and one draw off them. Each branch goes on as a chain of draws.
 IID, WITHOUT_REPLACEMENT, GREEDY = STYLES = ("iid", "without_replacement", "greedy")
-
-
 COPY = "copy"  # the style of a chain that no draft drafts
 
 
@@ -33,7 +31,6 @@ class Action(NamedTuple):
 
     @classmethod
     def copy(cls, length: int) -> Action:
-        """The copy of `length` tokens."""
         return cls(1, length, 0, COPY)
 
     @classmethod
@@ -175,36 +172,37 @@ class ActionSpace:
         """
         sums_SA = torch.zeros(self.tree_survivals + max(self.lookups, default=0), len(self))
         for a, action in enumerate(self):
-            if action.copies:
-                sums_SA[self.tree_survivals : self.tree_survivals + action.L1, a] = 1
-                continue
-            K, L1, L2, style = action.K, action.L1, action.L2, (IID, *self.styles).index(action.style)
-            sums_SA[: L1 + L2 if K == 1 else L1, a] = 1
-            if K > 1:
-                start = self.depth + ((style * (self.max_K - 1) + K - 2) * (self.max_L1 + 1) + L1) * self.max_L2
-                sums_SA[start : start + L2, a] = 1
+            sums_SA[self._path(action), a] = 1
         return sums_SA
+
+    def _path(self, action: Action) -> list[int]:
+        # positions of the action's survivals, by depth
+        K, L1, L2, style = action
+        if action.copies:
+            return list(range(self.tree_survivals, self.tree_survivals + L1))
+        if K == 1:
+            return list(range(L1 + L2))
+        branches = (IID, *self.styles).index(style) * (self.max_K - 1) + K - 2
+        start = self.depth + (branches * (self.max_L1 + 1) + L1) * self.max_L2
+        return [*range(L1), *range(start, start + L2)]
 
     def survival_factors(self) -> Tensor:
         """Each survival is a product of conditional acceptance probabilities; this tells which: zeros and ones, float32
         [S, S]. Row s is a factor of survival t where entry (s, t) is 1. The order is that of `sums_SA`."""
         factors_SS = torch.zeros(len(self.sums_SA), len(self.sums_SA))
-        factors_SS[: self.depth, : self.depth] = 1
-        for at in range(self.depth, self.tree_survivals, max(1, self.max_L2)):
-            L1 = (at - self.depth) // self.max_L2 % (self.max_L1 + 1)
-            factors_SS[:L1, at : at + self.max_L2] = 1
-            factors_SS[at : at + self.max_L2, at : at + self.max_L2] = 1
-        factors_SS[self.tree_survivals :, self.tree_survivals :] = 1
-        return factors_SS.triu()
+        lookups = range(1, max(self.lookups, default=0) + 1)
+        for path in map(self._path, (*self.trees, *map(Action.copy, lookups))):
+            factors_SS[path, path[-1:]] = 1
+        return factors_SS
 
     @cached_property
     def survival_of_AD(self) -> Tensor:
         """Position of each action's `P(tau >= depth)` among the survivals, for depth 1, 2, .., int64 [A, D]. Beyond the
         action's own depth it is S."""
         places_AD = torch.full((len(self), self.deepest), len(self.sums_SA))
-        for a in range(len(self)):
-            own = self.sums_SA[:, a].nonzero()[:, 0]
-            places_AD[a, : len(own)] = own
+        for a, action in enumerate(self):
+            own = self._path(action)
+            places_AD[a, : len(own)] = torch.tensor(own)
         return places_AD
 
     def efficiencies(self, survivals_S: Tensor) -> Tensor:
@@ -216,7 +214,6 @@ class ActionSpace:
         return {action: i for i, action in enumerate(self.actions)}
 
     def chain(self, length: int) -> Action:
-        """The canonical action of a chain of `length` tokens."""
         return Action(1, min(length, self.max_L1), max(0, length - self.max_L1))
 
     def index(self, action: Action) -> int:

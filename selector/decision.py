@@ -7,7 +7,7 @@ elsewhere. If it never changed, the right price would be the root's own best rat
     price = g^(1 - rho) (max_a E(a) / T(a))^rho,
 
 and rho is tuned by replay. At rho = 1 the action with the largest ratio E / T is the best. `net_tokens` computes this
-for tensors, `selector.runtime.one_root` for NumPy arrays.
+for tensors, `selector.runtime.selector` for NumPy arrays.
 
 Legend: B roots, A actions, T trees.
 """
@@ -16,16 +16,16 @@ Legend: B roots, A actions, T trees.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
+from selector.latency import number
 from selector.sampling import Sampling
-from selector.schema import DRAFTER, EARLY, FULL, LEVELS, LIGHT, MATCH, TEXT
-from selector.tables import number
+from selector.schema import DRAFTER, EARLY, FULL, LEVELS, LIGHT, MATCH, TEXT, InputError
 
 STATIC, RULE, NETWORK = "static", "rule", "network"  # who decides
 WAYS = ((), *((level,) for level in LEVELS), (EARLY, LIGHT), (EARLY, FULL))  # to ask a network
@@ -73,7 +73,6 @@ class Mode:
 
     @property
     def decider(self) -> str:
-        """Who decides: `STATIC`, `RULE` or `NETWORK`."""
         return NETWORK if self.feature_levels else RULE if self.rule else STATIC
 
     @property
@@ -84,7 +83,7 @@ class Mode:
     @property
     def sees_all(self) -> bool:
         """Whether a network decides by what its schema's second level adds, too."""
-        return self.feature_levels[-1:] in ((LIGHT,), (FULL,), (DRAFTER,))
+        return not {LIGHT, FULL, DRAFTER}.isdisjoint(self.feature_levels)
 
     @property
     def key(self) -> tuple[float, float, float]:
@@ -107,7 +106,6 @@ class Mode:
         return replace(self, feature_levels=(), longest=0, joint=0.0)
 
     def static_only(self) -> "Mode":
-        """The mode that always drafts the static tree."""
         return replace(self.without_network(), rule=None)
 
     def restricted(self, space: ActionSpace, positions: Iterable[int], speed_T: Tensor) -> "Mode":
@@ -138,34 +136,25 @@ class Mode:
     def of(cls, entry: dict[str, Any]) -> "Mode":
         """The mode of a JSON entry; other keys are ignored. Raises KeyError, TypeError or ValueError for other data."""
         levels = tuple(entry["feature_levels"])
-        draft = entry["draft_temperature"]
         mode = cls(
-            sampling=Sampling(
-                number(entry["temperature"]),
-                number(entry["top_p"]),
-                entry["top_k"],
-                number(entry["min_p"]),
-                None if draft is None else number(draft),
-            ),
+            sampling=Sampling(**{each.name: entry[each.name] for each in fields(Sampling)}),
             action=Action.of(entry["action"]),
             allowed=tuple(entry["allowed"]),
             feature_levels=() if levels == (MATCH,) else levels,
             rule=None if entry["rule"] is None else LookupRule(*entry["rule"]),
-            batch=entry["batch"],
             longest=entry["longest"],
+            batch=entry["batch"],
             level=entry["level"],
             mean_efficiency=tuple(map(number, entry.get("mean_efficiency", ()))),
             **{name: float(number(entry[name])) for name in ("speed", "rho", "joint")},
         )
-        counts = (*mode.action[:3], *mode.allowed, *(mode.rule or ()), mode.longest)
-        if any(type(each) is not int or each < 0 for each in (*counts, mode.batch)):
-            raise TypeError("action, allowed, rule, longest and batch must be non-negative integers")
-        if mode.feature_levels not in WAYS or mode.asked != levels:
-            raise ValueError("feature_levels and rule do not fit together")
+        counts = (*mode.action[:3], *mode.allowed, *(mode.rule or ()), mode.longest, mode.batch - 1)
+        if any(type(each) is not int or each < 0 for each in counts):
+            raise TypeError("action, allowed, rule, longest and batch must be non-negative integers, batch at least 1")
+        if mode.feature_levels not in WAYS or mode.asked != levels or mode.level not in ("", TEXT, DRAFTER):
+            raise ValueError("feature_levels, rule and level do not fit together")
         if mode.speed <= 0 or mode.joint < 0 or not 0 <= mode.rho <= 1:
             raise ValueError("a number is out of range")
-        if mode.batch < 1 or mode.level not in ("", TEXT, DRAFTER):
-            raise ValueError("batch or level is out of range")
         return mode
 
 
@@ -176,7 +165,9 @@ def of_batch(batch: float) -> float:
 
 def nearest(modes: Sequence[Mode], asked: Sampling, batch: float = 1) -> Mode:
     """The mode of the nearest sampling setting, of those that cover the asked one if there are any; among several with
-    one setting the mode of the nearest batch size."""
+    one setting the mode of the nearest batch size. InputError where `batch` is no number of requests."""
+    if not 1 <= batch < math.inf:
+        raise InputError(f"batch {batch:g}: there is at least one request")
     key = asked.temperature, asked.top_p, of_batch(batch)
     covering = [mode for mode in modes if mode.sampling.covers(asked)]
     return min(covering or modes, key=lambda mode: sum(abs(a - b) for a, b in zip(mode.key, key, strict=True)))

@@ -63,15 +63,18 @@ def _finite(value: Any) -> Any:
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a safetensors file."""
+    """The arrays of a safetensors file; InputError where it is damaged."""
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
-    header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
-    header.pop("__metadata__", None)
-    return {
-        name: np.frombuffer(body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]).reshape(entry["shape"])
-        for name, entry in header.items()
-    }
+    try:
+        header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
+        header.pop("__metadata__", None)
+        return {
+            name: np.frombuffer(body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            for name, entry in header.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
 
 
 def unwritable(path: Path | str, error: Exception) -> InputError:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 # Of all that runs and artefacts hold. Raise it when the program writes, or makes of the same inputs, anything else.
-FORMAT = 18
+FORMAT = 19
 
 
 class InputError(ValueError):

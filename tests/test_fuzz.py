@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_gen.models.pair import ModelPair
-from data_gen.texts.given import read_log
+from data_gen.texts.labelled import read_log
 from data_gen.texts.prompts import read_prompts
 from data_gen.traces import read_manifest
 from pipelines.config import Config, known_keys, load_config

@@ -25,33 +25,30 @@ TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of at most `vocabulary` tokens, whose first one begins and ends a text."""
+def tokenizer_of(vocabulary: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE, whose first token begins and ends a text."""
     tokenizer, byte_level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel
     tokenizer.pre_tokenizer, tokenizer.decoder = byte_level(add_prefix_space=False), decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=[END], initial_alphabet=byte_level.alphabet(), show_progress=False
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
+    tokenizer.train_from_iterator([TEXT], trainer)
+    found = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
+    found.add_tokens([f"<{i}>" for i in range(vocabulary - len(found))])
+    return found
 
 
 def save_pair(
     folder: Path,
     vocabulary: int = VOCABULARY,
     seed: int = 0,
-    eos: int | None = None,
     positions: int = 512,
     peaked: float = 0.6,
     readable: bool = False,
 ) -> tuple[str, str]:
-    """Random models with peaked distributions; the draft is the target's first layer, so that both overlap.
-
-    Args:
-        readable: whether tokens that are no printable text are improbable.
-    """
-    tokenizer = train_tokenizer([TEXT], vocabulary)
-    tokenizer.add_tokens([f"<{i}>" for i in range(vocabulary - len(tokenizer))])
+    """Random models with peaked distributions; the draft is the target's first layer, so that both overlap. In a
+    `readable` pair tokens that are no printable text are improbable."""
+    tokenizer = tokenizer_of(vocabulary)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -63,7 +60,7 @@ def save_pair(
         max_position_embeddings=positions,
         initializer_range=0.3,
         bos_token_id=0,
-        eos_token_id=eos,
+        eos_token_id=None,
     )
     target = LlamaForCausalLM(config)
     target.lm_head.weight.data *= peaked

@@ -19,12 +19,7 @@ TRIES = 16
 
 
 def decoder_for(
-    pair: ModelPair,
-    sampling: Sampling,
-    verifier: Verifier,
-    chooser: Chooser,
-    length: int,
-    timed: bool = False,
+    pair: ModelPair, sampling: Sampling, verifier: Verifier, chooser: Chooser, length: int, timed: bool = False
 ) -> Loop:
     """A decoder of the pair's kind for texts of up to `length` tokens; the eager one where `GraphDecoder` refuses."""
     eager = Decoder(pair, sampling, verifier, chooser, timed=timed)

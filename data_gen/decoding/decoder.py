@@ -14,7 +14,6 @@ from torch import Tensor
 from data_gen.decoding.loop import Clock, Loop, Outcome, Text
 from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
 from data_gen.features.root import BLOCK, Accepted
-from data_gen.models.heads import caches, check_prompt
 from data_gen.models.pair import CachedModel, ModelRows
 from data_gen.verification import COPIED, Verdict, Verifier, styled
 from data_gen.verification.distributions import sample
@@ -26,8 +25,7 @@ class Decoder(Loop):
 
     def _open(self, prompt: Sequence[int], generator: torch.Generator) -> _CachedText:
         text = _CachedText(prompt, self.sampling, self.chooser.feature_levels, generator)
-        check_prompt(self.pair, len(prompt))
-        text.target, text.draft = caches(self.pair)
+        text.target, text.draft = CachedModel(self.pair.target), CachedModel(self.pair.draft)
         text.target.fill(prompt[:-1])
         return text
 
@@ -36,8 +34,7 @@ class Decoder(Loop):
         text.draft.check()
 
     def _show_root(self, text: _CachedText, clock: Clock) -> None:
-        """The draft passes all tokens that it has not seen, the prompt outside of the step's time. Copies may have left
-        thousands of tokens, whose rows would not fit in memory at once."""
+        # the prompt is passed outside of the step's time; copies may have left more rows than memory has room for
         draft, tokens, knowledge = text.draft, text.tokens, text.knowledge
         if before := tokens[draft.committed : text.prompt_length - 1]:
             draft.fill(before)

@@ -4,25 +4,30 @@ Tokens are drawn on the device from uniform numbers, trees have fixed slots (`da
 preallocated, and verification needs no host (`verification.on_slots`). At the end of a step one small tensor is read;
 a selector that sees the draft's rows needs one more read. Up to rounding, equal seeds give the tokens of `Decoder`.
 
+The `base` is the number of rows that are committed before the root; it stays on the device. A pass writes the token in
+slot `s` of a tree to row `base + s`, and the mask hides all rows from `base` on that do not belong to the tree.
+
 Legend: S slots of a tree, D its depth, V vocabulary, T tokens of the text, W tokens of one pass.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, StaticLayer
 
 from data_gen.decoding.loop import Clock, Loop, Outcome, Text
-from data_gen.features.root import Accepted
-from data_gen.features.rows import LEAST_LOGIT
+from data_gen.features.root import LEAST_LOGIT, Accepted
+from data_gen.models.masks import TreeMasks
 from data_gen.models.pair import ModelPair, ModelRow
-from data_gen.models.preallocated import PreallocatedModel, Window, run_window, window
 from data_gen.models.sampling import Sampling
 from data_gen.trees import Layout, layout_of
 from data_gen.verification import COPIED
@@ -31,12 +36,11 @@ from data_gen.verification.on_slots import check_on_slots, verify_slots
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.schema import EARLY, LIGHT, MATCH, InputError
 
+FILL = 512  # tokens of a pass over a prompt
 ROWS = 512  # a cache's rows are a multiple of this, so that texts of many lengths share memory and graphs
 LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass; after a drafted step, one or two are new to it
 ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
 WARM = 1  # runs before work is recorded as a CUDA graph
-
-run_of = cache(run_window)
 
 Two = tuple[Tensor, Tensor]
 
@@ -46,14 +50,13 @@ class GraphDecoder(Loop):
     """As `Decoder`, for i.i.d. drafts, models on one device, and texts (prompt and new tokens) of up to `length`
     tokens.
 
-    A CUDA graph runs all parts of a step at once. In `Step.seconds`, "draft" is then the root pass alone, and "commit"
-    the rest of the step. Where `recorded`, the work of a step is recorded as CUDA graphs after a few runs.
+    On a GPU the work of a step is recorded as CUDA graphs after a few runs, which then run all its parts at once. In
+    `Step.seconds`, "draft" is then the root pass alone, and "commit" the rest of the step.
 
     Raises ValueError (or InputError, which is one) for a verifier, a chooser, a sampling or models that it cannot take.
     """
 
     length: int
-    recorded: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,10 +68,8 @@ class GraphDecoder(Loop):
             raise InputError("the graph decoder needs distributions that follow from the logits alone")
         if len({weights.device for model in (pair.target, pair.draft) for weights in model.parameters()}) > 1:
             raise InputError("the graph decoder needs target and draft whole on one device")
-        if pair.has_head:
-            raise InputError("the graph decoder has no passes for a head")
-        self.slow_steps = WARM + 1 if self.recorded and pair.device.type == "cuda" else 1
-        self._memory_key = -(-self.length // ROWS) * ROWS + 2 * ROOM, self.recorded
+        self.slow_steps = WARM + 1 if pair.device.type == "cuda" else 1
+        self._rows = -(-self.length // ROWS) * ROWS + 2 * ROOM
         self._needs_rows, self._needs_entropies = LIGHT in levels, bool({EARLY, LIGHT} & set(levels))
         self._law = self.verifier.name, self.sampling, self._needs_rows, self._needs_entropies
 
@@ -76,15 +77,15 @@ class GraphDecoder(Loop):
         if len(prompt) > self.length:
             raise InputError(f"a prompt of {len(prompt)} tokens; this decoder was made for texts of {self.length}")
         text = _SlotText(prompt, self.sampling, self.chooser.feature_levels, generator)
-        spare = self.pair.spare.setdefault(self._memory_key, [])
-        text.memory = spare.pop() if spare else Memory(self.pair, *self._memory_key)
+        spare = self.pair.spare.setdefault(self._rows, [])
+        text.memory = spare.pop() if spare else Memory(self.pair, self._rows)
         text.memory.fill(prompt)
         text.passed = text.known = len(prompt) - 1
         return text
 
     def _close(self, text: _SlotText) -> None:
         if text.finite:  # else the caches may hold NaN, which no mask hides
-            self.pair.spare[self._memory_key].append(text.memory)
+            self.pair.spare[self._rows].append(text.memory)
 
     def _show_root(self, text: _SlotText, clock: Clock) -> None:
         self._root(text, len(text.tokens) - text.known, shown=True)
@@ -108,7 +109,7 @@ class GraphDecoder(Loop):
         text.passed = length
 
     def _root_pass(self, memory: Memory, run: int, end: Tensor, shown: bool) -> Tensor:
-        over, begin = run_of(run, ROOM, end.device), end - (run - 1)
+        over, begin = run_of(run, end.device), end - (run - 1)
         logits_WV = memory.draft.forward(memory.text_T.gather(0, begin + over.slots_W), begin, over)
         probs_WV = self.draft_sampling.probabilities(logits_WV if shown else logits_WV[-1:])
         memory.root_1V.copy_(probs_WV[-1:])
@@ -119,9 +120,7 @@ class GraphDecoder(Loop):
         if length > self.length:
             raise InputError(f"the text has {length} tokens; this decoder was made for {self.length}")
         if action.distinct:
-            raise InputError(
-                f"{action}: the graph decoder drafts i.i.d. branches; pair.decoder=eager drafts all styles"
-            )
+            raise InputError(f"{action}: the graph decoder drafts i.i.d. branches; pair.decoder=eager takes all styles")
         if action.copies:
             copied = text.proposal(action.L1)
             action = action if copied else EMPTY
@@ -147,7 +146,7 @@ class GraphDecoder(Loop):
         memory, passes = text.memory, passes_of(action, self.pair.device)
         layout = passes.layout
         tokens_S = torch.zeros(layout.size, dtype=torch.int64, device=self.pair.device)
-        tokens_S[0] = memory.text_T.gather(0, memory.base.view(1))[0]
+        tokens_S[:1] = memory.text_T.gather(0, memory.base.view(1))
         q_SV = memory.root_1V.new_zeros(layout.size, self.pair.vocabulary)
         if action.copies:
             tokens_S[1:] = memory.copied[: action.L1]
@@ -234,6 +233,96 @@ class _SlotText(Text):
     finite = True  # whether all logits so far were
 
 
+class Window(NamedTuple):
+    """The slots that a pass covers, and what they attend to; S is `ROOM` in all windows over a tree."""
+
+    slots_W: Tensor  # counted from the base; int64
+    visible_WS: Tensor  # bool
+    depths_S: Tensor  # positions of all slots, counted from the base; int64
+
+
+def run_window(count: int, device: torch.device) -> Window:
+    """The window over so many tokens of a text in a row."""
+    room = max(ROOM, count)
+    visible_WS = pad(torch.ones(count, count, dtype=torch.bool, device=device).tril_(), (0, room - count))
+    return Window(torch.arange(count, device=device), visible_WS, torch.arange(room, device=device))
+
+
+run_of = cache(run_window)
+
+
+class _Layer(StaticLayer):
+    """Writes to the rows in `place`; transformers' own layer appends."""
+
+    def __init__(self, rows: int, place: dict[str, Tensor]) -> None:
+        super().__init__(max_cache_len=rows)
+        self._place = place
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = (
+            states.new_zeros(*states.shape[:2], self.max_cache_len, states.shape[-1])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        for states, new in zip(self.states, (key_states, value_states), strict=True):
+            states.index_copy_(2, self._place["rows_W"], new)
+        return self.states
+
+    @property
+    def states(self) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        return self.keys, self.values
+
+
+class PreallocatedModel:
+    """A causal language model over one text at a time; its cache has so many `rows`, for the text and a tree."""
+
+    def __init__(self, model: PreTrainedModel, rows: int) -> None:
+        self.model, self.rows = model, rows
+        self._place: dict[str, Tensor] = {}
+        self._layers = [_Layer(rows, self._place) for _ in range(model.config.get_text_config().num_hidden_layers)]
+        self._cache = Cache(layers=[*self._layers])  # layers with a sliding window keep all rows: the mask hides them
+        self._masks = TreeMasks(model.config)
+        self.fill(torch.zeros(1, dtype=torch.int64, device=model.device))  # allocates the caches
+
+    @torch.inference_mode()
+    def fill(self, tokens_T: Tensor) -> None:
+        """Start a text with these tokens, int64 on the device."""
+        for begin in range(0, len(tokens_T), FILL):
+            part_W = tokens_T[begin : begin + FILL]
+            base, over = torch.tensor(begin, device=part_W.device), run_window(len(part_W), part_W.device)
+            self.forward(part_W, base, over, last=1)
+
+    def forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
+        """Write the rows of a window's tokens; logits [W, V], or those of the `last` tokens. `base` is int64 [], on the
+        device."""
+        self._place["rows_W"] = base + over.slots_W
+        offsets_W = over.depths_S[over.slots_W]
+        masks = self._masks.preallocated(over.visible_WS, over.depths_S, offsets_W, base, self.rows, self.model.dtype)
+        output = self.model(
+            tokens_W.unsqueeze(0),
+            attention_mask=masks,
+            position_ids=(base + offsets_W).unsqueeze(0),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=last,
+        )
+        return output.logits[0]
+
+    def keep(self, path_D: Tensor, base: Tensor) -> None:
+        """Move the rows of an accepted path behind the root's; `path_D` are its slots from depth 1 on, int64."""
+        from_D, to_D = base + path_D, base + torch.arange(1, len(path_D) + 1, device=path_D.device)
+        for layer in self._layers:
+            if layer.is_initialized:
+                for states in layer.states:
+                    states.index_copy_(2, to_D, states.index_select(2, from_D))
+
+
 class Passes(NamedTuple):
     layout: Layout
     drafted: list[tuple[slice, Window]]  # the draft's after the root's, with their slots
@@ -243,26 +332,31 @@ class Passes(NamedTuple):
 @cache
 def passes_of(action: Action, device: torch.device) -> Passes:
     layout = layout_of(action, device)
+    behind = (0, ROOM - layout.size)
+    depths_S = pad(layout.depths_S, behind)
+
+    def window(slots: slice) -> Window:
+        slots_W = torch.arange(slots.start, slots.stop, device=device)
+        return Window(slots_W, pad(layout.ancestors_SS[slots], behind), depths_S)
+
     trunk = [slice(n, n + 1) for n in range(1, layout.L1 + 1)]
-    slots = [*trunk, *layout.levels[1:]][:-1] if layout.depth else []  # leaves need no pass
-    drafted = [(each, window(layout, each.start, each.stop, ROOM)) for each in slots]
-    return Passes(layout, drafted, window(layout, 0, layout.size, ROOM))
+    drafted = [*trunk, *layout.levels[1:]][:-1] if layout.depth else []  # leaves need no pass
+    return Passes(layout, [(slots, window(slots)) for slots in drafted], window(slice(0, layout.size)))
 
 
 class Memory:
     """The tensors for decoding one text; other texts reuse them. `rows` is the length of the caches."""
 
-    def __init__(self, pair: ModelPair, rows: int, recorded: bool) -> None:
-        models = (PreallocatedModel(model, rows, ROOM) for model in (pair.target, pair.draft))
-        self.target, self.draft = models
+    def __init__(self, pair: ModelPair, rows: int) -> None:
+        self.target, self.draft = (PreallocatedModel(model, rows) for model in (pair.target, pair.draft))
         self.text_T = torch.zeros(rows, dtype=torch.int64, device=pair.device)
         self.base = torch.zeros((), dtype=torch.int64, device=pair.device)  # the root's row, which is its position
         self.uniforms = torch.zeros(ROOM + 2, dtype=torch.float64, device=pair.device)
         self.copied = torch.zeros(ROOM, dtype=torch.int64, device=pair.device)  # a lookup's tokens
         dtype = torch.promote_types(pair.draft.dtype, torch.float32)
         self.root_1V = torch.zeros(1, pair.vocabulary, dtype=dtype, device=pair.device)  # the draft's distribution
-        self.records = recorded and pair.device.type == "cuda"
-        self._calls: dict[object, int] = {}
+        self.records = pair.device.type == "cuda"
+        self._calls = Counter[object]()
         self._recorded: dict[object, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         # graphs run one after another, so they share what they need in between
         self._pool = torch.cuda.graph_pool_handle() if self.records else None
@@ -282,8 +376,8 @@ class Memory:
 
     def run(self, key: object, work: Callable[[], Tensor]) -> Tensor:
         """Do some work. After `WARM` runs on a GPU it is recorded as a CUDA graph and then replayed."""
-        calls = self._calls[key] = self._calls.get(key, 0) + 1
-        if not self.records or calls <= WARM:
+        self._calls[key] += 1
+        if not self.records or self._calls[key] <= WARM:
             return work()
         if key not in self._recorded:
             graph = torch.cuda.CUDAGraph()

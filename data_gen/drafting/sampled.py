@@ -8,7 +8,7 @@ Legend: N tree nodes, W tokens of one pass, R rows of the draft's cache, K branc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -21,7 +21,6 @@ from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from data_gen.verification.distributions import most_likely, sample
 from selector.actions import GREEDY, IID, Action, ActionSpace
-from selector.schema import InputError
 
 EVERY = 8  # tokens between two roots at which branches are compared
 
@@ -30,9 +29,7 @@ EVERY = 8  # tokens between two roots at which branches are compared
 class Draft:
     tree: DraftTree
     probs_NV: Tensor  # the draft's distribution after each node; zeros at leaves
-    # row in the draft's cache of each node that the draft has passed, except the root; empty where the draft passes
-    # accepted tokens again
-    row_of: dict[int, int]
+    row_of: dict[int, int]  # row in the draft's cache of each node that the draft has passed, except the root
     _passed: list[ModelRow]  # by row
 
     def rows(self, nodes: Iterable[int]) -> list[ModelRow]:
@@ -49,34 +46,32 @@ def draft_tree(
     text: Sequence[int] = (),
     root_logits_V: Tensor | None = None,
 ) -> Draft:
-    """Draft a delayed tree, its branches' first tokens as `draw_children` does; InputError where a head is to draft
-    branches.
+    """Draft a delayed tree, its branches' first tokens as `draw_children` does.
 
     The draft's committed rows end with the root token, after which it has the given probabilities and logits; the
     tree's rows are appended. `text` holds the committed tokens up to the root token, for a sampling that depends on
     them.
     """
-    if draft.recomputes and action.K > 1:
-        raise InputError(f"the tree {action} has branches; a head drafts chains, such as {action._replace(K=1)}")
     L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)  # a chain is a trunk alone
     trunk: list[int] = []
     passed: list[ModelRow] = []
+
+    def extend(tokens_W: Tensor, visible_WR: Tensor, texts: list[list[int]]) -> None:
+        offsets_W = torch.full((len(tokens_W),), len(texts[0]) - 1)
+        rows = draft.forward(tokens_W, offsets_W, visible_WR).rows(sampling, lambda: [[*text, *own] for own in texts])
+        passed.extend(rows.each())
+
     while len(trunk) < L1:
         trunk.append(int(sample(passed[-1].probs_V if passed else root_probs_V, 1, generator)))
         if len(trunk) < L1 or L2 > 0:
-            last_1, visible = torch.tensor(trunk[-1:]), torch.ones(1, len(trunk), dtype=torch.bool)
-            passed += _pass(draft, last_1, visible, len(trunk), sampling, lambda: [[*text, *trunk]])
+            extend(torch.tensor(trunk[-1:]), torch.ones(1, len(trunk), dtype=torch.bool), [trunk])
     branches_KD = torch.zeros(1, 0, dtype=torch.int64)
     if L2 > 0:
         ends = (passed[-1].probs_V, passed[-1].logits_V) if passed else (root_probs_V, root_logits_V)
         branches_KD = torch.tensor(draw_children(ends[0], action.K, style, generator, ends[1])).unsqueeze(-1)
     K = len(branches_KD)
     for depth in range(1, L2):
-        branches = branches_KD.tolist()
-        passed += _pass(
-            *(draft, branches_KD[:, -1], _visible(L1, K, depth), L1 + depth, sampling),
-            lambda: [[*text, *trunk, *branch] for branch in branches],  # noqa: B023
-        )
+        extend(branches_KD[:, -1], _visible(L1, K, depth), [[*trunk, *branch] for branch in branches_KD.tolist()])
         drawn_K1 = sample(torch.stack([row.probs_V for row in passed[-K:]]), 1, generator).cpu()
         branches_KD = torch.cat([branches_KD, drawn_K1], dim=-1)
     tree = DraftTree.from_paths(trunk, branches_KD.tolist())
@@ -85,7 +80,7 @@ def draft_tree(
     probs_NV[0] = root_probs_V
     if row_of:
         probs_NV[list(row_of)] = torch.stack([passed[row].probs_V for row in row_of.values()])
-    return Draft(tree, probs_NV, {} if draft.recomputes else row_of, passed)
+    return Draft(tree, probs_NV, row_of, passed)
 
 
 @torch.inference_mode()
@@ -102,8 +97,8 @@ def different_nodes(
         draft = CachedModel(model)
         for root in range(start, len(tokens), EVERY):
             draft.fill(tokens[draft.committed : root])
-            row = next(draft.extend(tokens[root : root + 1]).rows(sampling, lambda: []).each())
-            drafted = draft_tree(draft, row.probs_V, Action(space.max_K, 0, space.max_L2), sampling, generator)
+            (probs_V,) = sampling.probabilities(draft.extend(tokens[root : root + 1]).logits_WV)
+            drafted = draft_tree(draft, probs_V, Action(space.max_K, 0, space.max_L2), sampling, generator)
             draft.keep([])
             levels = list(zip(*drafted.tree.branch_nodes, strict=True))[1:]
             found.append([[len({*level[:K]}) for level in levels] for K in range(2, space.max_K + 1)])
@@ -132,7 +127,6 @@ def draw_children(
     if style == IID:
         return sample(probs_V, count, generator).tolist()
     left_V = probs_V.clone()
-    tokens: list[int] = []
     if style == GREEDY:
         likely = most_likely(probs_V, count, logits_V).tolist()
         if logits_V is None:
@@ -140,22 +134,11 @@ def draw_children(
         left_V[likely[: count - 1]] = 0
         last = sample(left_V, 1, generator).tolist() if bool((left_V > 0).any()) else likely[count - 1 :]
         return likely[: count - 1] + last
+    tokens: list[int] = []
     while len(tokens) < count and bool((left_V > 0).any()):
         tokens.append(int(sample(left_V, 1, generator)))
         left_V[tokens[-1]] = 0
     return tokens
-
-
-def _pass(
-    draft: CachedModel,
-    tokens_W: Tensor,
-    visible: Tensor,
-    depth: int,
-    sampling: Sampling,
-    texts: Callable[[], list[list[int]]],
-) -> Iterator[ModelRow]:
-    offsets_W = torch.full((len(tokens_W),), depth - 1)
-    return draft.forward(tokens_W, offsets_W, visible).rows(sampling, texts).each()
 
 
 @cache

@@ -91,7 +91,6 @@ class TextSelector:
         return [text.features(TEXT) for text in texts]
 
     def _tuned(self, batch: int, lengths: tuple[int, ...]) -> Tuned:
-        """For so many requests, and for chains of some lengths; for all actions where there are none."""
         shapes = [(1, length, 0) for length in lengths] or None
         return self._selector.at(self._sampling.temperature, self._sampling.top_p, shapes, batch, TEXT)
 

@@ -1,15 +1,15 @@
 """The features at a root, before anything is drafted; `selector.schema` has their names and meanings.
 
-They depend on the committed text and both models' rows along it, so decoding and one teacher-forced pass over the
-finished text give the same numbers. *Early* features need the target's rows alone. For the others the draft first
-passes the committed tokens that it has not seen, at least the root token.
+They depend on the committed text and both models' rows along it, so decoding and the numbers in a finished text's trace
+give the same. *Early* features need the target's rows alone. For the others the draft first passes the committed tokens
+that it has not seen, at least the root token.
 
-Legend: F scalars, J keys.
+Legend: F scalars, J keys, N tokens, V vocabulary, R roots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,16 +17,131 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_gen.features.rows import DraftHistory, TargetHistory, entropies
-from data_gen.features.text import HitHistory, TextHistory
+from data_gen.drafting.lookup import LookupIndex, copied
+from data_gen.features.text import HitHistory, RunningMeans, TextHistory
 from data_gen.models.sampling import Sampling
-from selector.runtime.tokens import TokenStatistics
-from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, LOG, MATCH, SCALARS_KEY, TOKEN_SCALARS
+from selector import schema
+from selector.runtime.artefact import TokenStatistics
 
 if TYPE_CHECKING:  # engines that have no transformers use the features of token ids
     from data_gen.models.pair import ModelRow, ModelRows
 
 BLOCK = 64  # whole rows of the draft that are kept at once
+ROW_NUMBERS = ("target_entropy", "draft_entropy", "target_prob", "draft_prob")  # of a root, as traces hold them
+LEAST_LOGIT = -1e4  # replaces minus infinity, the logit of a masked token, whose probability is 0
+USUAL = schema.DECAYS.index(0.8)  # of the running means, replaces unknown entropies
+
+
+def entropies(logits_NV: Tensor) -> list[float]:
+    """The entropy of each row at temperature 1, in nats."""
+    below_NV = logits_NV.float().clamp(min=LEAST_LOGIT)
+    below_NV = below_NV - below_NV.amax(-1, keepdim=True)
+    shares_NV = below_NV.exp()
+    total_N = shares_NV.sum(-1)
+    found: list[float] = (total_N.log() - (shares_NV * below_NV).sum(-1) / total_N).tolist()
+    return found
+
+
+class TargetHistory:
+    """The target's rows along the text, from the last prompt token on."""
+
+    def __init__(self, text: TextHistory) -> None:
+        self.text = text
+        self._entropies = [0.0] * text.start  # before each token; the prompt's are not known
+        self._known = [0] * text.start
+        self._means = RunningMeans()
+
+    def add(self, entropies: Sequence[float]) -> None:
+        """Add the target's entropy before each new committed token."""
+        for entropy in entropies:
+            self._entropies.append(entropy)
+            self._known.append(1)
+            self._means.add(entropy)
+
+    def scalars(self, sampling: Sampling, batch: int = 1) -> list[float]:
+        """The early scalars at the newest token, which are the text's and then the target's; arguments as those of
+        `TextHistory.scalars`. At least one token must have been added."""
+        means, source = self._means.values(), self.text.index.source
+        there = copied(self._entropies, source, schema.LONGEST_LOOKUP)
+        known = copied(self._known, source, schema.LONGEST_LOOKUP)
+        counts = [sum(known[:length]) for length in schema.SOURCE_LENGTHS]
+        of_source = [
+            sum(there[:length]) / count if count else means[USUAL]
+            for length, count in zip(schema.SOURCE_LENGTHS, counts, strict=True)
+        ]
+        of_text, share = self.text.scalars(sampling, batch), counts[-1] / schema.LONGEST_LOOKUP
+        return [*of_text, self._entropies[-1], *means, *of_source, share]
+
+
+class DraftHistory:
+    """The draft's rows along the text, from the last prompt token on."""
+
+    def __init__(self) -> None:
+        self._entropies: list[float] = []  # before each token, and after the newest one
+        self._accepted, self._means = RunningMeans(), RunningMeans()
+        self._count = self._agreed = 0  # tokens; the latest ones in a row with q >= p
+
+    @property
+    def knows_root(self) -> bool:
+        return len(self._entropies) > self._count
+
+    def add(self, p: Sequence[float], q: Sequence[float], entropies: Sequence[float]) -> None:
+        """Add, for each new committed token, its probabilities by the target and by the draft, and the draft's entropy
+        before it; finally the entropy after the newest one."""
+        self._entropies += entropies
+        for of_target, of_draft in zip(p, q, strict=True):
+            agreed = of_draft >= of_target
+            self._accepted.add(1.0 if agreed else of_draft / of_target)
+            self._means.add(self._entropies[self._count])
+            self._agreed = self._agreed + 1 if agreed else 0
+            self._count += 1
+
+    def scalars(self) -> list[float]:
+        """The draft's scalars at the newest token, in the order of `DRAFT_SCALARS`."""
+        before, after = self._entropies[self._count - 1 : self._count + 1]
+        means = *self._accepted.values(), *self._means.values()
+        return [before, after, *means, min(self._agreed, schema.LONGEST_MATCH)]
+
+
+def row_numbers(target: ModelRows, draft: ModelRows, next_tokens: Sequence[int]) -> dict[str, list[float]]:
+    """The `ROW_NUMBERS` of some consecutive rows: both models' entropies at temperature 1, in nats, and the
+    probabilities that they give to the next tokens, of which the last one may be missing."""
+    next_N1 = torch.tensor(next_tokens, dtype=torch.int64, device=target.probs_NV.device).unsqueeze(-1)
+    probs = [model.probs_NV[: len(next_N1)].gather(-1, next_N1)[:, 0].tolist() for model in (target, draft)]
+    found = entropies(target.logits_NV), entropies(draft.logits_NV), *probs
+    return dict(zip(ROW_NUMBERS, found, strict=True))
+
+
+def scalars_along(
+    tokens: Sequence[int], start: int, sampling: Sampling, numbers: Mapping[str, NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """The scalars of `schema.PAIR` at the roots of a text, float32 [R, F]; zeros at the first one.
+
+    Args:
+        start: the position of the first root, the last prompt token.
+        numbers: by name of `ROW_NUMBERS`, of each root, [R]. The last root's probabilities are not read.
+    """
+    of_target, of_draft, p, q = (numbers[name].tolist() for name in ROW_NUMBERS)
+    found_RF = np.zeros((len(of_target), len(schema.PAIR.scalars)), np.float32)
+    text, draft = TextHistory(tokens[: start + 1]), DraftHistory()
+    target = TargetHistory(text)
+    draft.add([], [], of_draft[:1])
+    for root in range(1, len(of_target)):
+        text.index.extend([tokens[start + root]])
+        target.add([of_target[root - 1]])
+        draft.add([p[root - 1]], [q[root - 1]], [of_draft[root]])
+        found_RF[root] = target.scalars(sampling) + draft.scalars()
+    return found_RF
+
+
+def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
+    """How many tokens of a lookup are right, at most `most`, at each root of a text from `start` on; uint8 [roots]."""
+    index = LookupIndex(tokens[: start + 1])
+    right = []
+    for at in range(start + 1, start + 1 + roots):
+        right.append(index.agreement(tokens[at : at + most]))
+        index.extend(tokens[at : at + 1])
+    return torch.tensor(right, dtype=torch.uint8)
 
 
 class Accepted:
@@ -53,7 +168,8 @@ class RootKnowledge:
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, feature_levels: Sequence[str]) -> None:
         self.sampling = sampling
-        self._match_alone, self.needs_draft = set(feature_levels) <= {MATCH}, bool({LIGHT, FULL} & set(feature_levels))
+        self._match_alone = set(feature_levels) <= {schema.MATCH}
+        self.needs_draft = bool({schema.LIGHT, schema.FULL} & set(feature_levels))
         self.text, self._of_draft = TextHistory(prompt), DraftHistory()
         self._of_target = TargetHistory(self.text)
         self._step: Accepted | None = None  # the last one
@@ -86,18 +202,17 @@ class RootKnowledge:
         if self._step is None:
             return None
         self._digest()
-        if level == MATCH:
-            return {MATCH: torch.tensor(float(self.text.index.match))}
+        if level == schema.MATCH:
+            return {schema.MATCH: torch.tensor(float(self.text.index.match))}
         self._early = self._early or self._of_target.scalars(self.sampling)
-        if level == EARLY:
-            return {SCALARS_KEY: torch.tensor(self._early, dtype=torch.float32)}
+        if level == schema.EARLY:
+            return {schema.SCALARS_KEY: torch.tensor(self._early, dtype=torch.float32)}
         states = [row.hidden_D for row in self._draft[-2:]]
         self._digest_draft()
-        scalars = self._early + self._of_draft.scalars()
-        result = {SCALARS_KEY: torch.tensor(scalars, dtype=torch.float32)}
-        if level == FULL:
+        result = {schema.SCALARS_KEY: torch.tensor(self._early + self._of_draft.scalars(), dtype=torch.float32)}
+        if level == schema.FULL:
             states.insert(0, self._step.hidden_D())
-            result |= {name: state.float().cpu() for name, state in zip(HIDDEN_STATES, states, strict=True)}
+            result |= {name: state.float().cpu() for name, state in zip(schema.HIDDEN_STATES, states, strict=True)}
         return result
 
     def _digest_draft(self) -> None:
@@ -111,7 +226,7 @@ class RootKnowledge:
     def _digest(self) -> None:
         if self._step is None or not self._following:
             return
-        self.text.add(self._following)
+        self.text.index.extend(self._following)
         if not self._match_alone:
             self._of_target.add(self._step.entropies())
         if self.needs_draft:
@@ -135,16 +250,15 @@ class DrafterKnowledge:
 
     def committed(self, tokens: Sequence[int], hits: Sequence[float] = ()) -> None:
         """Add tokens of the text and, for `drafter` features, whether the drafter predicted each, 1 or 0."""
-        self.text.add(tokens)
+        self.text.index.extend(tokens)
         self._of_drafter.add(hits)
 
     def scalars(self, level: str) -> NDArray[np.float32]:
         """The scalars of a level of `schema.LOG` at the newest token, float32 [F]."""
-        of_text = self.text.scalars(self.sampling, self.batch)
-        by_key = self.tokens.of(self.keys()).tolist()
-        known = of_text + by_key[: len(TOKEN_SCALARS)]
-        if level == LOG.levels[1]:
-            known += self._of_drafter.scalars() + by_key[len(TOKEN_SCALARS) :]
+        by_key, of_text = self.tokens.of(self.keys()).tolist(), len(schema.TOKEN_SCALARS)
+        known = self.text.scalars(self.sampling, self.batch) + by_key[:of_text]
+        if level == schema.DRAFTER:
+            known += self._of_drafter.scalars() + by_key[of_text:]
         return np.array(known, np.float32)
 
     def keys(self) -> NDArray[np.int64]:
@@ -153,4 +267,4 @@ class DrafterKnowledge:
 
     def features(self, level: str) -> dict[str, Tensor]:
         """The scalars as a selector's input."""
-        return {SCALARS_KEY: torch.from_numpy(self.scalars(level))}
+        return {schema.SCALARS_KEY: torch.from_numpy(self.scalars(level))}

@@ -11,42 +11,29 @@ from operator import not_
 
 from data_gen.drafting.lookup import LookupIndex, common, copied
 from data_gen.models.sampling import Sampling
-from selector.schema import (
-    DECAYS,
-    HIT_LENGTHS,
-    KEYS,
-    LONGEST_COUNTED,
-    LONGEST_LOOKUP,
-    LONGEST_MATCH,
-    MOST_SEEN,
-    PRECEDENT_LENGTHS,
-    SOURCE_LENGTHS,
-)
+from selector import schema
 
 FADING = 0.95  # weight of a value of a share, relative to the next one
-LONGEST_RUN = 1 + PRECEDENT_LENGTHS[-1]  # tokens of a run that is counted
+LONGEST_RUN = 1 + schema.PRECEDENT_LENGTHS[-1]  # tokens of a run that is counted
 SIMILAR = (1, 2, 3, 4, 7, 12, 24)  # the least matches of the classes of similar ones
 
 
 class RunningMeans:
-    """The running means of a number at each of `DECAYS`."""
-
     def __init__(self) -> None:
-        self._sums, self._count = [0.0] * len(DECAYS), 0
+        self._sums, self._count = [0.0] * len(schema.DECAYS), 0
 
     def add(self, value: float) -> None:
-        self._sums = [decay * total + value for decay, total in zip(DECAYS, self._sums, strict=True)]
+        self._sums = [decay * total + value for decay, total in zip(schema.DECAYS, self._sums, strict=True)]
         self._count += 1
 
     def values(self) -> list[float]:
-        """The means, 0 before the first value."""
         weights = _weights(max(self._count, 1))
         return [total / weight for total, weight in zip(self._sums, weights, strict=True)]
 
 
 @lru_cache(maxsize=16)  # several numbers have the same count
 def _weights(count: int) -> list[float]:
-    return [(1 - decay**count) / (1 - decay) for decay in DECAYS]
+    return [(1 - decay**count) / (1 - decay) for decay in schema.DECAYS]
 
 
 class Share:
@@ -84,17 +71,13 @@ class TextHistory:
     """The features of a text's token ids, from the prompt on."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        self.index, self.start = LookupIndex(), len(prompt)
+        self.index, self.start = LookupIndex(prompt), len(prompt)
         self._predicted, self._new = RunningMeans(), RunningMeans()
         self._copied = self._steady = 0  # the latest tokens in a row: predicted ones; those whose source moved by one
         self._seen: defaultdict[tuple[int, ...], int] = defaultdict(int)  # times, by run of a few tokens
         self._right: defaultdict[int, Share] = defaultdict(Share)  # by class of match, of lookups' first tokens
         self._lengths: defaultdict[int, Share] = defaultdict(Share)  # of their right tokens before a wrong one
         self._counted = 0  # tokens of the index
-        self.add(prompt)
-
-    def add(self, tokens: Sequence[int]) -> None:
-        self.index.extend(tokens)
 
     def _count(self, here: int) -> None:
         tokens, sources, matches = self.index.tokens, self.index.sources, self.index.matches
@@ -109,11 +92,11 @@ class TextHistory:
             self._seen[tuple(run[first:])] += 1
         if here > 0 and matches[here - 1]:
             self._right[bisect(SIMILAR, matches[here - 1])].add(predicted)
-        before = here - LONGEST_COUNTED  # the lookup there can be judged now
+        before = here - schema.LONGEST_COUNTED  # the lookup there can be judged now
         if before >= 0 and matches[before]:
             begin = sources[before] + 1
-            right = common(tokens[begin : begin + LONGEST_COUNTED], tokens[before + 1 : here + 1])
-            self._lengths[bisect(SIMILAR, matches[before])].add(right / LONGEST_COUNTED)
+            right = common(tokens[begin : begin + schema.LONGEST_COUNTED], tokens[before + 1 : here + 1])
+            self._lengths[bisect(SIMILAR, matches[before])].add(right / schema.LONGEST_COUNTED)
 
     def scalars(self, sampling: Sampling, batch: int = 1) -> list[float]:
         """The text's scalars at its newest token, in the order of `TEXT_SCALARS`; `batch` requests are decoded
@@ -123,22 +106,23 @@ class TextHistory:
         self._counted = len(self.index)
         tokens, sources, matches = self.index.tokens, self.index.sources, self.index.matches
         match, source, copied_means = matches[-1], sources[-1], self._predicted.values()
-        there = self.index.predicted[source + 1 : source + 1 + LONGEST_LOOKUP] if source >= 0 else []
+        there = self.index.predicted[source + 1 : source + 1 + schema.LONGEST_LOOKUP] if source >= 0 else []
         second = sources[source] if source >= 0 else -1
         third = sources[second] if second >= 0 else -1
-        proposal, *others = (copied(tokens, place, LONGEST_LOOKUP) for place in (source, second, third))
+        proposal, *others = (copied(tokens, place, schema.LONGEST_LOOKUP) for place in (source, second, third))
         agrees = [common(proposal, other) for other in others]
         similar = bisect(SIMILAR, match)
         return [
             *(len(tokens), batch, sampling.temperature, sampling.top_p),
-            min(match, LONGEST_MATCH),
+            min(match, schema.LONGEST_MATCH),
             *copied_means,
-            min(self._copied, LONGEST_MATCH),
-            min(self._steady, LONGEST_MATCH),
+            min(self._copied, schema.LONGEST_MATCH),
+            min(self._steady, schema.LONGEST_MATCH),
             0 <= source < self.start - 1,
             in_a_row(there),
-            *means_of_first(there, SOURCE_LENGTHS, 0.0),
-            min(match, matches[source], LONGEST_MATCH) if source >= 0 else 0,  # no earlier match is longer than `match`
+            *means_of_first(there, schema.SOURCE_LENGTHS, 0.0),
+            # no earlier match is longer than `match`
+            min(match, matches[source], schema.LONGEST_MATCH) if source >= 0 else 0,
             agrees[0],
             min(agrees),
             *self._precedents(proposal),
@@ -149,12 +133,12 @@ class TextHistory:
 
     def _precedents(self, proposal: Sequence[int]) -> list[float]:
         tokens, result = self.index.tokens, list[float]()
-        for count in PRECEDENT_LENGTHS:
+        for count in schema.PRECEDENT_LENGTHS:
             times = agreed = 0
             if proposal:
                 run = tuple(tokens[-count:])
                 times, agreed = self._seen[run] - 1, self._seen.get((*run, proposal[0]), 0)
-            result += min(times, MOST_SEEN), agreed / times if times else 0.0
+            result += min(times, schema.MOST_SEEN), agreed / times if times else 0.0
         return result
 
     def keys(self) -> list[int]:
@@ -185,29 +169,29 @@ class HitHistory:
             self._hits.append(hit)
             self._means.add(hit)
             (self._of_copied if index.predicted[here] else self._of_others).add(hit)
-            run = index.tokens[max(here - PRECEDENT_LENGTHS[-1], 0) : here]
+            run = index.tokens[max(here - schema.PRECEDENT_LENGTHS[-1], 0) : here]
             for first in range(len(run)):
                 self._after[tuple(run[first:])].add(hit, fading=1.0)
 
     @property
     def key(self) -> int:
         """The key that groups training roots in addition to `TextHistory.keys`."""
-        return key_of(len(KEYS), self.text.index.tokens[-1], int(self._hits[-1]) if self._hits else -1)
+        return key_of(len(schema.KEYS), self.text.index.tokens[-1], int(self._hits[-1]) if self._hits else -1)
 
     def scalars(self) -> list[float]:
         """The drafter's scalars at the newest token, in the order of `DRAFTER_SCALARS` but for those by key. All tokens
         after the prompt must have been added."""
         tokens, means = self.text.index.tokens, self._means.values()
         first = self.text.index.source + 1 - self.text.start  # the source's first token, among the hits
-        there = self._hits[first : first + LONGEST_LOOKUP] if first > 0 else []
-        after = [self._after.get(tuple(tokens[-count:]), NOTHING) for count in PRECEDENT_LENGTHS]
+        there = self._hits[first : first + schema.LONGEST_LOOKUP] if first > 0 else []
+        after = [self._after.get(tuple(tokens[-count:]), NOTHING) for count in schema.PRECEDENT_LENGTHS]
         return [
             *means,
-            in_a_row(self._hits[: -LONGEST_MATCH - 1 : -1]),
+            in_a_row(self._hits[: -schema.LONGEST_MATCH - 1 : -1]),
             in_a_row(there),
-            *means_of_first(there, HIT_LENGTHS, means[-1]),
+            *means_of_first(there, schema.HIT_LENGTHS, means[-1]),
             *(share.value(means[-1]) for share in after),
-            min(after[0].count, MOST_SEEN),
+            min(after[0].count, schema.MOST_SEEN),
             self._of_copied.value(means[-1]),
             self._of_others.value(means[-1]),
         ]

@@ -53,11 +53,20 @@ def new_draft(target: PreTrainedModel, layers: Sequence[int], said_R: Tensor) ->
     count = target.config.get_text_config().num_hidden_layers
     if not layers or not all(0 <= number < count for number in layers):
         raise InputError(f"distil.layers={list(layers)}: the target's layers have the numbers 0 to {count - 1}")
-    draft = _with_tables(_draft_config(target, layers), target, said_R)
+    config = deepcopy(target.config.get_text_config())
+    for key, value in config.to_dict().items():  # such as the kind of each layer
+        if isinstance(value, list) and len(value) == count:
+            setattr(config, key, [value[number] for number in layers])
+    config.num_hidden_layers, config.tie_word_embeddings = len(layers), False
+    if getattr(config, "final_logit_softcapping", None):
+        config.final_logit_softcapping = None  # it would give tokens that are not said a finite logit
+    setattr(config, LAYERS, list(layers))
+    draft = _with_tables(config, target, said_R)
     own = dict(target.named_parameters())
     with torch.no_grad():
         for name, weights in stored_weights(draft).items():
-            weights.copy_(own[_in_target(name, layers)])
+            theirs = re.sub(r"(?<=layers\.)\d+", lambda number: str(layers[int(number.group())]), name, count=1)
+            weights.copy_(own[theirs])
     return draft
 
 
@@ -88,11 +97,10 @@ def save_draft(draft: PreTrainedModel, folder: Path) -> None:
     with atomically(folder) as partial:
         partial.mkdir()
         draft.config.to_json_file(partial / CONFIG)
-        weights = {
-            name: own.detach().to("cpu", torch.bfloat16).contiguous() for name, own in stored_weights(draft).items()
-        }
-        said_R = draft.get_output_embeddings().said_R.to("cpu", torch.int32)
-        save_file({**weights, SAID: said_R}, partial / WEIGHTS)
+        tensors = {SAID: draft.get_output_embeddings().said_R.to("cpu", torch.int32)}
+        for name, weights in stored_weights(draft).items():
+            tensors[name] = weights.detach().to("cpu", torch.bfloat16).contiguous()
+        save_file(tensors, partial / WEIGHTS)
 
 
 def is_distilled(name: str) -> bool:
@@ -102,18 +110,10 @@ def is_distilled(name: str) -> bool:
         return False
 
 
-def _draft_config(target: PreTrainedModel, layers: Sequence[int]) -> Any:
-    whole = target.config.get_text_config()
-    config, count = deepcopy(whole), whole.num_hidden_layers
-    config.num_hidden_layers = len(layers)
-    for key, value in whole.to_dict().items():  # such as the kind of each layer
-        if isinstance(value, list) and len(value) == count:
-            setattr(config, key, [value[number] for number in layers])
-    config.tie_word_embeddings = False
-    if getattr(config, "final_logit_softcapping", None):
-        config.final_logit_softcapping = None  # it would give tokens that are not said a finite logit
-    setattr(config, LAYERS, list(layers))
-    return config
+def stored_weights(draft: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    tables = draft.get_input_embeddings(), draft.get_output_embeddings()
+    shared = {id(own) for table in tables for own in table.parameters()}
+    return {name: own for name, own in draft.named_parameters() if id(own) not in shared}
 
 
 def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTrainedModel:
@@ -129,13 +129,3 @@ def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTra
     draft.config.get_text_config().vocab_size = rows
     draft.generation_config = deepcopy(target.generation_config)
     return draft
-
-
-def stored_weights(draft: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
-    tables = draft.get_input_embeddings(), draft.get_output_embeddings()
-    shared = {id(own) for table in tables for own in table.parameters()}
-    return {name: own for name, own in draft.named_parameters() if id(own) not in shared}
-
-
-def _in_target(name: str, layers: Sequence[int]) -> str:
-    return re.sub(r"(?<=layers\.)\d+", lambda number: str(layers[int(number.group())]), name, count=1)

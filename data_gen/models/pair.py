@@ -1,33 +1,32 @@
 """A pair of target and draft model, and a model with its KV cache.
 
-Legend: W tokens of one pass, R cached rows beyond the committed ones, V vocabulary, D hidden width, A widths of several
-layers' states together.
+The models share a vocabulary. The padding of their tables may differ within a family: Qwen2.5 has 151,936 rows in its
+small models and 152,064 in its large ones. The shorter table is filled up with tokens of probability 0.
+
+Legend: W tokens of one pass, R cached rows beyond the committed ones, V vocabulary, D hidden width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from data_gen.models.checkpoints import RANDOM, fingerprint, load_model, positions, require_weights
-from data_gen.models.distilled import is_distilled, load_draft
+from data_gen.models.checkpoints import fingerprint, load_model, load_tokenizer, positions
+from data_gen.models.distilled import ReducedHead, is_distilled, load_draft
 from data_gen.models.gguf import resolved
 from data_gen.models.masks import TreeMasks
 from data_gen.models.sampling import Sampling
-from data_gen.models.vocabulary import scored, shared_tokenizer, widen
-from selector.actions import ActionSpace
 from selector.schema import InputError
 
-ROLES = ("target", "draft")
 FILL = 1024  # tokens of a pass over a prompt, which bounds the memory of its mask
-STATES = ("keys", "values")  # of a cache layer, [1, heads, rows, head width] each
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -61,15 +60,11 @@ class CachedModel:
 
     The cache holds `committed` rows, which every later token sees, and after them the rows of a token tree. `keep`
     commits the accepted path and drops the other rows of the tree. Layers with a sliding window keep all rows, too, and
-    the mask hides them, because a tree may still need them. For a head, the inputs of the given `layers` are recorded.
+    the mask hides them, because a tree may still need them.
     """
 
-    recomputes = False  # whether drafted tokens are passed again once they are accepted
-
-    def __init__(self, model: PreTrainedModel, layers: Sequence[int] = ()) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.committed, self.cache = model, 0, DynamicCache()
-        self._layers_read, self._passed_WA = list(layers), torch.zeros(0)
-        self._states: list[Tensor] = []  # of committed tokens that no head has taken yet, [tokens, A] each
         self._masks = TreeMasks(model.config)
         self._offsets: list[Tensor] = []  # of the tree's rows, [W] of each pass
         self._finite = torch.ones((), dtype=torch.bool, device=model.device)
@@ -94,21 +89,10 @@ class CachedModel:
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=last,
-                output_hidden_states=bool(self._layers_read),
             )
-        if self._layers_read:
-            seen = [output.hidden_states[number][0].to(device) for number in self._layers_read]
-            self._passed_WA = torch.cat(seen, dim=-1)
         logits_WV = output.logits[0].to(device)  # a model that is spread over devices may end on another one
         self._finite = self._finite & logits_WV.amax(-1).isfinite().all()
         return Pass(logits_WV, given[0][0].to(device))
-
-    def take_states(self, count: int) -> Tensor:
-        """The recorded states of the next committed tokens, [count, A]; each token's are given once."""
-        states_TA = torch.cat(self._states)
-        assert len(states_TA) >= count
-        self._states = [states_TA[count:]]
-        return states_TA[:count]
 
     def extend(self, tokens: Sequence[int], last: int = 0) -> Pass:
         """One causal pass over consecutive tokens, which are committed at once; `last` as in `forward`."""
@@ -127,16 +111,13 @@ class CachedModel:
         """InputError, which names the model, where a logit so far was NaN or plus infinity; on a GPU this is a host
         synchronisation."""
         if not bool(self._finite):
-            raise InputError(
-                f"{self.model.name_or_path}: the model gives numbers that are not finite (NaN or infinity)"
-            )
+            name = self.model.name_or_path
+            raise InputError(f"{name}: the model gives numbers that are not finite (NaN or infinity)")
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
         """Commit the given tree rows (ascending; 0 is the first row of the tree) and drop all other tree rows."""
         kept = self.committed + len(path)
-        if self._layers_read and path:
-            self._states.append(self._passed_WA[list(path)])
         in_place = list(path) == list(range(len(path)))
         if not in_place or len(path) < sum(map(len, self._offsets)):
             source = torch.tensor(path, dtype=torch.int64) + self.committed
@@ -144,7 +125,7 @@ class CachedModel:
             layers = [layer for layer in cached if layer.is_initialized]
             sources = {device: source.to(device) for device in {layer.keys.device for layer in layers}}
             for layer in layers:
-                for name in STATES:
+                for name in ("keys", "values"):  # [1, heads, rows, head width] each
                     rows = getattr(layer, name)
                     if not in_place:
                         rows[:, :, self.committed : kept] = rows[:, :, sources[rows.device]]
@@ -154,26 +135,19 @@ class CachedModel:
 
 @dataclass
 class ModelPair:
-    """A target, a draft or a head (`data_gen.models.heads`) over the same vocabulary, and their tokenizer."""
+    """A target and a draft over the same vocabulary, and their tokenizer."""
 
     target: PreTrainedModel
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     names: tuple[str, str]
-    fingerprint: str  # of both models; begins with `checkpoints.RANDOM` if one is a shape
+    fingerprint: str  # of both models
     decoder: str = "eager"  # the kind of `decoding.decoder_for`
-    spare: dict[Hashable, list[Any]] = field(default_factory=dict, init=False)  # graph decoders' memory without a text
+    spare: dict[int, list[Any]] = field(default_factory=dict, init=False)  # by rows, graph decoders' unused memory
 
     @classmethod
     def load(
-        cls,
-        target: str,
-        draft: str,
-        device: str = "auto",
-        dtype: str = "float32",
-        device_map: str | None = None,
-        shapes: bool = False,
-        checksums: Path | None = None,
+        cls, target: str, draft: str, device: str = "auto", dtype: str = "float32", device_map: str | None = None
     ) -> ModelPair:
         """Load from Hugging Face directories, hub ids or GGUF files, or by the name `smollm2` (`gguf.resolved`).
         InputError where a model cannot be read or cannot pass token trees, or where the vocabularies differ.
@@ -182,14 +156,9 @@ class ModelPair:
             device: a torch device; "auto" takes a GPU if there is one.
             dtype: a key of `DTYPES`.
             device_map: how transformers spreads the target over devices; the draft is on the target's first one.
-            shapes: whether a config without weights is accepted, with random weights.
-            checksums: `kept` of `checkpoints.fingerprint`.
         """
         device = resolve_device(device)
         names = target, draft = resolved(target, "target"), resolved(draft, "draft")
-        for name, role in zip(names, ROLES, strict=True):
-            if not shapes:
-                require_weights(name, role)
         tokenizer = shared_tokenizer(target, draft)
         target_model = load_model(target, "target", DTYPES[dtype], device, device_map)
         if is_distilled(draft):
@@ -201,32 +170,16 @@ class ModelPair:
         for model in models:
             widen(model, size)
             model.config.get_text_config().vocab_size = size
-        found = fingerprint(names, tokenizer, eos_ids(target_model), checksums)
-        return cls(*models, tokenizer, names, found)
+        return cls(*models, tokenizer, names, fingerprint(models, tokenizer, eos_ids(target_model)))
 
     @property
     def device(self) -> torch.device:
         return self.target.device
 
     @property
-    def has_random_weights(self) -> bool:
-        """Whether a model is a shape: its times are real, its text is meaningless."""
-        return self.fingerprint.startswith(RANDOM)
-
-    @property
-    def has_head(self) -> bool:
-        return is_head(self.draft)
-
-    @property
-    def trees(self) -> ActionSpace:
-        """Those that the draft can draft: a head drafts chains alone."""
-        return replace(ActionSpace.default(), max_K=1) if self.has_head else ActionSpace.recorded()
-
-    @property
     def max_positions(self) -> int:
         """The longest context that both models take; InputError where a config does not say it."""
-        models = (self.target,) if self.has_head else (self.target, self.draft)
-        return min(positions(model.config, name) for model, name in zip(models, self.names, strict=False))
+        return min(positions(self.target.config, self.names[0]), positions(self.draft.config, self.names[1]))
 
     @property
     def vocabulary(self) -> int:
@@ -235,10 +188,6 @@ class ModelPair:
     @property
     def eos_ids(self) -> frozenset[int]:
         return eos_ids(self.target)
-
-
-def is_head(model: Any) -> bool:
-    return hasattr(getattr(model, "config", None), "speculators_model_type")
 
 
 def eos_ids(model: PreTrainedModel) -> frozenset[int]:
@@ -269,3 +218,55 @@ def resolve_device(device: str) -> str:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"pair.device: {device} is not available here") from error
     return device
+
+
+def scored(model: Any) -> int:
+    """The number of tokens that a model scores: the rows of its output table, unless it can say some tokens alone."""
+    table = model.get_output_embeddings()
+    return table.out_features if isinstance(table, ReducedHead) else int(table.weight.shape[0])
+
+
+def shared_tokenizer(target: str, draft: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a pair, by its names; a distilled draft has none of its own. InputError where one cannot be
+    read, or maps other strings to the same ids: it names the first id that differs."""
+    found = load_tokenizer(target, "target")
+    vocabulary = found.get_vocab()
+    other = vocabulary if is_distilled(draft) else load_tokenizer(draft, "draft").get_vocab()
+    if other != vocabulary:
+        token_of = [{number: token for token, number in each.items()} for each in (vocabulary, other)]
+        first = min(number for _, number in vocabulary.items() ^ other.items())
+        ours, theirs = (repr(tokens[first]) if first in tokens else "none" for tokens in token_of)
+        raise InputError(
+            f"vocabularies differ: {target} has {len(vocabulary)} tokens, {draft} {len(other)}; "
+            f"the first that differs is token {first}: {ours} and {theirs}"
+        )
+    return found
+
+
+@contextmanager
+def widened(*models: Any) -> Iterator[None]:
+    """Inside the context, all models score as many tokens as the one with the largest table."""
+    size = max(map(scored, models))
+    undo = [handle for model in models for handle in widen(model, size)]
+    try:
+        yield
+    finally:
+        for handle in undo:
+            handle.remove()
+
+
+def widen(model: Any, size: int) -> list[RemovableHandle]:
+    """Let a model score `size` tokens, minus infinity for those beyond its table. As an input, such a token is read as
+    the table's last one. `remove()` of the returned hooks undoes it."""
+    missing, rows = size - scored(model), int(model.get_input_embeddings().weight.shape[0])
+    if missing <= 0:
+        return []
+
+    def within(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0].clamp(max=rows - 1), *inputs[1:])
+
+    def fill_up(_: Any, inputs: Any, output: Any) -> Any:
+        output.logits = pad(output.logits, (0, missing), value=float("-inf"))
+        return output
+
+    return [model.get_input_embeddings().register_forward_pre_hook(within), model.register_forward_hook(fill_up)]

@@ -21,14 +21,12 @@ class Sampling(selector.sampling.Sampling):
 
     @property
     def draft(self) -> Sampling:
-        """The draft's setting."""
         if self.draft_temperature is None:
             return self
         return replace(self, temperature=self.draft_temperature, draft_temperature=None)
 
     @property
     def law(self) -> Sampling:
-        """What the law of the text depends on."""
         return replace(self, draft_temperature=None)
 
     @property

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from data_gen.models.masks import check_attention
-from data_gen.models.pair import CachedModel
-from data_gen.models.vocabulary import scored
+from data_gen.models.pair import CachedModel, scored
 from data_gen.trees import DraftTree
 from selector.actions import ActionSpace
 from selector.files import first_line
@@ -51,28 +50,26 @@ def check_model(model: Any, name: str, longest: int) -> float:
         raise InputError(
             f"{name}: texts and the trees behind them take up to {longest} positions; the model has {rows}"
         )
-    few = few_layers(model)
+    few, tolerance = few_layers(model), TOLERANCES.get(model.dtype, TOLERANCES[torch.float32])
     worst = 0.0
     for length in lengths(model.config, longest):
         _check(few, name, length, STRICT)
-        worst = max(worst, _check(model, name, length, TOLERANCES.get(model.dtype, TOLERANCES[torch.float32])))
+        worst = max(worst, _check(model, name, length, tolerance))
     return worst
 
 
 def _check(model: Any, name: str, length: int, tolerance: float) -> float:
-    worst = 0.0
     try:
         differences = list(_differences(model, length))
     except Exception as error:  # a model without such a cache or mask may raise anything
         raise InputError(f"{name}: cannot pass token trees: {type(error).__name__}: {first_line(error)}") from error
     for where, difference in differences:
-        worst = max(worst, difference)
         if not difference <= tolerance:  # also where it is NaN
             raise InputError(
                 f"{name}: a pass over a token tree is not what plain passes give: behind {length} tokens the "
                 f"logits {where} differ by {difference:.2g} of their standard deviation; it cannot be decoded here"
             )
-    return worst
+    return max(difference for _, difference in differences)
 
 
 def few_layers(model: Any) -> Any:
@@ -107,21 +104,18 @@ def _random(module: Any) -> torch.nn.Linear:
     device = next((own.device for own in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     has_bias = getattr(module, "bias", None) is not None
     generator = torch.Generator().manual_seed(module.in_features)
-    made = torch.nn.Linear(module.in_features, module.out_features, has_bias, dtype=torch.float32)
-    with torch.no_grad():
-        for numbers in made.parameters():
-            numbers.normal_(std=module.in_features**-0.5, generator=generator)
-    return made.requires_grad_(False).to(device)
+    made = torch.nn.Linear(module.in_features, module.out_features, has_bias, dtype=torch.float32).requires_grad_(False)
+    for numbers in made.parameters():
+        numbers.normal_(std=module.in_features**-0.5, generator=generator)
+    return made.to(device)
 
 
 def table_of_positions(model: Any) -> int | None:
     """The positions that a model can look up, where it learned a vector for each; None where it computes them."""
     rows = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     tables = (*model.named_parameters(), *model.named_buffers())
-    found = (each for each in tables if each[1].dim() == 2 and re.search("position|wpe", each[0]))
-    if rows is not None and any(rows <= len(table) <= rows + OFFSET for _, table in found):
-        return int(rows)
-    return None
+    found = (len(table) for name, table in tables if table.dim() == 2 and re.search("position|wpe", name))
+    return rows if rows is not None and any(rows <= each <= rows + OFFSET for each in found) else None
 
 
 def lengths(config: Any, longest: int) -> list[int]:

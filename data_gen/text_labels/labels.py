@@ -13,39 +13,233 @@ before it:
 `q/p min(1, p/q) = min(1, q/p)` top-down; bottom-up (Block Verification) S_t is the smallest of 1 and the running
 products of q/p. With p(x) = 0.5 and q(x) = 0.4, a chain of one token would have been accepted with S_1 = 0.8.
 
-*Branches* (`data_gen.text_labels.branch_walks`). k branches still stand on the text. One of their k next tokens, at a
+*Branches* (`Walks`). k branches still stand on the text. One of their k next tokens, at a
 uniformly drawn place, is x; the other k - 1, its siblings, are drawn from q. If m of the k are x, a draft gives x
 `k q(x) / (m p(x))` times as often as the text does. Top-down the solver must then yield x (`pull`). Bottom-up the
 siblings that are visited before x must reject, each with one minus its entry weight on average over the drafts below
 it. The walk goes on with x's entry weight and m branches. Trees of another style are labelled for the verifier that
 takes the given one's place there (`data_gen.verification.styled`).
 
-*A head's chain.* A head's rows depend on the root and on the depth below it (`data_gen.models.heads`). From one
-root it is a draft like any other, so the same products hold with q of this root at each depth. It has no branches here.
-
 A row of survivals S (`ActionSpace.sums_SA`) is the law of tau of all trees.
 
-Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D depths, S survivals, A actions.
+A walk begins where a tree's branches begin, with K branches, and goes one token of the text further at every level.
+Walks with equally many branches take a step together, and all walks share one sort of each row.
+
+Greedy branches begin with different tokens, so one at most is on the text after the first level. The k - 1 most likely
+tokens are children in every draft, and the last child is drawn off them (law q'). If the text's token is among the
+fixed ones, the last child is a sibling. If not, the last child must be the text's token, which the text gave p.
+
+Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D depths, S survivals, A actions, B
+branching positions, M walks, m walks after their siblings are drawn, k child-list entries, N questions put to a
+bottom-up rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from data_gen.text_labels.branch_walks import Walks
-from data_gen.verification import Verifier, get_verifier, styled
+from data_gen.verification import get_verifier, styled
 from data_gen.verification.base import BottomUp, TopDown
-from data_gen.verification.distributions import divide, exact_sums, most_likely
+from data_gen.verification.distributions import SortedRows, divide, invert, most_likely
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import FirstPath
-from data_gen.verification.sorted_rows import SortedRows
 from selector.actions import GREEDY, ActionSpace
 
 ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once
+# M walks, one for every *cell* (a branching position and a K) and draw of its siblings:
+#   "cell", "k"   the walk's cell, and the number of its branches that are still on the text, int64 [M];
+#   "weight"      its probability among the walks of its cell, times `k q / (m p)` of all levels so far, [M];
+#   "pulled", v   for top-down verifier v: P(it accepts down to here), [M];
+#   "left", v     for bottom-up verifier v: P(earlier siblings reject), [M, L], as the weight depends on the trunk;
+#   "entry", v    for bottom-up verifier v: the entry weight, [M, L].
+State = dict[Any, Tensor]
+
+
+class Walks:
+    """The walks of some verifiers, all of one style; `siblings` and `generator` as in `label_text`."""
+
+    def __init__(
+        self,
+        verifiers: Sequence[TopDown | BottomUp],
+        siblings: int | None,
+        generator: torch.Generator | None,
+        space: ActionSpace,
+    ) -> None:
+        self.top_down = {v: each for v, each in enumerate(verifiers) if isinstance(each, TopDown)}
+        self.bottom_up = {v: each for v, each in enumerate(verifiers) if isinstance(each, BottomUp)}
+        self.siblings, self.generator, self.space = siblings, generator, space
+        self.style = verifiers[0].style
+
+    def down(
+        self,
+        rows: SortedRows,
+        tokens_B: Tensor,
+        count: int,
+        weights_BL: dict[int, Tensor],
+        likely_BK: Tensor | None = None,
+    ) -> list[Tensor]:
+        """P(at least that deep, along the text) / P(text) of branches from each of the first `count` rows, by verifier:
+        float64 [count, max_K - 1, max_L2] for top-down ones, [count, max_K - 1, max_L2, L] for bottom-up ones.
+
+        Args:
+            rows: the rows after consecutive tokens of the text, at least max_L2 - 1 more than `count`.
+            tokens_B: the token that follows each row.
+            weights_BL: by bottom-up verifier, the entry weight of a branching position after a trunk of each length.
+            likely_BK: the draft's max_K most likely tokens after each of the `count` rows, for greedy branches.
+        """
+        widths = self.space.max_K - 1
+        cell_M = torch.arange(count * widths, device=rows.device)
+        one_M = torch.ones(len(cell_M), dtype=torch.float64, device=rows.device)
+        state: State = {"cell": cell_M, "k": 2 + cell_M % widths, "weight": one_M}
+        state |= {("pulled", v): one_M for v in self.top_down}
+        for v in self.bottom_up:
+            state["entry", v] = weights_BL[v].repeat_interleave(widths, dim=0)
+            state["left", v] = torch.ones_like(state["entry", v])
+        levels: dict[int, list[Tensor]] = {v: [] for v in range(len(self.top_down) + len(self.bottom_up))}
+        for level in range(self.space.max_L2):
+            parts = [
+                self._step(_take(state, (state["k"] == k).nonzero()[:, 0]), k, rows, level, tokens_B, likely_BK)
+                for k in state["k"].unique().tolist()
+            ]
+            if parts:  # no walk is left where no greedy branch begins with the text's token
+                state = {key: torch.cat([part[key] for part in parts]) for key in state}
+            for v, totals in levels.items():
+                of_M = state["pulled", v] if v in self.top_down else state["left", v] * state["entry", v]
+                own_M = (state["weight"] if of_M.ndim == 1 else state["weight"].unsqueeze(-1)) * of_M
+                totals.append(own_M.new_zeros(len(one_M), *own_M.shape[1:]).index_add_(0, state["cell"], own_M))
+        return [torch.stack(totals, dim=1).unflatten(0, (count, widths)) for totals in levels.values()]
+
+    def _step(
+        self, state: State, k: int, rows: SortedRows, level: int, tokens_B: Tensor, likely_BK: Tensor | None
+    ) -> State:
+        row_M = state["cell"].div(self.space.max_K - 1, rounding_mode="floor") + level
+        x_M1 = tokens_B[row_M].unsqueeze(-1)
+        p_M1, q_M1 = rows.at(row_M).at(x_M1)
+        if k == 1:
+            state["weight"] = state["weight"] * divide(q_M1, p_M1)[:, 0]
+            for v, top_down in self.top_down.items():
+                state["pulled", v] = state["pulled", v] * top_down.accept(p_M1, q_M1)[:, 0]
+            for v in self.bottom_up:
+                state["entry", v] = (state["entry", v] * divide(p_M1, q_M1)).clamp(max=1)
+            return state
+        if self.style == GREEDY:  # only the first level has several branches
+            assert likely_BK is not None
+            source_m, entries_mk, factor_m = self._greedy_entries(rows, row_M, x_M1[:, 0], likely_BK[row_M, :k])
+        else:
+            source_m, entries_mk, factor_m = self._entries(rows, row_M, x_M1[:, 0], k, first=level == 0)
+            factor_m = factor_m * k * divide(q_M1, p_M1)[source_m, 0] / (entries_mk == x_M1[source_m]).sum(-1)
+        state, row_m = _take(state, source_m), row_M[source_m]
+        is_text_mk = entries_mk == x_M1[source_m]
+        state["k"] = is_text_mk.sum(-1)
+        state["weight"] = state["weight"] * factor_m
+        for v, top_down in self.top_down.items():
+            pull_mk = top_down.pull(rows.at(row_m), entries_mk)
+            state["pulled", v] = state["pulled", v] * (pull_mk * is_text_mk).sum(-1)
+        for v, bottom_up in self.bottom_up.items():
+            reject_mL, entry_mL = _enter(bottom_up, rows, row_m, entries_mk, is_text_mk, state["entry", v])
+            state["left", v], state["entry", v] = state["left", v] * reject_mL, entry_mL
+        return state
+
+    def _entries(
+        self, rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int, first: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Child lists in which one entry, at a uniform place, is the text's token and the others are drawn.
+
+        Returns, for m walks: the one of the M that each comes from, its child list [m, k], and its probability.
+        """
+        if self.siblings is None:
+            return _all_entries(rows, row_M, x_M, k)
+        # Where the branches begin, every place is taken in turn: for rules that try children in order, the place of the
+        # text's token gives most of a label's variance. Further down several branches are rare, and one place is drawn.
+        times, places = (self.siblings, k) if first else (1, 1)
+        drawn_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(times)
+        siblings_mk = rows.draw(row_M[drawn_m], self._uniform(len(drawn_m), k - 1).to(rows.device))
+        source_m, siblings_mk = drawn_m.repeat_interleave(places), siblings_mk.repeat_interleave(places, dim=0)
+        if first:
+            place_m1 = torch.arange(k, device=rows.device).repeat(len(drawn_m)).unsqueeze(-1)
+        else:
+            place_m1 = (self._uniform(len(drawn_m), 1) * k).long().to(rows.device)
+        x_m1 = x_M[source_m].unsqueeze(-1)
+        entries_mk = torch.cat([x_m1, siblings_mk], dim=-1)  # the text's token comes first, then changes places
+        entries_mk[:, :1] = entries_mk.gather(-1, place_m1)
+        entries_mk.scatter_(-1, place_m1, x_m1)
+        return source_m, entries_mk, torch.full_like(source_m, 1 / (times * places), dtype=torch.float64)
+
+    def _greedy_entries(
+        self, rows: SortedRows, row_M: Tensor, x_M: Tensor, likely_Mk: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `_entries`, where `likely_Mk` are the draft's k most likely tokens in order; the third is the probability
+        that the list is drafted, over that of the text's token in the text."""
+        fixed_Mk, last_M = likely_Mk[:, :-1], likely_Mk[:, -1]
+        off_MV = rows.q_NV[row_M].scatter_(-1, fixed_Mk, 0.0)  # q' up to a factor
+        mass_M = off_MV.sum(-1, dtype=torch.float64)
+        certain_M = mass_M <= 0  # the last child is fixed, too
+        off_MV[certain_M.nonzero()[:, 0], last_M[certain_M]] = 1.0
+        mass_M = mass_M.where(~certain_M, 1.0)
+        p_M = rows.at(row_M).at(x_M.unsqueeze(-1))[0][:, 0]
+        is_fixed_M = (fixed_Mk == x_M.unsqueeze(-1)).any(-1)
+        last_m, fixed_m = (~is_fixed_M).nonzero()[:, 0], is_fixed_M.nonzero()[:, 0]
+        x_share_m = off_MV[last_m, x_M[last_m]].double() / mass_M[last_m]
+        possible = x_share_m > 0
+        last_m, x_share_m = last_m[possible], x_share_m[possible]
+        if self.siblings is None:
+            sibling_m, drawn_m = (off_MV[fixed_m] > 0).nonzero().unbind(-1)
+            share_m = off_MV[fixed_m[sibling_m], drawn_m].double() / mass_M[fixed_m[sibling_m]]
+            fixed_m = fixed_m[sibling_m]
+        else:
+            drawn_mn = invert(off_MV[fixed_m], self._uniform(len(fixed_m), self.siblings).to(off_MV.device))
+            fixed_m, drawn_m = fixed_m.repeat_interleave(self.siblings), drawn_mn.flatten()
+            share_m = torch.full_like(drawn_m, 1 / self.siblings, dtype=torch.float64)
+        source_m = torch.cat([fixed_m, last_m])
+        lasts_m1 = torch.cat([drawn_m, x_M[last_m]]).unsqueeze(-1)
+        entries_mk = torch.cat([fixed_Mk[source_m], lasts_m1], dim=-1)
+        return source_m, entries_mk, divide(torch.cat([share_m, x_share_m]), p_M[source_m])
+
+    def _uniform(self, *shape: int) -> Tensor:
+        place = self.generator.device if self.generator is not None else "cpu"
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64, device=place)
+
+
+def _take(state: State, walks_m: Tensor) -> State:
+    return {key: values_M[walks_m] for key, values_M in state.items()}
+
+
+def _all_entries(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `Walks._entries`, with every list of siblings."""
+    vocabulary = range(rows.p_NV.shape[-1])
+    lists = [(*rest[:place], -1, *rest[place:]) for place in range(k) for rest in product(vocabulary, repeat=k - 1)]
+    source_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(len(lists))
+    entries_mk = torch.tensor(lists, device=rows.device).repeat(len(row_M), 1)
+    drawn_mk = entries_mk >= 0
+    entries_mk = torch.where(drawn_mk, entries_mk, x_M[source_m].unsqueeze(-1))
+    _, q_mk = rows.at(row_M[source_m]).at(entries_mk)
+    return source_m, entries_mk, torch.where(drawn_mk, q_mk, 1.0).prod(-1) / k
+
+
+def _enter(
+    verifier: BottomUp, rows: SortedRows, row_M: Tensor, entries_Mk: Tensor, is_text_Mk: Tensor, entry_ML: Tensor
+) -> tuple[Tensor, Tensor]:
+    """P(the siblings visited before the text's token reject), and its entry weight, [M, L] each."""
+    lengths, k = entry_ML.shape[-1], entries_Mk.shape[-1]
+    # trunks of several lengths often give the same weight, and each question is asked once
+    new_ML = torch.ones_like(entry_ML, dtype=torch.bool)
+    new_ML[:, 1:] = entry_ML[:, 1:] != entry_ML[:, :-1]
+    each_N, inverse_ML = new_ML.flatten().nonzero()[:, 0], (new_ML.flatten().cumsum(0) - 1).view_as(entry_ML)
+    walk_N = each_N // lengths
+    entry_Nk, _, order_Nk = verifier.split(rows.at(row_M[walk_N]), entry_ML.flatten()[each_N], entries_Mk[walk_N])
+    text_Nk = is_text_Mk[walk_N]
+    if order_Nk is not None:
+        entry_Nk, text_Nk = entry_Nk.gather(-1, order_Nk), text_Nk.gather(-1, order_Nk)
+    before_Nk = torch.arange(k, device=entry_Nk.device) < text_Nk.to(torch.uint8).argmax(-1, keepdim=True)
+    reject_N = torch.where(before_Nk, 1 - entry_Nk, 1.0).prod(-1)
+    own_N = (entry_Nk * text_Nk).sum(-1)  # copies of a token have no weight of their own
+    return reject_N[inverse_ML], own_N[inverse_ML]
 
 
 def label_text(
@@ -64,8 +258,7 @@ def label_text(
     Args:
         tokens_T: int64, of a text that follows the target's law.
         target_probs_TV, draft_probs_TV: row t is the distribution after token t; float64, float32 or bf16, on any
-            device; normalised in float64. Of a head the draft's rows are [T, D, V]: row t, d is its distribution below
-            root t behind the next d tokens of the text; for a space of chains alone.
+            device; normalised in float64.
         siblings: how many draws of the siblings are averaged; None enumerates all of them, for small vocabularies.
         generator: of the siblings' draws; torch's own if None.
         space: the actions; the default space if None. Its greedy trees rank tokens of draft probability 0 by their ids.
@@ -74,23 +267,15 @@ def label_text(
         ValueError: the shapes do not fit, no root has its whole look-ahead, the text holds a token of probability 0
             under the target, or a verifier is unknown or has no labels along a text.
     """
-    space = space or ActionSpace.default()
     if not len(tokens_T) == len(target_probs_TV) == len(draft_probs_TV):
         raise ValueError(
             f"{len(tokens_T)} tokens need as many rows; target has {len(target_probs_TV)}, draft {len(draft_probs_TV)}"
         )
     labeller = TextLabeller(tokens_T, verifiers, siblings, generator, space)
-    ahead_TD = None
-    if draft_probs_TV.dim() == 3:
-        draft_probs_TDV, draft_probs_TV = draft_probs_TV, draft_probs_TV[:, 0]
-        next_TD = torch.cat([tokens_T[1:], tokens_T.new_zeros(space.depth)]).unfold(0, space.depth, 1)
-        ahead_TD = draft_probs_TDV.gather(-1, next_TD.unsqueeze(-1))[..., 0].double() / exact_sums(draft_probs_TDV)
     size = block_rows(target_probs_TV.shape[-1])
     for begin in range(0, len(tokens_T), size):
-        own = slice(begin, begin + size)
-        ahead_BD = None if ahead_TD is None else ahead_TD[own]
-        labeller.add(target_probs_TV[own], draft_probs_TV[own], ahead_BD=ahead_BD)
-    return space.efficiencies(labeller.survivals())
+        labeller.add(target_probs_TV[begin : begin + size], draft_probs_TV[begin : begin + size])
+    return labeller.space.efficiencies(labeller.survivals())
 
 
 def block_rows(vocabulary: int) -> int:
@@ -110,7 +295,7 @@ def labelled_verifier(name: str) -> TopDown | BottomUp:
 
 
 class TextLabeller:
-    """Survivals along one text, from blocks of rows in the order of the text; see `label_text` for the arguments."""
+    """Survivals along one text, from blocks of rows in its order; see `label_text` for the arguments."""
 
     def __init__(
         self,
@@ -120,7 +305,7 @@ class TextLabeller:
         generator: torch.Generator | None = None,
         space: ActionSpace | None = None,
     ) -> None:
-        self.space = space or ActionSpace.default()
+        self.space = space = space or ActionSpace.default()
         self.tokens_T = tokens_T
         self.roots = len(tokens_T) - self.space.depth
         if self.roots < 1:
@@ -129,43 +314,31 @@ class TextLabeller:
         self.branching = self.space.max_K > 1 and self.space.max_L2 > 0
         self.walked: list[list[TopDown | BottomUp]] = [  # by style, the verifier of each verifier's branches
             self.verifiers,
-            *([_own(styled(each, style)) for each in self.verifiers] for style in self.space.styles),
+            *([cast(TopDown | BottomUp, styled(each, style)) for each in self.verifiers] for style in space.styles),
         ]
         self.walks = [Walks(verifiers, siblings, generator, self.space) for verifiers in self.walked]
         self.by_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
-        self._p: list[Tensor] = []  # of the text's own next tokens, block by block
-        self._q: list[Tensor] = []
-        self._ahead: list[Tensor] = []  # of a head: q of the next `depth` tokens, [B, D] each
+        self._p, self._q = list[Tensor](), list[Tensor]()  # of the text's own next tokens, block by block
         self._seen = 0
         self._rows: SortedRows | None = None  # of the last block
         self._late = 0  # how many of them may still be reached by branches that begin there
         self._likely: Tensor | None = None  # the draft's most likely tokens after each of the last block's rows
         self._branches: list[list[list[Tensor]]] = [[[] for _ in verifiers] for _ in self.walks]
 
-    def add(
-        self,
-        target_probs_BV: Tensor,
-        draft_probs_BV: Tensor,
-        draft_logits_BV: Tensor | None = None,
-        ahead_BD: Tensor | None = None,
-    ) -> None:
-        """The rows after the next B tokens; the draft's logits rank tokens of probability 0 for greedy trees.
-
-        `ahead_BD` are a head's probabilities of the text's next D tokens, float64; its space has no branches."""
+    def add(self, target_probs_BV: Tensor, draft_probs_BV: Tensor, draft_logits_BV: Tensor | None = None) -> None:
+        """The rows after the next B tokens; the draft's logits rank tokens of probability 0 for greedy trees."""
         next_B = self.tokens_T[self._seen + 1 : self._seen + 1 + len(target_probs_BV)].to(target_probs_BV.device)
         own = target_probs_BV[: len(next_B)], draft_probs_BV[: len(next_B)]
         self._seen += len(target_probs_BV)
         if len(next_B) == 0:
             return
         # p and q of the text's tokens, from which chains follow
-        p_B, q_B = (each.gather(-1, next_B.unsqueeze(-1))[:, 0].double() / exact_sums(each) for each in own)
+        p_B, q_B = (
+            each.gather(-1, next_B.unsqueeze(-1))[:, 0].double() / each.sum(-1, dtype=torch.float64) for each in own
+        )
         if bool((p_B <= 0).any()):
             at = int((p_B <= 0).nonzero()[0]) + sum(map(len, self._p)) + 1
             raise ValueError(f"token {at} of the text has probability 0 under the target")
-        if ahead_BD is not None:
-            if self.branching:
-                raise ValueError(f"a head drafts chains: trees of up to {self.space.max_K} branches have no labels")
-            self._ahead.append(ahead_BD[: len(next_B)])
         self._p.append(p_B)
         self._q.append(q_B)
         if self.branching:
@@ -189,15 +362,11 @@ class TextLabeller:
         p_T, q_T = torch.cat(self._p)[since:], torch.cat(self._q)[since:]
         depth = self.space.depth
 
-        def ahead(values_T: Tensor) -> Tensor:
-            padded = torch.cat([values_T, values_T.new_zeros(depth)])  # the padding is never read
-            return padded.unfold(0, depth, 1)[: len(values_T)]
-
         def products(values_TD: Tensor) -> Tensor:
-            values_TD = values_TD.cumprod(-1)
-            return torch.cat([torch.ones_like(values_TD[:, :1]), values_TD], dim=-1)
+            return pad(values_TD.cumprod(-1), (1, 0), value=1.0)
 
-        p_TD, q_TD = ahead(p_T), torch.cat(self._ahead)[since:] if self._ahead else ahead(q_T)
+        # the padding at the end is never read
+        p_TD, q_TD = (pad(each_T, (0, depth)).unfold(0, depth, 1)[: len(each_T)] for each_T in (p_T, q_T))
         weights = [torch.ones_like(p_T)]
         for ratio_T in divide(p_TD, q_TD).unbind(-1):
             weights.append((weights[-1] * ratio_T).clamp(max=1))
@@ -247,8 +416,3 @@ class TextLabeller:
                     survivals.append(factor_TD[: self.roots, L1, None] * own)
             result.append(torch.cat(survivals, dim=-1))
         return torch.stack(result)
-
-
-def _own(verifier: Verifier) -> TopDown | BottomUp:
-    assert isinstance(verifier, TopDown | BottomUp)
-    return verifier

@@ -1,33 +1,37 @@
-"""Trace rows: texts are written, both models pass over them, and numbers of their rows and labels are recorded.
+"""Trace rows: texts are written, or read from an engine's log; both models pass over them; numbers of their rows and
+labels are recorded.
 
 The rows of a shard depend only on the pair, the recipe and the shard's work, so the order of shards does not matter.
 
-Legend: V vocabulary, N consecutive tokens, D hidden width, R roots.
+Whether a text may be the target's own is judged by its impossible and its unlikely tokens.
+
+Legend: N consecutive tokens, D hidden width, B consecutive rows of a model, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import repeat
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from data_gen import traces
 from data_gen.decoding import EAGER, decoder_for
 from data_gen.decoding.loop import Random
-from data_gen.features.rows import ROW_NUMBERS, foretold, row_numbers
-from data_gen.models.pair import ModelPair
+from data_gen.features.root import ROW_NUMBERS, foretold, row_numbers
+from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller
-from data_gen.texts.given import GivenText
-from data_gen.texts.plausibility import ImpossibleToken, Plausibility
-from data_gen.texts.prompts import Form, Prompt
+from data_gen.texts.prompts import Form, Prompt, Record, check_ids, joined, read_lines
 from data_gen.texts.written import WrittenText, finished, halving, rows_along, seed_of, written_by_target
 from data_gen.verification import get_verifier
 from selector.actions import GREEDY, Action, ActionSpace
@@ -41,12 +45,158 @@ BEHAVIOUR: tuple[Action, ...] = (
     *(Action(*shape) for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (3, 1, 5), (4, 4, 4))),
     *(Action(*shape, GREEDY) for shape in ((2, 0, 6), (2, 4, 4), (3, 2, 4), (4, 0, 4))),
 )
+Given = Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+UNLIKELY = 1e-3  # less probable tokens are counted: a text of another model or sampling setting has too many
+SUMS = 1e-4  # the logits of two passes that add the same numbers in another order may differ by so much, in float32
+SPACINGS = 4  # of neighbouring numbers at the best logit: rounding may move each of two logits by two of them
+FALSE_ALARMS = 1e-6  # the share of the target's own logs that are taken for foreign ones, at most
+
+
+class ImpossibleToken(Exception):
+    """A token of a text has probability 0 under the target. `at_a_tie` says whether rounding explains it: passes over
+    one token, many tokens and many texts differ in their last digits."""
+
+    def __init__(self, position: int, token: int, at_a_tie: bool) -> None:
+        super().__init__(f"token {position} of the text ({token}) has probability 0 under the target")
+        self.position, self.at_a_tie = position, at_a_tie
+
+
+@dataclass
+class Plausibility:
+    """How many tokens of some texts were unlikely, and how many are expected to be.
+
+    Under the target's own law, a token is unlikely with a probability m that its row gives. Let u be 1 for unlikely
+    tokens and 0 for others. The products over all tokens of exp(u) / (1 + (exp(1) - 1) m) and of
+    exp(-u) / (1 + (exp(-1) - 1) m) are martingales that begin with 1, however the texts depend on each other. By
+    Ville's inequality each of them ever exceeds 2 / `FALSE_ALARMS` with a probability of `FALSE_ALARMS` / 2 at most. In
+    the long run, the first one grows with 1.7 times as many unlikely tokens as expected, and the second one with 0.6
+    times as many.
+    """
+
+    tokens: int = 0
+    unlikely: int = 0
+    expected: float = 0.0
+    log_many: float = 0.0  # logarithms of the products
+    log_few: float = 0.0
+
+    def add(self, target: ModelRows, begin: int, following: Sequence[int], sampling: Sampling) -> None:
+        """Add the tokens that follow some rows, from position `begin` of the text on; ImpossibleToken if one is."""
+        rows_BV = target.probs_NV[: len(following)]
+        next_B1 = torch.tensor(following, dtype=torch.int64, device=rows_BV.device).unsqueeze(-1)
+        own_B = rows_BV.gather(-1, next_B1)[:, 0]
+        if bool((own_B <= 0).any()):
+            at = int((own_B <= 0).nonzero()[0])
+            edge = _at_the_edge(target.logits_NV[at], following[at], sampling)
+            raise ImpossibleToken(begin + at, following[at], edge)
+        mass_B = (rows_BV * (rows_BV < UNLIKELY)).sum(-1, dtype=torch.float64)
+        unlikely = int((own_B < UNLIKELY).sum())
+        many, few = (float((math.expm1(sign) * mass_B).log1p().sum()) for sign in (1, -1))
+        self.join(Plausibility(len(following), unlikely, float(mass_B.sum()), unlikely - many, -unlikely - few))
+
+    def join(self, other: Plausibility) -> None:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the target did not write the texts; wrong for `FALSE_ALARMS` of its own logs at most."""
+        return max(self.log_many, self.log_few) > math.log(2 / FALSE_ALARMS)
+
+    def __str__(self) -> str:
+        share, expected = self.unlikely / max(1, self.tokens), self.expected / max(1, self.tokens)
+        return f"{share:.2%} of the tokens had a probability below {UNLIKELY:g}; {expected:.2%} are to be expected"
+
+
+def tie(best: float, dtype: torch.dtype) -> float:
+    """The largest difference of two logits that rounding explains, given the best logit and the passes' dtype: 0.5
+    between 16 and 32 in bfloat16, whose numbers lie 0.125 apart there."""
+    spacing = torch.finfo(dtype).eps * 2.0 ** (math.frexp(best)[1] - 1)
+    return max(SUMS, SPACINGS * spacing)
+
+
+def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
+    edge = 1e-3 if logits_V.dtype == torch.float32 else 32 * float(torch.finfo(logits_V.dtype).eps)
+    edge = max(edge, tie(float(logits_V.max()), logits_V.dtype))  # a batch and a text alone differ at large logits
+    logits_V = logits_V.double()
+    if sampling.temperature == 0:
+        return float(logits_V.max() - logits_V[token]) <= edge
+    if sampling.cuts_nothing:
+        return False  # no token is cut off, so the probability is below the smallest floating-point number
+    if sampling.top_k > 0:
+        least = float(logits_V.topk(min(sampling.top_k, len(logits_V))).values[-1])
+        if logits_V[token] < least - edge:
+            return False
+        logits_V = logits_V.masked_fill(logits_V < least - edge, -torch.inf)
+    probs_V = (logits_V / sampling.temperature).softmax(-1)
+    before, own = float(probs_V[logits_V > logits_V[token]].sum()), float(probs_V[token])
+    likely = own * math.exp(edge / sampling.temperature) >= sampling.min_p * float(probs_V.max())
+    return before <= sampling.top_p + edge and likely and own > 0
+
+
+class GivenRecord(Record):
+    prompt: Given
+    completion: Given
+    temperature: float = Field(ge=0, lt=1e9)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, lt=2**31)
+    min_p: float = Field(0.0, ge=0, le=1)
+
+
+@dataclass(frozen=True)
+class GivenText:
+    """A text and the sampling setting that it was written under. Error messages about it begin with `place`."""
+
+    prompt: Prompt
+    prompt_tokens: list[int]
+    completion: list[int]
+    sampling: Sampling
+    place: str
+
+
+def read_log(path: Path, pair: ModelPair) -> list[GivenText]:
+    """An engine's texts: JSON lines with `prompt` and `completion`, each a text or a list of token ids, `temperature`,
+    and optionally `top_p`, `top_k`, `min_p`, `kind`, `source` and `id`; InputError as `read_lines`.
+
+    Token ids are safer than text: a tokenizer need not give back the tokens that were sampled.
+    """
+
+    def token_ids(given: str | list[int], begins: bool) -> list[int]:
+        ids = pair.tokenizer(given, add_special_tokens=begins)["input_ids"] if isinstance(given, str) else given
+        if not ids or max(ids) >= pair.vocabulary:
+            raise ValueError(f"no tokens, or one beyond the vocabulary of {pair.vocabulary}")
+        return list(ids)
+
+    def parse(place: str, value: Any) -> GivenText:
+        record = GivenRecord.model_validate(value)
+        prompt, completion = token_ids(record.prompt, True), token_ids(record.completion, False)
+        shown = record.prompt if isinstance(record.prompt, str) else str(pair.tokenizer.decode(prompt))
+        sampling = Sampling(record.temperature, record.top_p, record.top_k, record.min_p)
+        return GivenText(Prompt.of(record, shown, place), prompt, completion, sampling, place)
+
+    texts = read_lines(path, parse)
+    check_ids(path, [text.prompt.id for text in texts])
+    return texts
+
+
+def apart(texts: list[GivenText]) -> tuple[list[GivenText], str]:
+    """Texts that can be split by source, and a sentence on what was done for that, which may be empty.
+
+    Sources with equal prompts become one. At temperature 0 a repeated text is left out; otherwise it is a second draw.
+    """
+    sources = joined((text.prompt.source, tuple(text.prompt_tokens)) for text in texts)
+    kept: dict[Any, GivenText] = {}
+    for text in texts:
+        content = tuple(text.prompt_tokens), tuple(text.completion), text.sampling
+        prompt = replace(text.prompt, source=sources[text.prompt.source])
+        kept.setdefault(text.place if text.sampling.temperature > 0 else content, replace(text, prompt=prompt))
+    repeated, shared = len(texts) - len(kept), len(sources) - len(set(sources.values()))
+    said = [f"greedy texts that are left out, because they are repeated: {repeated}"] if repeated else []
+    said += [f"sources that are joined to others, because they have prompts in common: {shared}"] if shared else []
+    return list(kept.values()), "; ".join(said)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How texts are written and labelled."""
-
     verifiers: tuple[str, ...]  # their labels are recorded, and they write the decoded texts
     form: Form
     tokens: int  # labelled tokens of each text
@@ -95,7 +245,7 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
     rows = [_row(pair, recipe, work, written, plausibility) for written in texts]
     seconds = dict.fromkeys(PARTS, 0.0) | {"labelled": time.perf_counter() - between}
     seconds["decoded" if work.decoded else "written"] = between - start
-    schema = traces.text_schema(recipe.verifiers, recipe.hidden, pair.trees)
+    schema = traces.text_schema(recipe.verifiers, recipe.hidden, SPACE)
     return Shard(traces.to_table(rows, schema), seconds, plausibility)
 
 
@@ -117,11 +267,7 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
             texts = written_by_target(pair, encoded, new, work.sampling, seed)
         yield from map(_Written, prompts, texts, repeat(None), places)
         return
-    behaviour = [
-        action
-        for action in recipe.behaviour
-        if pair.trees.max_K >= action.K and (pair.decoder == EAGER or not action.distinct)
-    ]
+    behaviour = [action for action in recipe.behaviour if pair.decoder == EAGER or not action.distinct]
     for number, (prompt, tokens, place) in enumerate(zip(prompts, encoded, places, strict=True)):
         verifier, own = recipe.verifiers[number % len(recipe.verifiers)], seed_of(seed, number)
         chooser = Random(behaviour, torch.Generator().manual_seed(own))
@@ -146,17 +292,13 @@ def _row(pair: ModelPair, recipe: Recipe, work: Work, written: _Written, seen: P
     roots = max(0, len(text.tokens) - text.start - DEPTH)
     steps = [step for step in text.steps if step.length - 1 - text.start < roots]
     return {
-        "prompt": prompt.id,
-        "kind": prompt.kind,
-        "source": prompt.source,
+        **{"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source},
         **asdict(work.sampling),
-        "tokens": text.tokens,
-        "start": text.start,
-        "roots": roots,
+        **{"tokens": text.tokens, "start": text.start, "roots": roots},
         **labelled,
         "hidden_stride": stride,
         "step_root": [step.length - 1 - text.start for step in steps],
-        "step_action": [pair.trees.index(step.action) for step in steps],
+        "step_action": [SPACE.index(step.action) for step in steps],
         "step_accepted": [step.accepted for step in steps],
         "step_verifier": written.verifier,
     }
@@ -191,7 +333,7 @@ def _label(
     own = text.tokens[text.start :]
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *own))
     tokens_T = torch.tensor(own, device=pair.device)
-    labeller = TextLabeller(tokens_T, recipe.verifiers, recipe.siblings, generator, pair.trees)
+    labeller = TextLabeller(tokens_T, recipe.verifiers, recipe.siblings, generator, SPACE)
     numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
     hidden: list[tuple[Tensor, Tensor]] = []
     for block in rows_along(pair, text, sampling):
@@ -200,7 +342,7 @@ def _label(
         seen.add(block.target, begin, following, sampling)
         for name, values in row_numbers(block.target, block.draft, following).items():
             numbers[name] += values
-        labeller.add(block.target.probs_NV, block.draft.probs_NV, block.draft.logits_NV, block.ahead_BD)
+        labeller.add(block.target.probs_NV, block.draft.probs_NV, block.draft.logits_NV)
         if recipe.hidden:
             hidden.append((block.target.hidden_ND.half().cpu(), block.draft.hidden_ND.half().cpu()))
     result: dict[str, Any] = {name: values[:roots] for name, values in numbers.items()}

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from data_gen.features.root import DrafterKnowledge
-from data_gen.features.rows import foretold
+from data_gen.features.root import DrafterKnowledge, foretold
 from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import LoggedText, Logs
 from data_gen.texts.prompts import Prompt, place_of, split_of
 from selector.actions import ActionSpace
-from selector.runtime.tokens import TokenStatistics
+from selector.runtime.artefact import TokenStatistics
 from selector.schema import HIT_KEY, KEYS, LOG, LONGEST_COUNTED, TEXT_SCALARS, TOKEN_SCALARS, InputError
 from selector.train.data import SPLITS, Texts
 

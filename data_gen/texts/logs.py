@@ -9,17 +9,22 @@ A log has JSON lines. A line is a text:
                   {name: {"steps": [[position, drafted, accepted], ..]}}: the steps that were decoded
     id, source, kind   optional: a name; texts of one source are not independent; the kind of work
 
-A step commits the accepted tokens, the first one at the step's position, and one more token. `data_gen.texts.responses`
-makes such lines of what engines answer.
+A step commits the accepted tokens, the first one at the step's position, and one more token.
+
+An importer makes such lines of what another program writes: vLLM 0.33.0, SGLang 0.5.23, llama.cpp 0c1e570 and the
+simulator of SpecDecode-Bench. Of the engines, only vLLM says how many tokens a step drafted and accepted, and only of
+steps that drafted something. A text whose steps are not known is enough for lookups; its `note` says what is missing.
 
 Legend: R positions, D depths.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -29,16 +34,19 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from data_gen.models.sampling import Sampling
-from data_gen.texts.prompts import Record, joined, read_lines
-from data_gen.texts.responses import record_of
+from data_gen.texts.prompts import PACKED, Record, joined, parsed_lines
 from data_gen.traces import check_shard, read_manifest, space_of
 from selector.actions import LARGEST
 from selector.schema import InputError, survival_column
 
 COPYING = ("ngram", "lookup", "suffix")  # drafters that copy; their tokens are computed from the token ids instead
 NO_DRAFTER = "none"  # a drafter's name: lookups alone
-DRAFTER = "draft"  # the drafter's name in traces
+DRAFTER = "draft"  # the drafter's name in traces and in responses, which do not say which one it was
 COLUMNS = ("prompt", "kind", "source", "temperature", "top_p", "tokens", "start", "roots")  # of traces
+SIMULATOR = "acc_"  # prefix of drafters' names in logs of SpecDecode-Bench's simulator
+LEFT_OUT = "vLLM left out steps that draft nothing, so it is not known where the others began"
+NO_STEPS = "vLLM gave sums over steps alone (--per-request-spec-decode-metrics detailed gives each step)"
+MOST_BAD = 0.05  # of a log's lines; where more are bad, the log is not what it is taken for
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31 - 1)]], Field(min_length=1)]
 Count = Annotated[int, Field(ge=0, lt=LARGEST)]
@@ -52,19 +60,20 @@ class Drafted(BaseModel):
     accepted: list[Count] | None = None
     survivals: list[Probabilities] | None = None
     steps: list[Step] | None = None
+    other_length: bool = False  # whether there may be more or fewer entries than positions
 
     def survivals_RD(self, name: str, positions: int) -> NDArray[np.float32]:
-        """P(accepted >= t) at each position; NaN where it is not known."""
+        """P(accepted >= t) at each position; NaN where it is not known. ValueError for what cannot be."""
         if sum(each is not None for each in (self.accepted, self.survivals, self.steps)) != 1:
             raise ValueError(f"drafters.{name}: one of accepted, survivals and steps")
         if self.steps is not None:
             return _of_steps(name, self.steps, positions)
-        rows = self.survivals if self.accepted is None else [[1.0] * count for count in self.accepted]
-        assert rows is not None
-        if not rows:
-            raise ValueError(f"drafters.{name}: no positions")
-        depth = max(map(len, rows))
-        found_RD = np.array([[*row, *[0.0] * (depth - len(row))] for row in rows], np.float32).reshape(len(rows), depth)
+        rows = self.survivals or [[1.0] * count for count in self.accepted or []]
+        if not rows or (len(rows) != positions and not self.other_length):
+            raise ValueError(f"drafters.{name}: {len(rows)} entries for {positions} generated tokens")
+        found_RD = np.zeros((len(rows), max(map(len, rows))), np.float32)
+        for found_D, row in zip(found_RD, rows, strict=True):
+            found_D[: len(row)] = row
         if (np.diff(found_RD, axis=1) > 0).any():
             raise ValueError(f"drafters.{name}.survivals: they never rise with the depth")
         return found_RD
@@ -81,6 +90,9 @@ def _of_steps(name: str, steps: list[list[int]], positions: int) -> NDArray[np.f
         found_RD[position, :accepted] = 1
         if accepted < drafted:
             found_RD[position, accepted:] = 0
+    for step, following in pairwise(sorted(steps)):
+        if following[0] <= step[0] + step[2]:
+            raise ValueError(f"drafters.{name}.steps: step {following} begins within step {step}")
     return found_RD
 
 
@@ -93,8 +105,6 @@ class LoggedRecord(Record):
 
 @dataclass(frozen=True)
 class LoggedText:
-    """A text, and what was logged of its drafters."""
-
     name: str
     source: str
     kind: str
@@ -132,17 +142,36 @@ class LoggedText:
         return np.nan_to_num(hits_R, nan=1.0).tolist()
 
 
-def read_logs(paths: Sequence[Path]) -> list[LoggedText]:
-    """The texts of some files, in their order; InputError as `read_lines`."""
-    return [text for path in paths for text in read_lines(path, _text)]
+def read_logs(paths: Sequence[Path], remarks: list[str] | None = None) -> list[LoggedText]:
+    """The texts of some files, in their order, without lines that do not fit; what is left out is added to `remarks`.
+    InputError where a file is missing or empty, or more than `MOST_BAD` of all lines do not fit."""
+    texts: list[LoggedText] = []
+    bad: dict[str, list[InputError]] = {}  # by reason
+    for path in paths:
+        for found in parsed_lines(path, _text):
+            if isinstance(found, InputError):
+                reason = re.sub(r"\d+", "0", str(found).removeprefix(str(path)))
+                bad.setdefault(reason, []).append(found)
+            else:
+                texts.append(found)
+    count = sum(map(len, bad.values()))
+    lines = len(texts) + count
+    left_out = [f"{len(same)} of {lines} lines are left out, the first one is {same[0]}" for same in bad.values()]
+    if bad and (not texts or count > max(1, MOST_BAD * lines)):
+        first = next(iter(bad.values()))[0]
+        raise InputError(f"{first}; {count} of {lines} lines do not fit, and {MOST_BAD:.0%} may be left out")
+    if remarks is not None:
+        remarks += left_out
+    return texts
 
 
 def _text(place: str, line: Any) -> LoggedText:
     record = LoggedRecord.model_validate(record_of(line))
-    prompt, generated, file = record.prompt_token_ids, record.generated_token_ids, Path(place.rpartition(":")[0]).stem
+    prompt, generated, file = record.prompt_token_ids, record.generated_token_ids, Path(place.rpartition(":")[0])
+    stem = (file.with_suffix("") if file.suffix in PACKED else file).stem
     survivals = {name: own.survivals_RD(name, len(generated)) for name, own in record.drafters.items()}
     name = record.id or place
-    source, kind = record.source or f"{file} {name}", record.kind or file
+    source, kind = record.source or f"{stem} {name}", record.kind or stem
     return LoggedText(name, source, kind, prompt + generated, len(prompt), survivals, place, record.note)
 
 
@@ -217,20 +246,107 @@ class Logs(NamedTuple):
 
 def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling) -> Logs:
     """The texts of log files and of folders with traces; InputError as `read_logs` and `read_trace_log`."""
-    texts, tested = (_read(each, sampling) for each in (paths, held_out))
+    remarks: list[str] = []
+    texts, tested = (_read(each, sampling, remarks) for each in (paths, held_out))
     kept, places = distinct([*texts, *tested]), {text.place for text in tested}
-    remarks = []
     if twice := len(texts) + len(tested) - len(kept):
         remarks.append(f"{twice} texts are duplicates and are left out")
     if shared := len({text.source for text in (*texts, *tested)}) - len({text.source for text in kept}):
         remarks.append(f"sources that are joined to others, because they have prompts in common: {shared}")
     notes = Counter(text.note for text in kept if text.note)
     remarks += [f"{count} of {len(kept)} texts are for lookups alone: {note}" for note, count in notes.items()]
-    texts, tested = ([text for text in kept if (text.place in places) == of] for of in (False, True))
+    tested = [text for text in kept if text.place in places]
+    others, sources = [text for text in kept if text.place not in places], {text.source for text in tested}
+    texts = [text for text in others if text.source not in sources]
+    if shared := len(others) - len(texts):
+        remarks.append(f"{shared} texts are left out, because their sources are held out")
     return Logs(texts, tested, remarks)
 
 
-def _read(paths: Sequence[Path], sampling: Sampling) -> list[LoggedText]:
+def _read(paths: Sequence[Path], sampling: Sampling, remarks: list[str]) -> list[LoggedText]:
     stores = [path for path in paths if (path / "manifest.json").exists()]
     own = [text for folder in stores for text in read_trace_log(folder, sampling)]
-    return [*read_logs([path for path in paths if path not in stores]), *own]
+    return [*read_logs([path for path in paths if path not in stores], remarks), *own]
+
+
+class Simulated(BaseModel):
+    """The tokens that a step at each position commits, the additional one included."""
+
+    acc_len: list[Annotated[int, Field(ge=1, strict=True)]]
+
+
+class Metrics(BaseModel):
+    num_spec_steps: int = 0
+    per_step_drafted: list[int] | None = None
+    per_step_accepted: list[int] | None = None
+
+
+def record_of(line: Any) -> Any:
+    """The line of a log; a line of no known program is taken as it is.
+
+    Raises:
+        ValueError: a response holds no token ids or fewer than it had, several answers, or steps of which lists of
+            different lengths tell.
+    """
+    if not isinstance(line, dict):
+        return line
+    if line.get("event") == "request.finished" and isinstance(line.get("out"), dict):  # SGLang's request log
+        prompt = _within(line, "obj").get("input_ids")
+        return _record(line["out"], "output_ids", {"prompt_token_ids": prompt, **line["out"]})
+    if isinstance(choices := line.get("choices"), list):  # vLLM, SGLang: /v1/completions and /v1/chat/completions
+        if len(choices) != 1 or not isinstance(choices[0], dict):
+            raise ValueError("choices: one answer to one prompt is needed (n = 1)")
+        return _record(line, "token_ids", {**line, **choices[0]})
+    if isinstance(line.get("meta_info"), dict):  # SGLang: /generate
+        return _record(line, "output_ids", line)
+    if isinstance(line.get("timings"), dict):  # llama.cpp: /completion
+        return _record(line, "tokens", line)
+    drafters = {}
+    for key in filter(lambda key: key.startswith(SIMULATOR), line):
+        counts = [count - 1 for count in Simulated.model_validate(line[key]).acc_len]
+        drafters[key.removeprefix(SIMULATOR)] = {"accepted": counts, "other_length": True}
+    return line | {"drafters": drafters} if drafters else line
+
+
+def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[str, Any]:
+    for key in ("prompt_token_ids", ids):
+        if not isinstance(fields.get(key), list):
+            raise ValueError(f"{key} is missing in the engine's response; docs/logs.md says how to ask for token ids")
+    tokens, meta, usage = len(fields[ids]), _within(answer, "meta_info"), _within(answer, "usage")
+    for count in (usage.get("completion_tokens"), meta.get("completion_tokens"), answer.get("tokens_predicted")):
+        if isinstance(count, int) and count > tokens:
+            raise ValueError(f"{ids}: {tokens} token ids of an answer of {count} tokens")
+    record = {
+        "prompt_token_ids": fields["prompt_token_ids"],
+        "generated_token_ids": fields[ids],
+        "id": answer.get("id") or meta.get("id"),
+        "source": answer.get("source"),
+        "kind": answer.get("kind"),
+        "drafters": {},
+    }
+    if found := _within(_within(answer, "metrics"), "speculative_decoding"):
+        steps = _steps(Metrics.model_validate(found), tokens)
+        record |= {"note": steps} if isinstance(steps, str) else {"drafters": {DRAFTER: {"steps": steps}}}
+    return record
+
+
+def _within(values: dict[str, Any], key: str) -> dict[str, Any]:
+    """The object at a key; an empty one where there is none."""
+    found = values.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _steps(metrics: Metrics, tokens: int) -> list[list[int]] | str:
+    """Position, drafted and accepted tokens of each step; or why they are not known. The prompt's pass gives the first
+    token, so steps begin at position 1; steps may go beyond the text's end, where the engine cut it."""
+    accepted, drafted = metrics.per_step_accepted or [], metrics.per_step_drafted or []
+    if metrics.num_spec_steps and not accepted:
+        return NO_STEPS
+    if len(accepted) != len(drafted):
+        raise ValueError("per_step_accepted and per_step_drafted differ in length")
+    position, steps = 1, list[list[int]]()
+    for more, kept in zip(drafted, accepted, strict=True):
+        if position < tokens:
+            steps.append([position, more, kept])
+        position += kept + 1
+    return steps if position >= tokens else LEFT_OUT

@@ -1,37 +1,74 @@
-"""Prompts: how they are read, what tokens they are, and which split they belong to."""
+"""Prompts: how they are read, what tokens they are, and which split they belong to.
+
+They come from JSON lines, or from a data set on the hub or in a local file with the same fields: `.json`, `.jsonl` or
+`.parquet`, packed or not; any other file is plain text with one record per line. Only the first turn of a data set's
+conversations is taken. The source of its prompts is their text, so that splits do not depend on the order of a file,
+and the same text is taken once.
+"""
 
 from __future__ import annotations
 
 import codecs
 import hashlib
+import io
 import json
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import asdict, dataclass
+import string
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from itertools import compress, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+import pyarrow as pa
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 from scipy.cluster.hierarchy import DisjointSet
 
+from selector.files import first_line
 from selector.schema import InputError
 
 T = TypeVar("T")
-Name = Annotated[str, BeforeValidator(str)]
+LONG = 200  # characters for each token that is kept: what is beyond them of a text is not read
+BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of local files, by suffix
+PACKED = {".gz": "gzip", ".zst": "zstd"}  # how a file of lines is compressed, by suffix
+
+
+def _name(value: Any) -> str | None:
+    """A number's name is its digits, and NaN, as pandas writes it, is none."""
+    if value is None or value != value:
+        return None
+    if isinstance(value, float) and value.is_integer():  # as pandas writes integers beside missing ones
+        value = int(value)
+    if not isinstance(value, str | int | float):
+        raise ValueError("a name is a string or a number")
+    return str(value)
+
+
+Name = Annotated[str | None, BeforeValidator(_name)]
 
 
 class Record(BaseModel):
     """What a line of a file says of its text; further keys are ignored."""
 
     model_config = ConfigDict(strict=True)
-    id: Name | None = None
-    source: Name | None = None
-    kind: Name | None = None
+    id: Name = None
+    source: Name = None
+    kind: Name = None
 
 
 class PromptRecord(Record):
     text: str = Field(pattern=r"\S")
+
+    @model_validator(mode="before")
+    @classmethod
+    def last_turn(cls, line: Any) -> Any:
+        """A conversation's text is its last user's turn."""
+        if not isinstance(line, dict) or "text" in line or not isinstance(line.get("messages"), list):
+            return line
+        turns = [turn for turn in line["messages"] if isinstance(turn, dict) and turn.get("role") == "user"]
+        if not turns:
+            raise ValueError("messages: no user's turn")
+        return {**line, "text": turns[-1].get("content")}
 
 
 @dataclass(frozen=True)
@@ -68,11 +105,16 @@ class Form:
     system: str | None = None
 
     def whole(self, tokenizer: Any, prompts: Iterable[Prompt]) -> list[list[int]]:
-        """All token ids of each prompt; InputError where there is no chat template, or it takes no system turn."""
-        texts = [prompt.text for prompt in prompts]
+        """All token ids of each prompt, but of very long ones only more than are kept, and one BOS where the text has
+        one, too; InputError where there is no chat template, or it takes no system turn."""
+        most = LONG * self.tokens
+        part = slice(-most, None) if self.longer == "end" else slice(most)
+        texts = [prompt.text[part] for prompt in prompts]
         if self.chat:
             texts = [self._in_template(tokenizer, text) for text in texts]
-        return tokenizer(texts, add_special_tokens=not self.chat)["input_ids"] if texts else []
+        encoded = tokenizer(texts, add_special_tokens=not self.chat)["input_ids"] if texts else []
+        twice = [tokenizer.bos_token_id] * 2
+        return [ids[1:] if ids[:2] == twice else ids for ids in encoded]
 
     def _in_template(self, tokenizer: Any, text: str) -> str:
         name = tokenizer.name_or_path
@@ -113,35 +155,47 @@ class Form:
         return self.cut(tokenizer, self.whole(tokenizer, [prompt])[0])
 
 
-def read_lines(path: Path, parse: Callable[[str, Any], T]) -> list[T]:
-    """What `parse` makes of the JSON of each line that is not blank, and of its place, `file:number`; InputError where
-    the file is missing or empty, or a line does not fit, which names the file and the line."""
-    found = []
+def parsed_lines(path: Path, parse: Callable[[str, Any], T]) -> Iterator[T | InputError]:
+    """What `parse` makes of the JSON of each line that is not blank, and of its place, `file:number`; where a line does
+    not fit, the error that names the file and the line. InputError where the file is missing, damaged or empty."""
+    empty = True
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            packed = PACKED.get(path.suffix)
+            lines = io.BufferedReader(pa.CompressedInputStream(file, packed)) if packed else file
+            for number, line in enumerate(lines, 1):
                 if line.strip():
-                    found.append(_parsed(f"{path}:{number}", line, parse))
+                    empty = False
+                    yield _parsed(f"{path}:{number}", line, parse)
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    if not found:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    if empty:
         raise InputError(f"{path}: no lines there")
+
+
+def read_lines(path: Path, parse: Callable[[str, Any], T]) -> list[T]:
+    """What `parse` makes of every line; InputError as `parsed_lines`, and for the first line that does not fit."""
+    found = []
+    for each in parsed_lines(path, parse):
+        if isinstance(each, InputError):
+            raise each
+        found.append(each)
     return found
 
 
-def _parsed(place: str, line: bytes, parse: Callable[[str, Any], T]) -> T:
+def _parsed(place: str, line: bytes, parse: Callable[[str, Any], T]) -> T | InputError:
     try:
         value = from_json(line.removeprefix(codecs.BOM_UTF8))
     except ValueError as error:
-        raise InputError(f"{place}: not JSON: {error}") from error
+        return InputError(f"{place}: not JSON: {error}")
     try:
         return parse(place, value)
     except ValidationError as error:
         first = error.errors()[:3]
         reasons = (": ".join((".".join(map(str, each["loc"])) or "the line", each["msg"])) for each in first)
-        raise InputError(f"{place}: {'; '.join(reasons)}") from error
+        return InputError(f"{place}: {'; '.join(reasons)}")
     except ValueError as error:
-        raise InputError(f"{place}: {error}") from error
+        return InputError(f"{place}: {error}")
 
 
 def check_ids(path: Path, ids: list[str]) -> None:
@@ -151,7 +205,8 @@ def check_ids(path: Path, ids: list[str]) -> None:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts from JSON lines with `text`, and optionally `kind`, `source` and `id`; InputError as `read_lines`."""
+    """Prompts from JSON lines with `text`, or a conversation in `messages`, and optionally `kind`, `source` and
+    `id`; InputError as `read_lines`."""
 
     def parse(place: str, value: Any) -> Prompt:
         record = PromptRecord.model_validate(value)
@@ -195,3 +250,98 @@ def take_evenly(prompts: list[Prompt], count: int | None = None) -> list[Prompt]
     ordered = sorted(prompts, key=lambda p: hashlib.sha256(f"order {p.id}".encode()).digest())
     by_kind = ([p for p in ordered if p.kind == kind] for kind in sorted({p.kind for p in prompts}))
     return [prompt for turn in zip_longest(*by_kind) for prompt in turn if prompt is not None][:count]
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """A data set. The format strings are over a record's fields."""
+
+    hub: dict[str, str]  # arguments of `datasets.load_dataset`, with split `train` by default; empty: a file is needed
+    prompts: tuple[str, ...]  # format strings; the first one whose fields all exist makes the prompt
+    kind: str = ""  # a format string for the task; the set's name if empty
+    kinds: dict[str, str] = field(default_factory=dict)  # other names for some of the tasks that `kind` gives
+
+
+MULTI_TURN = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+CODE = "Write a Python program that solves this problem.\n\n{question_content}\n\n{starter_code}"
+TRANSLATE = "Translate from English to {language}:\n\n{{translation[en]}}"
+LIVECODE = "hf://datasets/livecodebench/code_generation_lite/*.jsonl"
+SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
+SUBTITLES = "hf://datasets/Helsinki-NLP/open_subtitles@refs%2Fconvert%2Fparquet/en-hi/train/*.parquet"
+SETS = {
+    "math500": PromptSet({"path": "HuggingFaceH4/MATH-500", "split": "test"}, ("{problem}",)),
+    "olympiadbench": PromptSet({"path": "Hothan/OlympiadBench", "name": "OE_TO_maths_en_COMP"}, ("{question}",)),
+    "livecodebench": PromptSet({"path": "json", "data_files": LIVECODE}, ("{turns[0]}", CODE)),
+    "litbench": PromptSet({"path": "SAA-Lab/LitBench-Train"}, ("{prompt}",)),
+    "opus_books": PromptSet(
+        {"path": "Helsinki-NLP/opus_books", "name": "en-fr"}, (TRANSLATE.format(language="French"),)
+    ),
+    "opus_subtitles": PromptSet({"path": "parquet", "data_files": SUBTITLES}, (TRANSLATE.format(language="Hindi"),)),
+    "spec_bench": PromptSet(
+        {"path": "json", "data_files": SPEC_BENCH},
+        ("{turns[0]}",),
+        "{category}",
+        dict.fromkeys(MULTI_TURN, "multi_turn"),
+    ),
+    "mt_bench": PromptSet({"path": "HuggingFaceH4/mt_bench_prompts"}, ("{turns[0]}", "{prompt[0]}"), "{category}"),
+    "gsm8k": PromptSet({"path": "openai/gsm8k", "name": "main", "split": "test"}, ("{question}",)),
+    "humaneval": PromptSet({"path": "openai/openai_humaneval", "split": "test"}, ("{prompt}",)),
+    "lines": PromptSet({}, ("{text}",)),
+}
+
+
+def read_set(name: str, file: Path | None = None) -> tuple[list[Prompt], int]:
+    """The prompts of a set, in its order, and its number of records. Empty and repeated texts give no prompt.
+    InputError where the hub or the file cannot be read, or a record has other fields; names the set and the record."""
+    own = SETS[name]
+    where = f"prompts.sets: {name}: {file or own.hub['path']}"
+    prompts: dict[str, Prompt] = {}
+    number = 0
+    for number, record in enumerate(_records(name, file), 1):
+        try:
+            text = next((text for template in own.prompts if (text := _filled(template, record)) is not None), None)
+            kind = _filled(own.kind, record) or (file.stem if file and not own.hub else name)
+        except ValueError as error:
+            raise InputError(f"{where}: record {number}: {error}") from error
+        if text is None:
+            raise InputError(f"{where}: record {number} has not the fields of {', '.join(own.prompts)!r}")
+        identity = f"{name}:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        if text.strip():
+            prompts.setdefault(identity, Prompt(identity, text, own.kinds.get(kind, kind), identity))
+    if not prompts:
+        raise InputError(f"{where}: holds no prompts")
+    return list(prompts.values()), number
+
+
+class _Fields(string.Formatter):
+    """Treats an empty field of a record as a missing one, and a string where there should be turns as the first one."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        name = field_name.partition("[")[0]
+        whole = kwargs.get(name)
+        value = whole if isinstance(whole, str) else super().get_field(field_name, args, kwargs)[0]
+        if value is None:
+            raise KeyError(field_name)
+        if not isinstance(value, str | int | float):
+            raise ValueError(f"{field_name} is no text, but was read as a {type(value).__name__}")
+        return value, name
+
+
+def _filled(template: str, record: dict[str, Any]) -> str | None:
+    try:
+        return _Fields().vformat(template, (), record)
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _records(name: str, file: Path | None) -> Iterator[dict[str, Any]]:
+    from datasets import load_dataset  # a second to import
+
+    source: dict[str, Any] = SETS[name].hub
+    if file is not None:
+        builder = next((BUILDERS[suffix] for suffix in file.suffixes if suffix in BUILDERS), "text")
+        source = {"path": builder, "data_files": str(file)}
+    try:
+        yield from load_dataset(**{"split": "train", **source}, streaming=True)
+    except Exception as error:  # a damaged file or a missing network may raise anything
+        raise InputError(f"prompts.sets: {name}: cannot read {file or source['path']}: {first_line(error)}") from error

@@ -18,15 +18,14 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from data_gen.decoding.loop import Step
-from data_gen.models.heads import CachedHead, caches, check_prompt
-from data_gen.models.pair import ModelPair, ModelRows, Pass, without_own_settings
+from data_gen.models.pair import CachedModel, ModelPair, ModelRows, without_own_settings
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import block_rows
 from selector.schema import InputError
 
 T = TypeVar("T")
 MOST_HALVINGS = 12  # a block has no more than 4,096 rows
-_halvings = 0
+_halvings = 0  # so far, in this process
 
 
 @dataclass
@@ -39,12 +38,10 @@ class WrittenText:
 
 
 class RowBlock(NamedTuple):
-    """Both models' rows after some consecutive tokens of a text; of a head also its probabilities of the tokens ahead,
-    [B, depth], as in `CachedHead.ahead`."""
+    """Both models' rows after some consecutive tokens of a text."""
 
     target: ModelRows
     draft: ModelRows
-    ahead_BD: Tensor | None = None
 
 
 def seed_of(*parts: object) -> int:
@@ -109,26 +106,18 @@ def finished(pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: 
 @torch.inference_mode()
 def rows_along(pair: ModelPair, text: WrittenText, sampling: Sampling) -> Iterator[RowBlock]:
     """The rows after the text's tokens from `start` on, in blocks, by one teacher-forced pass of each model; InputError
-    where a model gives numbers that are not finite, or a head's prompt has one token."""
-    check_prompt(pair, text.start + 1)
-    models = caches(pair)
-    tokens_T, depth = torch.tensor(text.tokens), pair.trees.depth
+    where a model gives numbers that are not finite."""
+    models = CachedModel(pair.target), CachedModel(pair.draft)
     size = fewer(block_rows(pair.vocabulary))
     for model in models:
         if text.start > 0:
             model.fill(text.tokens[: text.start])
     for begin in range(text.start, len(text.tokens), size):
         target, draft = (model.extend(text.tokens[begin : begin + size]) for model in models)
-        ahead_BD, cached = None, models[1]
-        if isinstance(cached, CachedHead):
-            ahead_BD = cached.ahead(draft, tokens_T, begin, depth, sampling.draft)
-        yield RowBlock(_rows(target, sampling), _rows(draft, sampling.draft), ahead_BD)
+        own = ((target, sampling), (draft, sampling.draft))
+        yield RowBlock(*(ModelRows(law.probabilities(passed.logits_WV), *passed) for passed, law in own))
     for model in models:
         model.check()
-
-
-def _rows(passed: Pass, sampling: Sampling) -> ModelRows:
-    return ModelRows(sampling.probabilities(passed.logits_WV), *passed)
 
 
 def fewer(rows: int) -> int:
@@ -144,9 +133,9 @@ def halving(work: Callable[[], T]) -> T:
         try:
             return work()
         except RuntimeError as error:
-            if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)):
+            reason = str(error).partition("\n")[0]
+            if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in reason):
                 raise
-            reason = str(error).splitlines()[0]
         if _halvings == 0:
             warnings.warn(f"blocks of rows are halved from here on: {reason}", RuntimeWarning, stacklevel=2)
         _halvings += 1  # after the failed attempt's tensors went with its traceback

@@ -54,23 +54,28 @@ class Verifier(ABC):
         Rows are the distributions after each node, in node order, in float64, float32 or bf16; the draft's rows of
         leaves may hold anything.
         """
-        stops_N, extra_of = self._verifier_law(tree, _rows(tree, target_probs_NV.double(), draft_probs_NV.double()))
+        stops_N, extra_of = self._of(tree, target_probs_NV.double(), draft_probs_NV.double())
         extra_NV = extra_of(range(len(tree)))
         return stops_N.unsqueeze(-1) * divide(extra_NV, extra_NV.sum(-1, keepdim=True))
 
     def block_efficiency(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> float:
         """E[tau + 1] given the tree, in tokens: the accepted tokens and the extra one."""
-        rows = _rows(tree, target_probs_NV.double(), draft_probs_NV.double())
-        stops_N = self._verifier_law(tree, rows).stops_N
+        stops_N = self._of(tree, target_probs_NV.double(), draft_probs_NV.double()).stops_N
         return float((stops_N * (tree.depths_N.to(stops_N.device) + 1)).sum())
 
     def verify(
         self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor, generator: torch.Generator
     ) -> Verdict:
         """One draw from the law, computed in the rows' own precision. The generator lives on the tensors' device."""
-        stops_N, extra_of = self._verifier_law(tree, _rows(tree, target_probs_NV, draft_probs_NV))
+        stops_N, extra_of = self._of(tree, target_probs_NV, draft_probs_NV)
         node = int(sample(stops_N, 1, generator))
         return Verdict(node, int(sample(extra_of([node])[0], 1, generator)))
+
+    def _of(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> VerifierLaw:
+        if not len(tree) == len(p_NV) == len(q_NV):
+            counts = f"target has {len(p_NV)}, draft {len(q_NV)}"
+            raise ValueError(f"a tree of {len(tree)} nodes needs as many rows; {counts}")
+        return self._verifier_law(tree, Rows(p_NV, q_NV))
 
     @abstractmethod
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw: ...
@@ -169,7 +174,7 @@ class BottomUp(Verifier):
     def _tree_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
         weights_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
         weights_N[tree.roots] = 1.0
-        parents_N, tokens_N = tree.parents_N.to(rows.device).clamp(min=0), tree.tokens_N.to(rows.device).clamp(min=0)
+        parents_N, tokens_N = (each.to(rows.device).clamp(min=0) for each in (tree.parents_N, tree.tokens_N))
         ratio_N = divide(*rows.at(parents_N).at(tokens_N.unsqueeze(-1)))[:, 0]
         finals: list[tuple[Tensor, Tensor]] = []
         orders: list[tuple[NodeGroup, Tensor]] = []
@@ -244,12 +249,3 @@ def _visits(orders: list[tuple[NodeGroup, Tensor]]) -> dict[int, list[int]]:
         for group, _ in orders
         for node, children in zip(group.nodes_M.tolist(), group.children_Mk.tolist(), strict=True)
     }
-
-
-def _rows(tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> Rows:
-    if not len(tree) == len(target_probs_NV) == len(draft_probs_NV):
-        raise ValueError(
-            f"a tree of {len(tree)} nodes needs as many rows; target has {len(target_probs_NV)}, "
-            f"draft {len(draft_probs_NV)}"
-        )
-    return Rows(target_probs_NV, draft_probs_NV)

@@ -1,17 +1,26 @@
-"""Checks anybody's verifier: does the text that it appends follow the target?
+"""`espalier check-verifier MODULE:NAME [style=..]`: does the text that anybody's verifier appends follow the target?
 
 The worlds are so small that all drafts can be listed. Where the verifier gives its law, the law of the appended text is
 exact. Where it only draws, drawn texts are compared with the target's by chi-square, at a false-alarm rate of `ALARM`.
+
+NAME is a function `law(tree, target_probs_NV, draft_probs_NV)` that returns P(accepted node, extra token), which is
+checked exactly; a function `verify(tree, target_probs_NV, draft_probs_NV, generator)` that draws an accepted node and
+an extra token, which is checked by chi-square; or a class of `data_gen.verification.Verifier`. Trees are `DraftTree`s.
 
 Legend: N tree nodes, V vocabulary, D drafts, S sequences of one length.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +28,9 @@ from scipy import stats
 from torch import Tensor
 
 from data_gen.trees import DraftTree
-from data_gen.verification.worlds import KINDS, World
+from data_gen.verification import STYLES, Verifier
+from selector.actions import IID, WITHOUT_REPLACEMENT
+from selector.schema import InputError
 
 Law = Callable[[DraftTree, Tensor, Tensor], Tensor]
 Draw = Callable[[DraftTree, Tensor, Tensor, torch.Generator], Sequence[int]]
@@ -28,11 +39,99 @@ ALARM = 1e-4
 EXACT = 1e-9  # the largest error of a law
 SHAPES = ((1, 1, 0), (1, 2, 0), (2, 0, 1), (3, 0, 1), (1, 3, 0), (2, 0, 2), (2, 1, 1), (3, 0, 2))  # K, L1, L2
 MOST_DRAFTS = 100  # of i.i.d. tokens
+KINDS = ("random", "zeros", "equal", "one_hot", "peaked")
 CASES = tuple(  # vocabulary, shape, kind of world; small ones first
     (V, shape, kind)
     for V, shape, kind in product((2, 3), SHAPES, KINDS)
     if V ** (shape[1] + shape[0] * shape[2]) <= MOST_DRAFTS
 )
+TOP_K = "top_k"  # the k most likely tokens: a style of other projects' drafts
+DRAWS = 4000
+
+
+class World:
+    """The target's and the draft's random distributions by context, a tuple of up to `depth` tokens from the root."""
+
+    def __init__(self, vocabulary: int, depth: int, kind: str, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.vocabulary = vocabulary
+        self.target: dict[tuple[int, ...], Tensor] = {}
+        self.draft: dict[tuple[int, ...], Tensor] = {}
+        for length in range(depth + 1):
+            for context in product(range(vocabulary), repeat=length):
+                self.target[context], self.draft[context] = self._pair(kind, generator)
+
+    def _pair(self, kind: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        p, q = torch.rand(2, self.vocabulary, generator=generator, dtype=torch.float64) + 1e-3
+        if kind == "zeros":  # supports that differ, and may be disjoint
+            p, q = (row * (torch.rand(self.vocabulary, generator=generator) < 0.6) for row in (p, q))
+            p[torch.randint(self.vocabulary, (), generator=generator)] += 0.1
+            q[torch.randint(self.vocabulary, (), generator=generator)] += 0.1
+        elif kind == "equal":
+            q = p.clone()
+        elif kind == "one_hot":
+            p = torch.zeros_like(p)
+            p[torch.randint(self.vocabulary, (), generator=generator)] = 1.0
+        elif kind == "peaked":  # drafts are mostly duplicates
+            q = q**8
+        return p / p.sum(), q / q.sum()
+
+    def rows(self, tree: DraftTree) -> tuple[Tensor, Tensor]:
+        contexts = [_tokens(tree, node) for node in range(len(tree))]
+        return torch.stack([self.target[c] for c in contexts]), torch.stack([self.draft[c] for c in contexts])
+
+    def target_probability(self, sequence: tuple[int, ...], start: int = 0) -> float:
+        return prod((float(self.target[sequence[:i]][sequence[i]]) for i in range(start, len(sequence))), start=1.0)
+
+    def draft_probability(self, path: tuple[int, ...], start: int = 0) -> float:
+        return prod((float(self.draft[path[:i]][path[i]]) for i in range(start, len(path))), start=1.0)
+
+    def drafts(self, K: int, L1: int, L2: int, style: str = IID) -> Iterator[tuple[float, list[int], list[list[int]]]]:
+        """Every delayed draft that can happen, with its probability: (probability, trunk, branches)."""
+        for trunk in product(range(self.vocabulary), repeat=L1):
+            trunk_probability = self.draft_probability(trunk)
+            if not trunk_probability:
+                continue
+            if L2 == 0:
+                yield trunk_probability, list(trunk), [[]] * K
+                continue
+            for probability, first in self.children(trunk, K, style):
+                rests = [self._continuations((*trunk, token), L2) for token in first]
+                for choice in product(*rests):
+                    share = prod(p for p, _ in choice)
+                    yield trunk_probability * (probability * share), list(trunk), [path for _, path in choice]
+
+    def _continuations(self, context: tuple[int, ...], length: int) -> list[tuple[float, list[int]]]:
+        """The branches of a length whose first token ends the context, and the probabilities of their other tokens."""
+        paths = [context + path for path in product(range(self.vocabulary), repeat=length - 1)]
+        drafts = [(self.draft_probability(path, len(context)), list(path[len(context) - 1 :])) for path in paths]
+        return [draft for draft in drafts if draft[0] > 0]
+
+    def children(self, context: tuple[int, ...], k: int, style: str) -> Iterator[tuple[float, list[int]]]:
+        """Every list of k children that a style (or `TOP_K`) can draw after a context, with its probability."""
+        q = self.draft[context].tolist()
+        if style == IID:
+            for tokens in product(range(self.vocabulary), repeat=k):
+                if probability := prod(q[token] for token in tokens):
+                    yield probability, list(tokens)
+        elif style == WITHOUT_REPLACEMENT:
+            yield from self._sequential(q, k, [], 1.0)
+        else:
+            likely = self.draft[context].argsort(descending=True, stable=True).tolist()
+            rest = [token for token in likely[k - 1 :] if q[token] > 0 and style != TOP_K]
+            mass = sum(q[token] for token in rest)
+            yield from [(q[token] / mass, [*likely[: k - 1], token]) for token in rest] or [(1.0, likely[:k])]
+
+    def _sequential(
+        self, q: list[float], k: int, drawn: list[int], probability: float
+    ) -> Iterator[tuple[float, list[int]]]:
+        left = [token for token in range(self.vocabulary) if token not in drawn and q[token] > 0]
+        if len(drawn) == k or not left:
+            yield probability, drawn
+            return
+        mass = sum(q[token] for token in left)
+        for token in left:
+            yield from self._sequential(q, k, [*drawn, token], probability * q[token] / mass)
 
 
 class Drafted(NamedTuple):
@@ -41,8 +140,7 @@ class Drafted(NamedTuple):
     rows: tuple[Tensor, Tensor]  # of target and draft after each node, float64 [N, V]
 
     def __str__(self) -> str:
-        paths = [tuple(self.tree.token(n) for n in self.tree.path_to(nodes[-1])) for nodes in self.tree.branch_nodes]
-        return f"the tree with the branches {', '.join(map(str, paths))}"
+        return ", ".join(str(_tokens(self.tree, nodes[-1])) for nodes in self.tree.branch_nodes)
 
 
 @dataclass(frozen=True)
@@ -54,14 +152,14 @@ class Fault:
     drafted: Drafted
 
     def __str__(self) -> str:
-        target_NV, draft_NV = self.drafted.rows
+        shown = [[", ".join(f"{each:.4f}" for each in row_V) for row_V in rows.tolist()] for rows in self.drafted.rows]
         rows = "\n".join(
-            f"  node {n}, token {self.drafted.tree.token(n)}: p = {_row(target_NV[n])}, q = {_row(draft_NV[n])}"
-            for n in range(len(self.drafted.tree))
+            f"  node {n}, token {self.drafted.tree.token(n)}: p = ({p}), q = ({q})"
+            for n, (p, q) in enumerate(zip(*shown, strict=True))
         )
         return (
             f"wrong on trees (K, L1, L2) = {self.shape} of style {self.style} over {self.vocabulary} tokens: "
-            f"{self.what}\nfor example {self.drafted}:\n{rows}"
+            f"{self.what}\nfor example the tree with the branches {self.drafted}:\n{rows}"
         )
 
 
@@ -156,5 +254,45 @@ def _chance(seen_S: np.ndarray, expected_S: np.ndarray) -> float:
     return float(stats.chi2.sf(statistic, max(1, kept.sum() - 1)))
 
 
-def _row(row_V: Tensor) -> str:
-    return "(" + ", ".join(f"{value:.4f}" for value in row_V.tolist()) + ")"
+def check_named(words: Sequence[str]) -> bool:
+    """Check and print what was found; whether the verifier is right. InputError for what cannot be checked."""
+    place, *others = words
+    style = others[0].removeprefix("style=") if others else IID
+    if len(others) > 1 or style not in (*STYLES, TOP_K):
+        styles = ", ".join((*STYLES, TOP_K))
+        raise InputError(f"check-verifier: after MODULE:NAME comes style=.., a style among {styles}")
+    verifier = named(place, style)
+    law = getattr(verifier, "law", verifier)
+    if not callable(law):
+        raise InputError(f"check-verifier: {verifier!r:.60} is neither a function nor a verifier")
+    with _errors_named("the verifier raises"):
+        exact = len(inspect.signature(law).parameters) == 3
+        fault = check_law(law, style) if exact else check_draws(verifier, style, DRAWS)
+    how = "the law of the text is the target's, exactly"
+    if not exact:
+        how = f"{DRAWS} draws each differ no more than chance allows (false alarms: {ALARM:g})"
+    print(fault or f"right: {how}, on {len(CASES)} kinds of trees of style {style}")
+    return fault is None
+
+
+def named(place: str, style: str) -> Any:
+    """The object at MODULE:NAME, from the working directory, too; a class of verifiers is made for the style."""
+    module, _, name = place.partition(":")
+    sys.path.insert(0, "")
+    try:
+        with _errors_named(f"{place}:"):
+            found = getattr(importlib.import_module(module), name)
+            return found(style) if isinstance(found, type) and issubclass(found, Verifier) else found
+    finally:
+        sys.path.pop(0)
+
+
+@contextmanager
+def _errors_named(what: str) -> Iterator[None]:
+    """Whatever somebody's code raises is one line; a call of `sys.exit` does not end this program with its code."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"check-verifier: {what} {type(error).__name__}: {' '.join(str(error).split())}") from error

@@ -50,13 +50,10 @@ def match(p_V: np.ndarray, first_V: np.ndarray, second_V: np.ndarray) -> Match:
     # the part of r at the free tokens that does not depend on b: equal pairs, and wins against all later tokens
     fixed_s = (q1 * q2)[:s] + q1[:s] * q2_after[s - 1] + q2[:s] * q1_after[s - 1]
     free_ss = _optimum(p[:s], q1[:s], q2[:s], fixed_s) if s > 1 else np.ones((s, s))
-    off_diagonal_ss = 1 - np.eye(s)
+    apart_ss = 1 - np.eye(s)
     winner = q1 * q2 + q1 * q2_after + q2 * q1_after
-    winner[:s] = (
-        fixed_s
-        + q1[:s] * ((free_ss * off_diagonal_ss) @ q2[:s])
-        + q2[:s] * (q1[:s] @ ((1 - free_ss) * off_diagonal_ss))
-    )
+    first_s, second_s = (free_ss * apart_ss) @ q2[:s], q1[:s] @ ((1 - free_ss) * apart_ss)
+    winner[:s] = fixed_s + q1[:s] * first_s + q2[:s] * second_s
     return Match(winner[rank_V], rank_V, free_ss)
 
 

@@ -17,9 +17,8 @@ from torch.nn.functional import pad
 from data_gen.trees import ABSENT, Layout, Merged
 from data_gen.verification.base import BottomUp, Leftover, TopDown, Verifier
 from data_gen.verification.distributions import NodeDistributions, Rows, divide, invert, is_copy
-from data_gen.verification.rejection import NaiveTree, SpecInfer
-from data_gen.verification.spectr import LiftedSpecTr, LiftedUniform, SpecTr
-from data_gen.verification.traversal import Traversal
+from data_gen.verification.selection import LiftedSpecTr, LiftedUniform, SpecTr
+from data_gen.verification.traversal import NaiveTree, SpecInfer, Traversal
 
 ON_SLOTS = (NaiveTree, SpecInfer, SpecTr, Traversal, LiftedSpecTr, LiftedUniform)  # need no host synchronisation
 

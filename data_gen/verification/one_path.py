@@ -19,9 +19,8 @@ from torch import Tensor
 
 from data_gen.trees import DraftTree
 from data_gen.verification.base import BottomUp, TopDown, Verifier, VerifierLaw
-from data_gen.verification.distributions import Rows, powers
-from data_gen.verification.rejection import NaiveTree
-from data_gen.verification.traversal import Traversal
+from data_gen.verification.distributions import Rows
+from data_gen.verification.traversal import NaiveTree, Traversal
 from selector.actions import IID, WITHOUT_REPLACEMENT
 
 MOST_AFTER = 1e200  # beyond this, `q~` is `q`: the paths that come after the prefix outweigh it
@@ -44,7 +43,7 @@ class OnePath(Verifier):
 
 
 class FirstPath(OnePath):
-    """A verifier of the first branch, whose tokens are draws from `q` in either style."""
+    """Of the first branch, whose tokens are draws from `q` in either style."""
 
     styles = (IID, WITHOUT_REPLACEMENT)
 
@@ -91,7 +90,9 @@ class GreedyBlock(OnePath):
             (places_V, _, ranked_q_V), q_V = ranked, node.exact()[1][0]
             S_V = after + (ranked_q_V.flip(0).cumsum(0).flip(0) - ranked_q_V).clamp(min=0)[places_V]
             N_V = S_V + q_V
-            laws[nodes[-1]] = q_V * powers(N_V / (after + 1), S_V / (after + 1), K)  # N^K - S^K, up to a factor
+            # N^K - S^K up to a factor, without the cancellation that would lose tokens of tiny probability
+            more_V, less_V = N_V / (after + 1), S_V / (after + 1)
+            laws[nodes[-1]] = q_V * torch.stack([more_V ** (K - 1 - j) * less_V**j for j in range(K)]).sum(0)
             nodes.append(min(children, key=lambda child: int(places_V[tree.token(child)])))
             token = tree.token(nodes[-1])
             after = min(float(S_V[token] / q_V[token]), MOST_AFTER)

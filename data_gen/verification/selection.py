@@ -1,49 +1,65 @@
-"""Selection rules, which say what child of a node takes its weight, and the two verifiers that each rule gives.
+"""Selection rules, which say what child of a node takes its weight, and the two kinds of verifiers that each gives.
 
-A rule sees the target measure `m = w p` (mass `w`) and the drafted entries. It selects child `x` with probability
-`pi(x)`, such that the flow `F(x) = E[pi(x)]` over the draws stays below `m(x)`. Top-down, a token is drawn from `p - F`
-if no child is selected. Bottom-up ("lifted"), `pi` gives the children's entry weights.
+A rule sees the target measure `m = w p` (mass `w`) and the drafted entries. Entries are alive independently, with a
+probability that depends on the token alone, and one of the alive ones is selected. Child `x` is selected with
+probability `pi(x)`, such that the flow `F(x) = E[pi(x)]` over the draws stays below `m(x)`. Top-down, a token is drawn
+from `p - F` if no child is selected. Bottom-up ("lifted"), `pi` gives the weights with which children are entered.
 
-Legend: M nodes taken at once, V vocabulary, k child-list entries, n quadrature nodes.
+*K-SEQ* (SpecTr, Sun et al. 2023). At each node with k children, from the root down:
+
+    r in [1, k] solves  1 - (1 - beta)^k = r beta,  where  beta = sum min(p / r, q)
+    for x in the children, in order:  go there with probability min(1, p(x) / (r q(x)))
+    else  Y ~ (p - r q)+, normalised;  if Y is a child, go there;  else stop, Y is the extra token
+
+*Priority*, which is new here, comes close to optimal transport in one pass over the vocabulary. The first alive child
+in descending `m/q` is selected. At each node with k children:
+
+    A = 1
+    for x in the vocabulary, by descending m(x) / q(x):
+        a(x) = 1 if A^k - (A - q(x))^k <= m(x), else (A - (A^k - m(x))^(1/k)) / q(x);   A <- A - a(x) q(x)
+    each child is alive with probability a(x);  the first alive one in this order is selected
+    if none is alive, the extra token is drawn from m less the flow
+
+The pass is sequential, so it is compiled, and rows of a GPU are brought to the host for it. Along a text many questions
+are the same, and they share a pass.
+
+Legend: M nodes taken at once (questions), N rows, V vocabulary (the priority rule's in rank order), k child-list
+entries, n quadrature nodes.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cache
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from data_gen.verification.base import BottomUp, Split, TopDown, left_over
-from data_gen.verification.distributions import NodeDistributions, by_ratio, divide, is_copy, pooled
+from data_gen.verification.distributions import NodeDistributions, by_ratio, divide, first_accepted, is_copy, pooled
+from selector.train.replay import jit
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+NEWTON_STEPS = 12  # from the left the steps shrink quadratically; 5 to 8 are needed in practice
+UNSEEN_STEPS = 8  # where the size of a step cannot be read
+NOTHING = 1e-14  # of `A^k`: below this only rounding errors are left
 
 
 class Selection(NamedTuple):
-    alive_Mk: Tensor  # P(an entry is alive), each independently: only alive entries can be selected
+    alive_Mk: Tensor  # P(an entry is alive)
     flow_M: Tensor  # mass(F)
     left_Mk: Tensor  # (m - F) at the entries
-
-
-class SelectionRule(ABC):
-    """Entries are alive independently, with a probability that depends on the token alone; at most one is selected."""
-
-    @abstractmethod
-    def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection: ...
-
-    @abstractmethod
-    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor: ...
 
 
 class TopDownRule(TopDown):
     """The selected child is yielded; if there is none, a draw from `p - F`, which may still be a child."""
 
-    rule: ClassVar[SelectionRule]
+    rule: ClassVar[KSeq | FirstInRank]
 
     def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         alive_Mk, flow_M, left_Mk = self.rule.select(node, node.ones(), entries_Mk)
@@ -60,7 +76,7 @@ class TopDownRule(TopDown):
 class Lifted(BottomUp):
     """A rule, bottom-up: each distinct child is entered with `pi` over what the children before it have left."""
 
-    rule: ClassVar[SelectionRule]
+    rule: ClassVar[KSeq | FirstInRank]
     visits_by_ratio: ClassVar[bool] = True  # otherwise in order of first appearance
 
     def split(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
@@ -83,6 +99,65 @@ def entry_weights(pi_Mk: Tensor) -> Tensor:
     return divide(pi_Mk, (1 - before_Mk).clamp(min=0)).clamp_(max=1)
 
 
+class KSeq:
+    """An entry is alive with `a = min(1, m/(r q))`. With `beta` the alive mass of one draw, every alive token gets
+    `f a q` of the flow, `f = (1 - (1 - beta)^k) / beta`; `r*` is the `r` at which `f = r`, so that `F = min(m, r q)`.
+
+    For every `r` with `f <= r` the flow stays below `m`, so an inexact `r*` costs acceptance and not exactness.
+    `shares` gives P(an entry is selected), [M, k], from P(it is alive).
+    """
+
+    def __init__(self, shares: Callable[[Tensor], Tensor] = first_accepted) -> None:
+        self.shares = shares
+
+    def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+        p_Mk, q_Mk = node.at(entries_Mk)
+        r_M, f_M, alive_M = solve(node, weights_M, node.count(entries_Mk))
+        m_Mk, r_M1, f_M1 = weights_M.unsqueeze(-1) * p_Mk, r_M.unsqueeze(-1), f_M.unsqueeze(-1)
+        a_Mk = divide(m_Mk, r_M1 * q_Mk).clamp_(max=1)
+        return Selection(a_Mk, f_M * alive_M, (m_Mk - f_M1 * a_Mk * q_Mk).clamp(min=0))
+
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        r_M, f_M, _ = solve(node, weights_M, node.count(entries_Mk))
+        # m - f min(m/r, q) = (m - r q)+ + (1 - f/r) min(m, r q), whose second part vanishes at r*
+        above_MV = node.residual(weights_M, r_M)
+        missed_M = (1 - divide(f_M, r_M)).clamp(min=0)
+        below_MV = node.residual(weights_M, 0 * r_M) - above_MV
+        return above_MV + missed_M.unsqueeze(-1).to(above_MV.dtype) * below_MV
+
+    def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+        return self.shares(alive_Mk)
+
+
+def solve(node: NodeDistributions, weights_M: Tensor, k: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`r`, the flow per alive draft mass `f <= r`, and the alive mass `beta` of one draw; [M] each.
+
+    `r*` solves `g(r) = 1 - (1 - beta)^k - r beta = 0`, where `r beta = sum min(m, r q)`. It lies between k and the root
+    for `r q >= m` everywhere. Newton's method goes from the left; one step to the right at the end makes `f <= r`.
+    """
+    beta_M = -torch.expm1(torch.log1p(-weights_M) / k)
+    left_M = torch.where(weights_M > 0, divide(weights_M, beta_M), 1.0)
+    r_M, solved = left_M, 64 * torch.finfo(node.rows.p_NV.dtype).eps
+    for _ in range(NEWTON_STEPS if node.allows_host_sync else UNSEEN_STEPS):
+        excess_M, slope_M = node.excess_and_slope(weights_M, r_M)
+        taken_M = weights_M - excess_M
+        beta_M = taken_M / r_M
+        gap_M = _accepted(beta_M, k) - taken_M
+        change_M = k * (1 - beta_M).clamp(min=0) ** (k - 1) * (slope_M - beta_M) / r_M - slope_M
+        step_M = torch.where(change_M < 0, -gap_M / change_M, 0.0)
+        r_M = (r_M + step_M).clamp_(max=k).maximum(left_M)
+        # on a GPU a host synchronisation costs more than another step
+        if node.allows_host_sync and not r_M.is_cuda and bool((step_M.abs() <= solved * r_M).all()):
+            break
+    r_M = (r_M + 2 * step_M.abs()).clamp_(max=k)
+    beta_M = (weights_M - node.excess(weights_M, r_M)).clamp(min=0) / r_M
+    return r_M, divide(_accepted(beta_M, k), beta_M).minimum(r_M), beta_M
+
+
+def _accepted(beta_M: Tensor, k: float | Tensor) -> Tensor:
+    return -torch.expm1(k * torch.log1p(-beta_M.clamp(max=1)))
+
+
 def any_alive(alive_Mk: Tensor) -> Tensor:
     """P(entry is drawn uniformly from the alive ones), [M, k].
 
@@ -100,3 +175,150 @@ def any_alive(alive_Mk: Tensor) -> Tensor:
 def _quadrature(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     nodes, weights = np.polynomial.legendre.leggauss(count)
     return torch.from_numpy((nodes + 1) / 2).to(device), torch.from_numpy(weights / 2).to(device)
+
+
+class FirstInRank:
+    """A token is alive with the largest probability for which its flow stays below `m`, given those before it."""
+
+    def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+        places_NV, p_NV, q_NV = _on_host(*node.rows.ranked(node.nodes_M))
+        nodes_M, own_M, taken_Mk = _on_host(node.nodes_M, weights_M, entries_Mk)
+        order_M = np.lexsort((own_M, nodes_M))  # the same questions stand together
+        found = _selected(places_NV, p_NV, q_NV, nodes_M, own_M, taken_Mk, order_M)
+        return Selection(*(torch.from_numpy(each).to(node.rows.device) for each in found))
+
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        places_NV, p_NV, q_NV = _on_host(*node.rows.ranked(node.nodes_M))
+        nodes_M, own_M = _on_host(node.nodes_M, weights_M)
+        left_MV = _remainders(places_NV, p_NV, q_NV, nodes_M, own_M, entries_Mk.shape[-1])
+        return torch.from_numpy(left_MV).to(node.rows.device)
+
+    def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
+        order_Mk = by_ratio(node, entries_Mk)
+        return torch.zeros_like(alive_Mk).scatter_(-1, order_Mk, first_accepted(alive_Mk.gather(-1, order_Mk)))
+
+
+def _on_host(*tensors: Tensor) -> list[NDArray]:
+    return [each.cpu().contiguous().numpy() for each in tensors]
+
+
+@jit
+def _selected(
+    places_NV: Integers,
+    p_NV: Array,
+    q_NV: Array,
+    nodes_M: Integers,
+    weights_M: Array,
+    entries_Mk: Integers,
+    order_M: Integers,
+) -> tuple[Array, Array, Array]:
+    k = entries_Mk.shape[1]
+    alive_Mk, left_Mk, flow_M = np.empty(entries_Mk.shape), np.empty(entries_Mk.shape), np.empty(len(nodes_M))
+    alive_V, flow_V = np.empty(p_NV.shape[1]), np.empty(p_NV.shape[1])
+    flow, before = 0.0, -1
+    for m in order_M:
+        node, weight = nodes_M[m], weights_M[m]
+        if before < 0 or node != nodes_M[before] or weight != weights_M[before]:
+            flow = _scan(p_NV[node], q_NV[node], weight, k, alive_V, flow_V)
+        flow_M[m], before = flow, m
+        for i in range(k):
+            place = places_NV[node, entries_Mk[m, i]]
+            alive_Mk[m, i] = alive_V[place]
+            left_Mk[m, i] = max(weight * p_NV[node, place] - flow_V[place], 0.0)
+    return alive_Mk, flow_M, left_Mk
+
+
+@jit
+def _remainders(places_NV: Integers, p_NV: Array, q_NV: Array, nodes_M: Integers, weights_M: Array, k: int) -> Array:
+    left_MV = np.empty((len(nodes_M), p_NV.shape[1]))
+    alive_V, flow_V = np.empty(p_NV.shape[1]), np.empty(p_NV.shape[1])
+    for m in range(len(nodes_M)):
+        node = nodes_M[m]
+        _scan(p_NV[node], q_NV[node], weights_M[m], k, alive_V, flow_V)
+        for token in range(p_NV.shape[1]):
+            place = places_NV[node, token]
+            left_MV[m, token] = max(weights_M[m] * p_NV[node, place] - flow_V[place], 0.0)
+    return left_MV
+
+
+@jit
+def _scan(p_V: Array, q_V: Array, weight: float, k: int, alive_V: Array, flow_V: Array) -> float:
+    """Write P(a draw of the token is alive) and the token's flow for k drafts, in rank order; return the whole flow.
+
+    `A` is one minus the alive mass of the tokens so far, and `rest` is `A^k`. A token that is always alive takes `q`
+    from `A`; one whose target is the limit takes `m` from `A^k`, and a run of these is summed there. A token that the
+    scan does not reach is never alive, which is lossless, too: once `A^k` is lost in rounding, nothing is left.
+    """
+    alive_V[:], flow_V[:] = 0.0, 0.0
+    A, rest, total = 1.0, 1.0, 0.0
+    least, limited = NOTHING ** (1 / k), False
+    for n in range(len(q_V)):
+        q, m = q_V[n], weight * p_V[n]
+        if min(q, m) <= 0 or least >= A:  # nor are later ones drafted, or alive
+            break
+        always = min(q, A) * _powers(A, max(A - q, 0.0), k)  # A^k - (A - q)^k, the flow if always alive
+        if always <= m:
+            limited = False
+            alive_V[n], flow_V[n] = 1.0, always
+            A = max(A - q, 0.0)
+        else:
+            if not limited:
+                limited, rest = True, A**k
+            rest = max(rest - m, 0.0)
+            after = _root(rest, k)
+            alive_V[n], flow_V[n] = min(m / (q * _powers(A, after, k)), 1.0), m
+            A = after
+        total += flow_V[n]
+    return total
+
+
+@jit
+def _powers(a: float, b: float, k: int) -> float:
+    total = last = 1.0
+    for _ in range(k - 1):
+        last *= b
+        total = total * a + last
+    return total
+
+
+@jit
+def _root(x: float, k: int) -> float:
+    if k == 2:
+        return np.sqrt(x)
+    if k == 4:
+        return np.sqrt(np.sqrt(x))
+    return x ** (1 / k)
+
+
+class SpecTr(TopDownRule):
+    """Try the children in order, each with `min(1, p/(r* q))`; else draw from `(p - r* q)+`."""
+
+    name = "spectr"
+    rule = KSeq()
+
+
+class LiftedSpecTr(Lifted):
+    name = "lifted_spectr"
+    rule = KSeq()
+    visits_by_ratio = False
+
+
+class LiftedUniform(Lifted):
+    """A random alive entry is selected, and children are visited by descending `p/q`.
+
+    The flow is K-SEQ's, so the verifier is lossless for the same reason. The yield of a subtree is concave in its entry
+    weight, so it is better to share a flow than to concentrate it, unless one child has most of the tree's nodes.
+    """
+
+    name = "lifted_uniform"
+    rule = KSeq(any_alive)
+
+
+class Priority(TopDownRule):
+    name = "priority"
+    rule = FirstInRank()
+
+
+class LiftedPriority(Lifted):
+    name = "lifted_priority"
+    rule = FirstInRank()

@@ -1,4 +1,8 @@
-"""Traversal Verification (Weng et al. 2025, algorithm 2). On a chain this is Block Verification.
+"""Rejection sampling at a node, one draft after another: from the root down, or in `traversal` from the leaves up.
+
+`naive_tree` is speculative sampling (Leviathan et al. 2023, Chen et al. 2023) on the first child. `specinfer` is
+recursive rejection (Miao et al. 2024, algorithm 2; without replacement RRSw/o of MDSD, Hu et al. 2025, arXiv
+2502.18779). `traversal` is Traversal Verification (Weng et al. 2025, algorithm 2), on a chain Block Verification:
 
     w(root) = 1;   w(child x of v) = min(1, w(v) p_v(x) / q_v(x))
     visit the leaves, depth first:
@@ -10,17 +14,93 @@ Equal siblings share one merged subtree, visited at the first copy. With i.i.d. 
 once for every *entry* of its child list, further copies included. Without replacement there are no copies, and the
 updates subtract the law of each entry given the earlier ones.
 
-Legend: M nodes taken at once, V vocabulary, k child-list entries, r = k + 1 states.
+Legend: M nodes taken at once, V vocabulary, k child-list entries, r rounds or the k + 1 states around them, S sets of
+rejected entries, T transitions.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 from torch import Tensor
 
-from data_gen.verification.base import BottomUp, Split
-from data_gen.verification.distributions import NodeDistributions, divide, is_copy
-from data_gen.verification.rejection import draft_steps, rejections
-from selector.actions import IID, WITHOUT_REPLACEMENT
+from data_gen.verification.base import BottomUp, Split, TopDown
+from data_gen.verification.distributions import NodeDistributions, divide, first_accepted, is_copy, pooled
+from selector.actions import IID, STYLES, WITHOUT_REPLACEMENT
+
+MOST_SHUFFLED = 12  # entries; where there are more, they are tried in their own order, which is lossless too
+
+
+class NSS(TopDown):
+    """Naive speculation by sampling: `Y ~ p`; if Y is a child, go there; else Y is the extra token."""
+
+    name = "nss"
+    styles = STYLES
+
+    def accept(self, p: Tensor, q: Tensor) -> Tensor:
+        return p
+
+    def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+        return node.at(entries_Mk)[0].masked_fill(is_copy(entries_Mk), 0.0)
+
+    def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+        return node.residual(node.ones(), 0 * node.ones()).scatter_(-1, entries_Mk, 0.0)
+
+
+class NaiveTree(TopDown):
+    """Go to `X1` with probability `min(1, p/q)`; else `Y ~ (p - q)+`, normalised, may be another child.
+
+    Only `X1` must be a draw from `q`; the other children may be drawn in any way.
+    """
+
+    name = "naive_tree"
+    styles = (IID, WITHOUT_REPLACEMENT)
+
+    def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+        p_Mk, q_Mk = node.at(entries_Mk)
+        pull_Mk = divide(p_Mk, q_Mk).clamp(max=1)
+        rejected_M1 = 1 - pull_Mk[:, :1]
+        mass_M1 = node.excess(node.ones(), node.ones()).unsqueeze(-1)
+        pull_Mk[:, 1:] = rejected_M1 * divide((p_Mk - q_Mk).clamp(min=0), mass_M1)[:, 1:]
+        return pull_Mk.masked_fill_(is_copy(entries_Mk), 0.0)  # Y is one draw, however often its token was drafted
+
+    def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+        return node.cleared(node.residual(node.ones(), node.ones()), entries_Mk)
+
+
+class SpecInfer(TopDown):
+    """Recursive rejection: try the remaining children one after another.
+
+        while there are children left:
+            x = one of them, at random;  go there with probability min(1, p_i(x) / q_i(x))
+            else  p_{i+1} = (p_i - q_i)+, normalised;  leave out this entry
+        stop, the extra token is drawn from p_i
+
+    I.i.d. drafts have `q_i = q`, and `p_i` does not depend on which child was rejected. Without replacement the
+    children are tried in the order of the draws, and `q_i` is `q` off the rejected tokens.
+    """
+
+    name = "specinfer"
+    styles = (IID, WITHOUT_REPLACEMENT)
+
+    def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+        k = entries_Mk.shape[-1]
+        p_Mk, q_Mk = node.at(entries_Mk)
+        steps_Mk = draft_steps(node, entries_Mk, self.style)
+        a_Mr, b_Mr, _ = rejections(node, node.ones(), steps_Mk)
+        left_Mkk = a_Mr[:, :k, None] * p_Mk.unsqueeze(1) - b_Mr[:, :k, None] * q_Mk.unsqueeze(1)
+        # P(accepted) by [node, round, entry]
+        accept_Mkk = divide(left_Mkk.clamp(min=0), steps_Mk.unsqueeze(-1) * q_Mk.unsqueeze(1)).clamp(max=1)
+        if self.style == IID and k <= MOST_SHUFFLED:
+            pull_Mk = node.by_count(entries_Mk, lambda count: _in_random_order(accept_Mkk[:, :count, :count]))
+            return pooled(pull_Mk, entries_Mk)
+        return pooled(first_accepted(accept_Mkk.diagonal(dim1=1, dim2=2)), entries_Mk)
+
+    def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+        a_Mr, b_Mr, _ = rejections(node, node.ones(), draft_steps(node, entries_Mk, self.style))
+        # in exact arithmetic nothing is left of a rejected token, and no rounding error may return it as extra token
+        return node.cleared(node.residual(a_Mr[:, -1], b_Mr[:, -1]), entries_Mk)
 
 
 class Traversal(BottomUp):
@@ -40,3 +120,55 @@ class Traversal(BottomUp):
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         a_Mr, b_Mr, _ = rejections(node, weights_M, draft_steps(node, entries_Mk, self.style))
         return node.residual(a_Mr[:, -1], b_Mr[:, -1])
+
+
+def draft_steps(node: NodeDistributions, entries_Mk: Tensor, style: str) -> Tensor:
+    """The law of each entry over `q`, off the entries before it, on which nothing of the target is left; [M, k].
+
+    It is 1 for i.i.d. draws (0 where there is no entry), and `1 / (1 - q(earlier entries))` without replacement.
+    """
+    if style == IID:
+        return node.present(entries_Mk)
+    return 1 / node.draft_mass_off(entries_Mk)[:, :-1]
+
+
+def rejections(node: NodeDistributions, w_M: Tensor, steps_Mk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`a`, `b` and `w` of the targets `w p_i`, `p_i = (a p - b q)+`, before and after every rejection, [M, k + 1] each.
+
+    A rejection makes `w p_i` into `(w p_i - q_i)+`; from `w = 1` that is recursive rejection.
+    """
+    a_M, b_M = torch.ones_like(w_M), torch.zeros_like(w_M)
+    states = [(a_M, b_M, w_M)]
+    for step_M in steps_Mk.unbind(-1):
+        a_M, b_M = w_M * a_M, w_M * b_M + step_M
+        mass_M = node.excess(a_M, b_M)
+        a_M, b_M = divide(a_M, mass_M), divide(b_M, mass_M)
+        # a weight of 1 stays 1: 1 - w vanishes, and the root must accept in the end
+        w_M = torch.where(w_M < 1, divide(mass_M, mass_M + 1 - w_M), w_M)
+        states.append((a_M, b_M, w_M))
+    a_Mr, b_Mr, w_Mr = (torch.stack(column, dim=-1) for column in zip(*states, strict=True))
+    return a_Mr, b_Mr, w_Mr
+
+
+def _in_random_order(accept_Mkk: Tensor) -> Tensor:
+    """P(each entry is the accepted one) if every round takes a random remaining entry; over the 2^k rejected sets."""
+    k = accept_Mkk.shape[-1]
+    rejected_MS = accept_Mkk.new_zeros(len(accept_Mkk), 1 << k)
+    rejected_MS[:, 0] = 1.0
+    pull_Mk = torch.zeros_like(accept_Mkk[:, 0])
+    for round_, (from_T, entry_T, to_T) in enumerate(_rejections(k, pull_Mk.device)):
+        taken_MT = rejected_MS[:, from_T] / (k - round_)
+        accept_MT = accept_Mkk[:, round_, entry_T]
+        pull_Mk.index_add_(1, entry_T, taken_MT * accept_MT)
+        rejected_MS.index_add_(1, to_T, taken_MT * (1 - accept_MT))
+    return pull_Mk
+
+
+@cache
+def _rejections(k: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
+    rounds_: list[list[tuple[int, int, int]]] = [[] for _ in range(k)]
+    for rejected in range(1 << k):
+        for entry in range(k):
+            if not rejected >> entry & 1:
+                rounds_[rejected.bit_count()].append((rejected, entry, rejected | 1 << entry))
+    return [tuple(torch.tensor(moves, device=device).unbind(-1)) for moves in rounds_]  # type: ignore[misc]

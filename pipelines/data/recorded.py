@@ -18,7 +18,7 @@ from torch import Tensor
 from data_gen.texts.labelled import BEHAVIOUR
 from data_gen.traces import differences, listed_changes, read_manifest, read_texts, space_of
 from pipelines.config import Config
-from pipelines.pair.loading import prompts_depend
+from pipelines.pair.stage import prompts_depend
 from pipelines.run import verify
 from selector.actions import STYLES, ActionSpace
 from selector.latency import LatencyProfile
@@ -32,7 +32,11 @@ ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 
 
 def depends(config: Config, pair: str) -> dict[str, Any]:
     """Everything that the rows' law depends on; `pair` is the pair's fingerprint. Workers and the device are left out:
-    they change the rounding and so a few of the drawn tokens, but not their law."""
+    they change the rounding and so a few of the drawn tokens, but not their law. InputError where there is no log."""
+    try:
+        log = config.data.log and sha256(config.data.log)
+    except OSError as error:
+        raise InputError(f"data.log: {config.data.log}: {error.strerror}") from error
     return {
         "pair": pair,
         "dtype": config.pair.dtype,
@@ -44,16 +48,9 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
             **({"stride": 1} if config.data.features == LIGHT else {}),  # only hidden states are recorded with a stride
             "behaviour": BEHAVIOUR,
         },
-        "log": _log_digest(config.data.log),
+        "log": log,
         "prompts": {"shares": [config.prompts.validation, config.prompts.test], **prompts_depend(config, *SPLITS)},
     }
-
-
-def _log_digest(path: Path | None) -> str | None:
-    try:
-        return None if path is None else sha256(path)
-    except OSError as error:
-        raise InputError(f"data.log: {path}: {error.strerror}") from error
 
 
 def traces_folder(config: Config) -> Path:
@@ -72,7 +69,6 @@ def load_traces(config: Config, pair: str) -> dict[str, Texts]:
 
 
 def settings_of(config: Config) -> list[Sampling]:
-    """The run's sampling settings, in its order."""
     return [setting.build() for setting in config.sampling]
 
 

@@ -1,32 +1,68 @@
-"""Stage `data`: writes texts, numbers of both models' rows and labels to Parquet shards; it may be interrupted."""
+"""Stage `data`: writes texts, numbers of both models' rows and labels to Parquet shards; it may be interrupted.
+
+Where Ray's workers make the shards, the driver alone writes the store.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 import time
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from data_gen.texts.labelled import make_shard
-from data_gen.texts.plausibility import Plausibility
-from data_gen.traces import TraceStore
+from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.labelled import BEYOND, GivenText, Plausibility, Shard, Work, apart, make_shard, read_log
+from data_gen.texts.prompts import split_of
+from data_gen.traces import TraceStore, text_bytes
 from pipelines.config import Config
 from pipelines.data.recorded import depends, realised, traces_folder
-from pipelines.data.shards import shards, size_line
-from pipelines.data.workers import made_by_ray
-from pipelines.pair.loading import known_fingerprint, load_pair, recipe
-from pipelines.run import Stage, progress
+from pipelines.pair.stage import (
+    check_models,
+    hidden_widths,
+    known_fingerprint,
+    load_pair,
+    no_prompts,
+    prompts_of,
+    recipe,
+)
+from pipelines.run import Stage, ticking
 from pipelines.tracking import describe, log_traces, mlflow_run
-from selector.schema import InputError
+from selector.actions import ActionSpace
+from selector.files import first_line
+from selector.schema import FULL, InputError
 from selector.train.data import SPLITS
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data")
+DECODED = 0.1  # share of the training texts that speculative decoding writes, as a check of the labels
+RETRIES = 3  # how often one shard may lose its worker
 
 
 def plan(config: Config) -> list[str]:
-    return [size_line(config)]
+    """One line: the texts and bytes that will be written."""
+    if config.data.log is not None:
+        return [f"the texts of {config.data.log}, one teacher-forced pass of each model over each"]
+    counts, settings, data = split_counts(config), len(config.sampling), config.data
+    hidden = sum(hidden_widths(config)) * data.tokens if data.features == FULL else 0
+    tokens = config.prompts.tokens + data.tokens + BEYOND
+    each = {
+        split: text_bytes(tokens, data.tokens, len(config.verifiers), hidden // stride, ActionSpace.recorded())
+        for split, stride in {**dict.fromkeys(counts, 1), "train": data.stride}.items()
+    }
+    total = settings * sum(count * each[split] for split, count in counts.items())
+    texts = ", ".join(f"{count} for {split}" for split, count in counts.items())
+    return [
+        f"{settings} sampling settings x {sum(counts.values())} texts ({texts}) of {data.tokens} labelled tokens; "
+        f"up to {max(each.values()) / 1e3:.0f} kB a text, {total / 1e6:.0f} MB in all before compression"
+    ]
 
 
 def stage_of(config: Config, pair: str | None = None) -> Stage:
@@ -43,20 +79,19 @@ def run(config: Config) -> None:
     work = shards(config, pair)
     store = TraceStore(folder, stage.depends)  # raises where there are traces of other inputs
     todo = {name: each for name, each in work.items() if not store.holds(name)}
-    if not stage.begin(lambda: not todo):
+    if not todo and not stage.begin():
         return
     stage.replace()
-    stage.say(size_line(config))
+    stage.say(*plan(config))
     seen, roots, started = Plausibility(), 0, time.perf_counter()
     for name in set(work) - set(todo):
         _judge(config, seen, Plausibility(**store.manifest["shards"][name]["plausibility"]))
-    with mlflow_run(config, "data", SECTIONS) as mlflow, progress() as bar:
-        task = bar.add_task("labelling texts", total=len(work), completed=len(work) - len(todo), note="")
+    bar = ticking("labelling texts", len(work), len(work) - len(todo))
+    with mlflow_run(config, "data", SECTIONS) as mlflow, bar as tick:
         if config.data.ray is not None:
             pair = None  # workers have their own pairs, so this one leaves the device
             gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
             made = made_by_ray(config, fingerprint, todo)
         else:
             made = ((name, make_shard(pair, recipe(config), each)) for name, each in todo.items())
@@ -64,7 +99,7 @@ def run(config: Config) -> None:
             store.write(name, shard.table, plausibility=asdict(shard.plausibility))
             _judge(config, seen, shard.plausibility)
             roots += sum(shard.table["roots"].to_pylist())
-            bar.update(task, advance=1, note=f"{roots / (time.perf_counter() - started):.0f} roots/s")
+            tick(note=f"{roots / (time.perf_counter() - started):.0f} roots/s")
         checks = realised(config)
         texts, size = store.total("rows"), store.total("bytes")
         mlflow.log_metrics({"texts": texts, "bytes": size})
@@ -76,7 +111,7 @@ def run(config: Config) -> None:
     stage.say(found)
     stage.say(str(seen))
     for row in checks:
-        warning = "; [bold yellow]warning[/]: beyond 4 the two disagree" if abs(row["z"]) > 4 else ""
+        warning = "; warning: beyond 4 the two disagree" if abs(row["z"]) > 4 else ""
         stage.say(
             f"{row['verifier']}, {row['branches']}: {row['steps']} decoding steps, block efficiency "
             f"{row['expected']:.3f} by the labels, {row['realised']:.3f} realised, z = {row['z']:+.2f}{warning}"
@@ -89,3 +124,129 @@ def _judge(config: Config, seen: Plausibility, shard: Plausibility) -> None:
     seen.join(shard)
     if config.data.log is not None and seen.is_foreign:
         raise InputError(f"{config.data.log}: not the target's own texts under their sampling settings: {seen}")
+
+
+def split_counts(config: Config) -> dict[str, int]:
+    test, validation = config.prompts.test, config.prompts.validation
+    shares = {"train": 1 - test - validation, "validation": validation, "test": test}
+    return {split: max(2, round(config.data.texts * share)) for split, share in shares.items()}
+
+
+def shards(config: Config, pair: ModelPair) -> dict[str, Work]:
+    """Shard names (within the folder of traces) and the work of each."""
+    result: dict[str, Work] = {}
+    numbers, size = Counter[str](), config.data.texts_per_shard
+    for whole in _of_log(config, pair, config.data.log) if config.data.log else _of_prompts(config, pair):
+        for begin in range(0, len(whole.prompts or whole.given), size):
+            part = slice(begin, begin + size)
+            name = f"{whole.split}/part-{numbers[whole.split]:05d}.parquet"
+            result[name] = replace(whole, prompts=whole.prompts[part], given=whole.given[part])
+            numbers[whole.split] += 1
+    return result
+
+
+def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
+    for split, count in split_counts(config).items():
+        prompts = prompts_of(config, pair, split)
+        for sampling in (setting.build() for setting in config.sampling):
+            texts = tuple((prompts[n % len(prompts)], n // len(prompts)) for n in range(count))
+            if sampling.temperature == 0:  # all greedy texts of one prompt are the same
+                texts = texts[: len(prompts)]
+            decoded = round(DECODED * len(texts)) if split == "train" else 0
+            yield Work(split, sampling, texts[:decoded], decoded=True)
+            # shorter prompts are padded to longer ones
+            yield Work(split, sampling, tuple(sorted(texts[decoded:], key=lambda each: len(each[0].text))))
+
+
+def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
+    """InputError where the run lacks a text's sampling setting, a text is too long, or a split is empty."""
+    settings, longest = {setting.build().law: setting.build() for setting in config.sampling}, 0
+    texts: dict[tuple[str, Sampling], list[GivenText]] = {}
+    given, said = apart(read_log(path, pair))
+    if said:
+        Stage("data", config, {}, ()).say(f"{path}: {said}")
+    for text in given:
+        sampling = settings.get(text.sampling.law)
+        if sampling is None:
+            raise InputError(f"{text.place}: {text.sampling} is not among the run's sampling settings")
+        if (count := len(text.prompt_tokens) + len(text.completion)) > pair.max_positions:
+            raise InputError(f"{text.place}: {count} tokens; the pair has {pair.max_positions} positions")
+        longest = max(longest, count)
+        split = split_of(text.prompt, config.prompts.validation, config.prompts.test)
+        texts.setdefault((split, sampling), []).append(text)
+    check_models(config, pair, longest)  # no trees are drafted behind these texts
+    for split, sampling in product(SPLITS, settings.values()):
+        if (split, sampling) not in texts:
+            raise no_prompts(config, path, [text.prompt for text in given if text.sampling.law == sampling.law], split)
+    for (split, sampling), part in texts.items():
+        yield Work(split, sampling, (), given=tuple(part))
+
+
+@dataclass
+class Worker:
+    """It loads its pair with its first shard, and again where Ray replaces a lost actor."""
+
+    config: Config
+    fingerprint: str
+    folder: str  # of the driver, on a shared disk
+    threads: int
+
+    def make(self, name: str, todo: Work) -> tuple[str, Shard]:
+        """A shard, and its name; InputError if the pair is missing, or differs from the driver's."""
+        return name, make_shard(self._pair, recipe(self.config), todo)
+
+    @cached_property
+    def _pair(self) -> ModelPair:
+        os.chdir(self.folder)
+        torch.set_num_threads(self.threads)
+        pair = load_pair(self.config)
+        if pair.fingerprint != self.fingerprint:
+            raise InputError("the pair of a worker is not the driver's")
+        return pair
+
+
+def made_by_ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
+    """Shards in the order in which they are finished, by one actor per device. Ray makes a lost actor's shard again;
+    InputError where it is not installed or lacks the devices asked for, or a shard lost its worker too often."""
+    try:
+        import ray
+        from ray.util import ActorPool
+    except ImportError as error:
+        raise InputError("data.ray: ray is not installed: pip install '.[ray]' in Espalier's repository") from error
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    settings: dict[str, Any] = {"address": config.data.ray, "log_to_driver": False, "logging_level": "ERROR"}
+    if config.data.ray == "local":
+        settings |= {"include_dashboard": False, "object_store_memory": 512 << 20}
+    try:
+        ray.init(**settings)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise InputError(f"data.ray: {config.data.ray}: {first_line(error)}") from error
+    try:
+        count, gpus = devices([node["Resources"] for node in ray.nodes() if node["Alive"]], config)
+        options: dict[str, Any] = {"max_restarts": RETRIES * len(work), "max_task_retries": RETRIES}
+        actor = ray.remote(num_cpus=0 if gpus else 1, num_gpus=gpus, **options)(Worker)
+        arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
+        pool = ActorPool([actor.remote(*arguments) for _ in range(min(count, len(work)))])
+        yield from pool.map_unordered(lambda actor, item: actor.make.remote(*item), list(work.items()))
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, InputError) else error) from None
+    except ray.exceptions.RayError as error:
+        reason = f"a worker was lost more than {RETRIES} times over one shard ({first_line(error)})"
+        raise InputError(f"data.ray: {reason}; short of memory? lower data.texts_per_shard") from error
+    finally:
+        ray.shutdown()
+
+
+def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int]:
+    """The number of workers, and the GPUs of each, from the resources of each node, as a worker stands on one; without
+    GPUs, it has as many cores as its passes have threads. InputError where fewer than `data.workers` fit."""
+    ours, gpus = config.data, config.data.gpus_per_worker
+    kind, each = "GPU", gpus
+    if config.pair.device == "cpu" or not any(node.get("GPU", 0) for node in nodes):
+        gpus, kind = 0, "CPU"
+        each = 1 if ours.workers else config.pair.threads or torch.get_num_threads()  # given workers may share cores
+    most = sum(int(node.get(kind, 0) // each) for node in nodes)
+    if most < (ours.workers or 1):
+        found = sum(node.get(kind, 0) for node in nodes)
+        raise InputError(f"data.workers: {ours.workers or 1} with {each} {kind} each; Ray has {found:g}")
+    return ours.workers or most, gpus

@@ -14,35 +14,28 @@ import torch
 from transformers import PreTrainedModel
 
 from data_gen.models.checkpoints import fingerprint, load_model, load_tokenizer
-from data_gen.models.distilled import new_draft, save_draft
-from data_gen.models.pair import DTYPES, eos_ids, resolve_device
-from data_gen.models.vocabulary import scored
+from data_gen.models.distilled import WEIGHTS, new_draft, save_draft
+from data_gen.models.pair import DTYPES, eos_ids, resolve_device, scored
 from pipelines.config import Config
-from pipelines.distil.conversations import Template
-from pipelines.distil.texts import Sequences, batches, held_out, prompts_by_split, write_texts
+from pipelines.distil.texts import Sequences, Template, batches, held_out, write_texts
 from pipelines.distil.training import cost, measured, speed, train
-from pipelines.pair.loading import target_name
-from pipelines.pair.stage import prepared_prompts
-from pipelines.run import Stage, console, read_json, table, write_json
+from pipelines.pair.stage import all_prompts, by_split, prepared_prompts, target_name
+from pipelines.run import Stage, console, provenance, read_json, table, write_json
 from pipelines.tracking import describe, mlflow_run
-from selector.schema import InputError
+from selector.schema import InputError, sha256
 
 SECTIONS = ("pair", "prompts", "sampling", "distil")
 COMPARED = ("layers", "vocabulary", "passes", "minutes", "overlap", "covered", "cost", "speed")
 OF_TEXTS = {"tokens", "context", "batch"}  # the keys that determine the texts
 
 
-def folder_of(config: Config) -> Path:
-    return config.folder / "distil"
-
-
 def plan(config: Config) -> list[str]:
-    own, size = config.distil, batches(config)
+    own = config.distil
     layers, said = ", ".join(map(str, own.layers)), f"{own.vocabulary:,}" if own.vocabulary else "all"
-    disk = size * own.batch * own.context / 1e3
+    tokens = batches(config) * own.batch * own.context
     return [
-        f"{size * own.batch * own.context:,} tokens written by {config.pair.target}, {own.batch} sequences of "
-        f"{own.context} at once; about {disk:.0f} MB for each 500 of its hidden width",
+        f"{tokens:,} tokens written by {config.pair.target}, {own.batch} sequences of {own.context} at once; about "
+        f"{tokens / 1e3:.0f} MB for each 500 of its hidden width",
         f"a draft of the target's layers {layers} that says {said} tokens: {_steps(config)} steps of "
         f"{own.sequences} sequences",
     ]
@@ -59,9 +52,10 @@ def run(config: Config) -> None:
     if config.pair.threads:
         torch.set_num_threads(config.pair.threads)
     target: Any = load_model(name, "target", torch.float32, device, config.pair.device_map)
-    prompts, folder, dtype = prompts_by_split(config), folder_of(config), _dtype(config, target.device)
+    folder, dtype = config.folder / "distil", _dtype(config, target.device)
+    prompts = by_split(config, all_prompts(config))
     made_from = {
-        "target": fingerprint([name], tokenizer, eos_ids(target)),
+        "target": fingerprint([target], tokenizer, eos_ids(target)),
         "prompts": {split: [[each.id, each.text] for each in prompts[split]] for split in ("train", "validation")},
         "system": config.prompts.system,
         "texts": {**own.model_dump(mode="json", include=OF_TEXTS), "dtype": str(dtype)},
@@ -74,9 +68,8 @@ def run(config: Config) -> None:
         write_texts(config, texts, target.to(dtype), tokenizer)
         target = load_model(name, "target", torch.float32, device, config.pair.device_map)
         with mlflow_run(config, "distil", SECTIONS) as mlflow:
-            found = _trained(stage, texts, target, tokenizer, dtype, mlflow)
-            by_kind = {f"overlap/{kind}": value for kind, value in found["overlap_by_kind"].items()}
-            mlflow.log_metrics({key: found[key] for key in ("overlap", "covered", "cost", "speed")} | by_kind)
+            found = _trained(stage, folder, texts, target, tokenizer, dtype, mlflow)
+            mlflow.log_metrics({key: found[key] for key in ("overlap", "covered", "cost", "speed")})
             describe(mlflow, f"overlap {found['overlap']:.3f}; a draft pass is {found['cost']:.3f} of a target pass")
         stage.finish()
     about = read_json(folder / "manifest.json", "distil")
@@ -91,15 +84,15 @@ def run(config: Config) -> None:
 
 
 def _trained(
-    stage: Stage, texts: Path, target: PreTrainedModel, tokenizer: Any, dtype: torch.dtype, mlflow: Any
+    stage: Stage, folder: Path, texts: Path, target: PreTrainedModel, tokenizer: Any, dtype: torch.dtype, mlflow: Any
 ) -> dict[str, Any]:
-    config, own, folder = stage.config, stage.config.distil, folder_of(stage.config)
+    config, own = stage.config, stage.config.distil
     data, began = Sequences(sorted(texts.glob("0*.safetensors"))), time.monotonic()
     ends = [*(Template.of(tokenizer, config.prompts.system) or ((), (), ()))[1:], eos_ids(target)]
     always = sorted({token for part in ends for token in part})
     draft = new_draft(target, own.layers, data.most_frequent(own.vocabulary, scored(target), always))
     training = folder / "training" / _digest(stage.depends)
-    train(own, config.seed, draft, data, _steps(config), dtype, training, mlflow.active_run().info.run_id)
+    train(config, draft, data, _steps(config), dtype, training, mlflow.active_run().info.run_id)
     found = {
         **{key: value for key, value in own.model_dump(mode="json").items() if key in COMPARED},
         "tokens": int(data.drawn_BT.sum()),
@@ -113,6 +106,9 @@ def _trained(
         tried = read_json(folder / "manifest.json", "distil")["tried"]
     stage.replace()
     save_draft(draft, folder / "draft")
+    weights = sha256(folder / "draft" / WEIGHTS)
+    about = {**provenance(config), "config": own.model_dump(mode="json"), "seed": config.seed}
+    write_json(folder / "draft" / "provenance.json", {"weights": weights, "draft": found, **about})
     write_json(folder / "manifest.json", {"draft": found, "tried": [*tried, found]})
     shutil.rmtree(folder / "training")
     return found

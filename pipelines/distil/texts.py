@@ -1,47 +1,213 @@
-"""The texts of a draft's training: what the target writes for it, and its answers to held-out prompts. Each batch is a
-safetensors file.
+"""The texts of a draft's training: sequences that the target writes, with what its distributions are computed from, and
+its answers to held-out prompts. Each batch is a safetensors file.
 
-Legend: B, X sequences, T tokens of a sequence, V vocabulary, R tokens that the draft can say.
+A sequence is a conversation in the target's chat template. The user's first turn is a prompt of the run, or begins
+with some of its words, or is the target's own; then the target answers, writes the next user's turn, and so on to the
+end. A target without a template continues one prompt after the other.
+
+Legend: B, X sequences, T tokens of a sequence, V vocabulary, R tokens that the draft can say, D hidden width.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.functional import linear, pad
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
 
-from data_gen.texts.prompts import Prompt, split_of
+from data_gen.models.pair import eos_ids
+from data_gen.texts.prompts import Prompt
 from data_gen.texts.written import seed_of
 from pipelines.config import Config
-from pipelines.distil.conversations import Start, Template, Written, starts, write
-from pipelines.distil.objective import Places
-from pipelines.pair.loading import all_prompts
+from pipelines.pair.stage import all_prompts, by_split
 from pipelines.run import ticking
 from selector.files import atomically
 from selector.schema import InputError
 
 HELD_OUT = "held_out.safetensors"
+TEMPERATURES = (1.0, 0.6, 1.0, 0.3, 0.8)  # of answers, by sequence in turn; a user's turn is drawn at 1
+WHOLE, BEGUN = 0.5, 0.25  # shares of conversations whose first turn is a prompt, or begins with some of its words
+LONGEST_TURN = 96  # tokens of a user's turn that the target writes
+MARKS = "\x02one\x02", "\x02two\x02", "\x02three\x02"  # stand for turns, to find what the template puts between them
+LINEAR = 0.05  # the largest distance of logits from a linear map, as a share of their standard deviation
+
+
+class Template(NamedTuple):
+    """What a chat template puts between turns. The target itself writes the first token of the last two: it ends a
+    turn."""
+
+    opening: list[int]  # before the user's first turn
+    to_answer: list[int]  # after a user's turn
+    to_user: list[int]  # after an answer
+
+    @classmethod
+    def of(cls, tokenizer: Any, system: str | None) -> Template | None:
+        """None for a tokenizer without a template, or with one that cannot hold these turns."""
+        if not tokenizer.chat_template:
+            return None
+        turns = [] if system is None else [{"role": "system", "content": system}]
+        for role, mark in zip(("user", "assistant", "user"), MARKS, strict=True):
+            turns.append({"role": role, "content": mark})
+        try:
+            text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+        except Exception:  # a template is a program, and may raise anything
+            return None
+        parts = re.split("|".join(MARKS), text)
+        if len(parts) != len(MARKS) + 1:
+            return None
+        found = tokenizer(parts[:3], add_special_tokens=False)["input_ids"]
+        return cls(*found) if all(found[1:]) else None
+
+
+class Start(NamedTuple):
+    given: list[int]
+    answers: bool  # whether the target answers then, or goes on with the user's turn
+    temperature: float
+
+
+class Written(NamedTuple):
+    """Sequences of one batch, or without its axis a single one."""
+
+    tokens_BT: Tensor  # int32
+    drawn_BT: Tensor  # whether the target drew the token, bool
+    hidden_BTD: Tensor  # the input of the output layer at each token, bfloat16
+    log_total_BT: Tensor  # the logarithm of the sum of the exponentiated logits there, float32
+
+    @property
+    def counted_BT(self) -> Tensor:
+        """The places whose next token was drawn by the target, which then is no part of a prompt, bool."""
+        return pad(self.drawn_BT[..., 1:], (0, 1))
+
+
+def starts(template: Template | None, prompts: Sequence[list[int]], chance: random.Random) -> Iterator[Start]:
+    """Beginnings without end. Prompts are tokens without the template."""
+    temperatures = cycle(TEMPERATURES)
+    while True:
+        for prompt in chance.sample(prompts, len(prompts)):
+            temperature, kind = next(temperatures), chance.random()
+            if template is None or kind < WHOLE:
+                yield _asked(template, prompt, temperature)
+            else:
+                words = chance.randint(1, max(1, min(len(prompt) // 2, 16))) if kind < WHOLE + BEGUN else 0
+                yield Start([*template.opening, *prompt[:words]], False, temperature)
+
+
+@torch.inference_mode()
+def write(
+    target: PreTrainedModel,
+    template: Template | None,
+    begun: Sequence[Start],
+    further: Iterator[Start],
+    length: int,
+    seed: int,
+    tick: Callable[[], None] = lambda: None,
+) -> Written:
+    """One batch of sequences of `length` tokens; `further` ones go on where a target without a template has ended its
+    text. InputError where the target's logits are no linear map of its last hidden state, or not finite."""
+    table, width = target.get_output_embeddings(), target.config.get_text_config().hidden_size
+    cache = Cache(layers=[_Rows(length) for _ in range(target.config.get_text_config().num_hidden_layers)])
+    generator = torch.Generator(device=target.device).manual_seed(seed)
+    rows = [_Row(start, template, further, eos_ids(target)) for start in begun]
+    shape = len(rows), length
+    tokens_BT, drawn_BT = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape, dtype=torch.bool)
+    hidden_BTD = torch.empty(*shape, width, dtype=torch.bfloat16)
+    log_total_BT, given = torch.empty(shape), list[Tensor]()
+    with table.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0])):
+        drawn_B = torch.zeros(len(rows), dtype=torch.int64)
+        for t in range(length):
+            taken = [row.take(token) for row, token in zip(rows, drawn_B.tolist(), strict=True)]
+            tokens_BT[:, t], drawn_BT[:, t] = (torch.tensor(each) for each in zip(*taken, strict=True))
+            ids_B1, places_B1 = tokens_BT[:, t : t + 1].long().to(target.device), torch.full((len(rows), 1), t)
+            output = target(ids_B1, past_key_values=cache, use_cache=True, position_ids=places_B1.to(target.device))
+            logits_BV, hidden_BD = output.logits[:, -1].float(), given.pop()[:, -1]
+            if t == 0:
+                _check_linear(target, logits_BV, hidden_BD)
+            hidden_BTD[:, t], log_total_BT[:, t] = hidden_BD.cpu(), logits_BV.logsumexp(-1).cpu()
+            temperatures_B1 = torch.tensor([[row.temperature] for row in rows], device=target.device)
+            drawn_B = _drawn(logits_BV.div_(temperatures_B1), generator).cpu()
+            tick()
+    if not log_total_BT.isfinite().all():
+        raise InputError(f"{target.name_or_path}: the model gives numbers that are not finite (NaN or infinity)")
+    return Written(tokens_BT, drawn_BT, hidden_BTD, log_total_BT)
+
+
+def _drawn(logits_BV: Tensor, generator: torch.Generator) -> Tensor:
+    sums_BV = logits_BV.softmax(-1).cumsum(-1)
+    places_B1 = torch.rand(len(sums_BV), 1, device=sums_BV.device, generator=generator) * sums_BV[:, -1:]
+    return torch.searchsorted(sums_BV, places_B1, right=True)[:, 0].clamp(max=sums_BV.shape[1] - 1)
+
+
+def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor) -> None:
+    table = target.get_output_embeddings()
+    apart = (linear(hidden_BD, table.weight, getattr(table, "bias", None)).float() - logits_BV).abs().amax()
+    if apart > LINEAR * logits_BV.std():
+        raise InputError(
+            f"{target.name_or_path}: its logits are no linear map of its last hidden state: no draft for it"
+        )
+
+
+class _Row:
+    def __init__(self, start: Start, template: Template | None, further: Iterator[Start], ends: frozenset[int]) -> None:
+        self._template, self._further, self._given, self._said = template, further, deque(start.given), 0
+        self._answers, self._temperature, self._ends = start.answers, start.temperature, ends
+
+    @property
+    def temperature(self) -> float:
+        return self._temperature if self._answers else 1.0
+
+    def take(self, drawn: int) -> tuple[int, bool]:
+        """The next token, and whether it is the drawn one: it is not where a token is given."""
+        if self._given:
+            return self._given.popleft(), False
+        self._said += 1
+        if self._template is None:
+            if drawn in self._ends:
+                self._given.extend(next(self._further).given)
+            return drawn, True
+        end, *rest = self._template.to_user if self._answers else self._template.to_answer
+        too_long = not self._answers and self._said > LONGEST_TURN
+        if not (drawn == end or drawn in self._ends or too_long):
+            return drawn, True
+        self._answers, self._said = not self._answers, 0
+        self._given.extend(rest)
+        return end, drawn == end
+
+
+class _Rows(DynamicLayer):
+    """Keys and values of a batch in one allocation; transformers' own layer copies all of them at every token."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        begin = self.get_seq_length()
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            shape = (*key_states.shape[:2], self._rows)
+            self._all = [states.new_empty(*shape, states.shape[-1]) for states in (key_states, value_states)]
+        end = begin + key_states.shape[2]
+        for states, new in zip(self._all, (key_states, value_states), strict=True):
+            states[:, :, begin:end] = new
+        self.keys, self.values = (states[:, :, :end] for states in self._all)
+        return self.keys, self.values
 
 
 def batches(config: Config) -> int:
-    """How many the target writes, each at once."""
     own = config.distil
     return max(1, round(own.tokens / (own.batch * own.context)))
-
-
-def prompts_by_split(config: Config) -> dict[str, list[Prompt]]:
-    found: dict[str, list[Prompt]] = {"train": [], "validation": [], "test": []}
-    for prompt in all_prompts(config):
-        found[split_of(prompt, config.prompts.validation, config.prompts.test)].append(prompt)
-    return found
 
 
 def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer: Any) -> None:
@@ -64,8 +230,8 @@ def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer
 
 
 def held_out(config: Config, folder: Path, tokenizer: Any, ends: frozenset[int]) -> tuple[Sequences, Tensor, list[str]]:
-    """The answers up to one of the tokens in `ends`, the places whose next token belongs to one, bool [X, T], and the
-    kinds of their prompts."""
+    """The answers up to one of the tokens in `ends`, which tokens belong to one, bool [X, T], and the kinds of their
+    prompts."""
     data, template = Sequences([folder / HELD_OUT]), Template.of(tokenizer, config.prompts.system)
     answers_XT = torch.zeros_like(data.drawn_BT)
     prompts = _fitting(config, tokenizer, "validation")
@@ -73,18 +239,18 @@ def held_out(config: Config, folder: Path, tokenizer: Any, ends: frozenset[int])
         begin = len(_asked(template, ids).given)
         drawn = data.tokens_BT[number, begin:].tolist()
         length = next((n for n, token in enumerate(drawn, 1) if token in ends), len(drawn))
-        answers_XT[number, begin - 1 : begin - 1 + length] = True
+        answers_XT[number, begin : begin + length] = True
     return data, answers_XT, [prompt.kind for prompt in prompts]
 
 
-def _asked(template: Template | None, ids: Sequence[int]) -> Start:
+def _asked(template: Template | None, ids: Sequence[int], temperature: float = 1.0) -> Start:
     given = list(ids) if template is None else [*template.opening, *ids, *template.to_answer]
-    return Start(given, True, 1.0)
+    return Start(given, True, temperature)
 
 
 def _fitting(config: Config, tokenizer: Any, split: str) -> dict[Prompt, list[int]]:
     """The prompts that leave room for an answer, with their tokens; InputError where there are none."""
-    prompts = prompts_by_split(config)[split]
+    prompts = by_split(config, all_prompts(config))[split]
     texts = [prompt.text for prompt in prompts]
     longest = config.distil.context - config.distil.context // 4
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
@@ -100,7 +266,6 @@ def save(written: Written, path: Path) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file of texts is there and readable."""
     try:
         with safe_open(path, "pt") as file:
             return set(file.keys()) == set(Written._fields)
@@ -108,7 +273,7 @@ def is_whole(path: Path) -> bool:
         return False
 
 
-class Sequences(Dataset[Places]):
+class Sequences(Dataset[Written]):
     """The sequences of some files. Hidden states are read when they are asked for, the rest is kept in memory."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -120,12 +285,10 @@ class Sequences(Dataset[Places]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> Places:
-        """One sequence. A place counts if its next token was drawn by the target, which then is no part of a prompt."""
+    def __getitem__(self, index: int) -> Written:
         file, row = self._places[index]
-        counted_T = torch.cat([self.drawn_BT[index, 1:], torch.zeros(1, dtype=torch.bool)])
         hidden_TD = file.get_slice("hidden_BTD")[row]
-        return Places(self.tokens_BT[index].long(), hidden_TD, self._log_total_BT[index], counted_T)
+        return Written(self.tokens_BT[index], self.drawn_BT[index], hidden_TD, self._log_total_BT[index])
 
     def most_frequent(self, count: int, vocabulary: int, always: Sequence[int]) -> Tensor:
         """The `count` tokens that the target drew most often (0: all), int64 [R], ascending; of equals those with small

@@ -1,53 +1,136 @@
 """Training of a draft with Lightning, and what the draft promises.
 
-`overlap` is the probability that a drafted token is accepted, `cost` a draft pass as a share of a target pass, and
-`speed` that of the best chain over plain decoding if both were constant.
+The loss is made of distances of the draft's next-token distributions from the target's (DistillSpec, 2310.08461). The
+target's logits are computed anew from its last hidden states, over the tokens that the draft can say: together with the
+logarithm of the sum over all tokens, which is stored, they give the exact probabilities of these tokens.
 
-Legend: X sequences, T tokens of a sequence.
+Legend: X sequences, T tokens of a sequence, N places, R tokens that the draft can say, D hidden width.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
+from torch.nn.functional import linear
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 from transformers import PreTrainedModel
 
-from data_gen.models.pair import CachedModel
-from data_gen.models.vocabulary import scored
-from pipelines.config.sections import Distil
-from pipelines.distil.objective import DistilModule, Places
-from pipelines.distil.texts import Sequences
+from data_gen.models.distilled import stored_weights
+from data_gen.models.pair import CachedModel, scored
+from pipelines.config import Config
+from pipelines.distil.texts import Sequences, Written
 from pipelines.train.fitting import fit
 
 LONGEST = 32  # drafted tokens of the longest chain that `speed` looks at
 TIMED, BEHIND = 15, 200  # passes that are timed, and the tokens before them
 EVERY = 100  # steps between checkpoints
+WEIGHT_DECAY, WARM_UP, LAST = 0.01, 0.05, 0.02  # the share of steps before the peak rate; its last share
+ELEMENTS = 1 << 21  # probabilities that are computed at once
+
+
+class DistilModule(pl.LightningModule):
+    """A draft whose loss is cross-entropy and total variation in sum. Its matrices are trained by Muon (Jordan 2024),
+    with a linear warm-up to `rate` and a cosine; embeddings, output rows, norms and biases stay the target's."""
+
+    def __init__(self, draft: Any, rate: float, steps: int) -> None:
+        super().__init__()
+        self.draft, self.rate, self.steps = draft, rate, steps
+        self.strict_loading = False  # checkpoints leave out what is the target's
+        draft.requires_grad_(False)
+        self.matrices = [own.requires_grad_() for own in stored_weights(draft).values() if own.dim() == 2]
+
+    def forward(self, batch: Written) -> tuple[Tensor, Tensor, Tensor]:
+        """The `distances` at the counted places of a batch."""
+        states_BTD = self.draft.base_model(batch.tokens_BT.long(), use_cache=False).last_hidden_state
+        kept = batch.counted_BT
+        return distances(self.draft, states_BTD[kept], batch.hidden_BTD[kept], batch.log_total_BT[kept])
+
+    def training_step(self, batch: Written) -> Tensor:
+        loss, overlap, _ = self(batch)
+        self.log_dict({"loss": loss, "overlap": overlap}, prog_bar=True)
+        return loss
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        own = {f"draft.{name}" for name in stored_weights(self.draft)}
+        checkpoint["state_dict"] = {key: value for key, value in checkpoint["state_dict"].items() if key in own}
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        optimizer = torch.optim.Muon(self.matrices, self.rate, WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw")
+        warm = max(1, int(WARM_UP * self.steps))
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, self.steps - warm), LAST * self.rate)
+        first = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / warm, 1.0, warm)
+        schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [first, cosine], [warm])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def distances(draft: Any, states_ND: Tensor, hidden_ND: Tensor, log_total_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Means of the loss, of `overlap`, `sum min(p, q)`: the probability that a drafted token is accepted, and of
+    `covered`: the target's probability of the tokens that the draft can say, which no overlap exceeds.
+
+    Args:
+        states_ND: the draft's last hidden states.
+        hidden_ND, log_total_N: the target's, as in `Written`.
+    """
+    device = states_ND.device.type
+    if torch.is_autocast_enabled(device):
+        states_ND = states_ND.to(torch.get_autocast_dtype(device))
+    loss, overlap, covered = _Loss.apply(states_ND, draft.get_output_embeddings().weight, hidden_ND, log_total_N)
+    return loss, overlap, covered
+
+
+class _Loss(torch.autograd.Function):
+    """The loss and its gradient, some places at a time: `[N, R]` would be gigabytes.
+
+    With z the draft's logits and q their softmax, cross-entropy has the gradient `sum(p) q - p`, and `- sum min(p, q)`
+    has `q (sum(b q) - b)`, where b is 1 for the tokens with q < p.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states_ND: Tensor, rows_RD: Tensor, hidden_ND: Tensor, log_total_N: Tensor) -> Any:
+        rows_RD = rows_RD.to(states_ND.dtype)
+        sums, gradient_ND = states_ND.new_zeros(3, dtype=torch.float32), torch.empty_like(states_ND)
+        size = max(1, ELEMENTS // len(rows_RD))
+        parts = zip(*(each.split(size) for each in (states_ND, hidden_ND, log_total_N, gradient_ND)), strict=True)
+        for states_nD, hidden_nD, log_total_n, gradient_nD in parts:
+            p_nR = linear(hidden_nD.to(rows_RD.dtype), rows_RD).float().sub_(log_total_n[:, None]).exp_()
+            log_q_nR = linear(states_nD, rows_RD).float().log_softmax(-1)
+            q_nR, covered_n1 = log_q_nR.exp(), p_nR.sum(-1, keepdim=True)
+            below_nR = q_nR * (q_nR < p_nR)
+            said_n1 = below_nR.sum(-1, keepdim=True)  # by the draft, of the tokens that it says too rarely
+            overlap = torch.minimum(p_nR, q_nR).sum()
+            sums += torch.stack([-(p_nR * log_q_nR).sum(), overlap, covered_n1.sum()])
+            slope_nR = q_nR.mul_(covered_n1 + said_n1).sub_(p_nR).sub_(below_nR)
+            gradient_nD.copy_(linear(slope_nR.to(rows_RD.dtype), rows_RD.T))
+        ctx.save_for_backward(gradient_ND / len(states_ND))
+        crossed, overlap, covered = sums / len(states_ND)
+        ctx.mark_non_differentiable(overlap, covered)
+        return crossed + 1 - overlap, overlap, covered
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, *_: Any) -> Any:
+        return slope * ctx.saved_tensors[0], None, None, None
 
 
 def train(
-    own: Distil,
-    seed: int,
-    draft: PreTrainedModel,
-    data: Sequences,
-    steps: int,
-    dtype: torch.dtype,
-    folder: Path,
-    run_id: str,
+    config: Config, draft: PreTrainedModel, data: Sequences, steps: int, dtype: torch.dtype, folder: Path, run_id: str
 ) -> None:
     """Train a draft in place, from the last checkpoint in `folder` on; the MLflow run gets the curves."""
+    own, seed = config.distil, config.seed
     pl.seed_everything(seed, verbose=False)
     checkpoints = ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_train_steps=EVERY)
     last, order = folder / "last.ckpt", torch.Generator().manual_seed(seed)
-    loader: DataLoader[Places] = DataLoader(data, own.sequences, shuffle=True, drop_last=True, generator=order)
+    loader: DataLoader[Written] = DataLoader(data, own.sequences, shuffle=True, drop_last=True, generator=order)
     fit(
         DistilModule(draft, own.rate, steps),
         run_id,
@@ -66,20 +149,18 @@ def train(
 def measured(
     draft: PreTrainedModel, held_out: Sequences, answers_XT: Tensor, kinds: Sequence[str]
 ) -> dict[str, float | dict[str, float]]:
-    """`overlap`, also by the kind of each sequence's prompt, and `covered`, over the places whose next token belongs to
-    an answer, bool [X, T]."""
-    module, covered = DistilModule(draft, 0.0, 1), MeanMetric()
-    overlaps = {kind: MeanMetric() for kind in ("", *sorted(set(kinds)))}
-    for number, (places_1T, kind) in enumerate(zip(answers_XT.split(1), kinds, strict=True)):
-        if own := int(places_1T.sum()):
-            tokens, hidden, total, _ = (each.unsqueeze(0).to(draft.device) for each in held_out[number])
-            _, overlap, said = module(Places(tokens, hidden, total, places_1T.to(draft.device)))
+    """`overlap`, also by the kind of each sequence's prompt, and `covered`, over the tokens of answers, bool [X, T]."""
+    module, covered, overlap = DistilModule(draft, 0.0, 1), MeanMetric(), MeanMetric()
+    by_kind: defaultdict[str, MeanMetric] = defaultdict(MeanMetric)
+    for number, (answer_T, kind) in enumerate(zip(answers_XT, kinds, strict=True)):
+        if own := int(answer_T.sum()):
+            one = held_out[number]._replace(drawn_BT=answer_T)
+            _, accepted, said = module(Written(*(each.unsqueeze(0).to(draft.device) for each in one)))
             covered.update(said.cpu(), own)
-            for name in ("", kind):
-                overlaps[name].update(overlap.cpu(), own)
-    all_kinds, *by_kind = (float(each.compute()) for each in overlaps.values())
-    named = dict(zip(list(overlaps)[1:], by_kind, strict=True))
-    return {"overlap": all_kinds, "overlap_by_kind": named, "covered": float(covered.compute())}
+            for mean in (overlap, by_kind[kind]):
+                mean.update(accepted.cpu(), own)
+    kinds_found = {kind: float(mean.compute()) for kind, mean in sorted(by_kind.items())}
+    return {"overlap": float(overlap.compute()), "overlap_by_kind": kinds_found, "covered": float(covered.compute())}
 
 
 def speed(overlap: float, cost: float) -> float:

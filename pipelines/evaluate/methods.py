@@ -1,28 +1,40 @@
-"""The methods that `evaluate` compares under one sampling setting: how each decodes, and how it is replayed.
+"""The methods that `evaluate` compares under one sampling setting, transformers' own among them: how each decodes, and
+how it is replayed. And the check that greedy decoding with trees writes what `generate()` does, token for token.
 
-Static trees are chosen on the training texts, with the latency profile that the methods are compared on.
-
-Legend: X texts, A actions.
+Legend: A actions, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from itertools import compress
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import compress, product
+from typing import Any, ClassVar
 
 import torch
+from transformers import GenerationConfig, PreTrainedModel
 
 from data_gen.decoding import decoder_for, rehearse
-from data_gen.decoding.loop import Chooser
-from data_gen.models.pair import ModelPair
+from data_gen.decoding.loop import Chooser, FixedTree
+from data_gen.models.checkpoints import quiet
+from data_gen.models.pair import ModelPair, without_own_settings
 from data_gen.models.sampling import Sampling
+from data_gen.texts.labelled import tie
+from data_gen.texts.prompts import Prompt
 from data_gen.verification import get_verifier
+from pipelines.config import Config
+from pipelines.pair.stage import encode
+from pipelines.run import watched
 from selector import decision
 from selector.actions import EMPTY, IID, Action
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Tuned
+from selector.schema import InputError
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Replayed
@@ -32,6 +44,8 @@ PLAIN, SELECTOR, STATIC = "plain decoding", "selector", "static tree"
 AT_ROOT = f"{STATIC}, traversal at the root"
 CHAIN, BRANCHING = "static chain", f"{STATIC} with branches"
 BEST_STATIC, COPYING, NETWORK = f"best {STATIC}", "lookup rule", "network"
+ASSISTED, PROMPT_LOOKUP = "assisted generation", "prompt lookup"
+CHECKED = (Action(1, 4, 0), Action(2, 2, 3), Action(4, 0, 6))  # drafted in the greedy check
 
 
 @dataclass
@@ -98,42 +112,142 @@ class Method:
 
     def rehearse(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int) -> None:
         """Let a GPU record the steps of every action that it may choose."""
-        mode, network = self.mode, self.network
-        chosen = compress(network.space, mode.mask(network.space)) if network else ()
+        mode, chooser = self.mode, self.chooser or Tuned(self.mode)
+        chosen = compress(self.network.space, mode.mask(self.network.space)) if self.network else ()
         actions = dict.fromkeys([EMPTY, mode.action, *chosen, *([mode.rule.lookup] if mode.rule else [])])
-        chooser = self.chooser or Tuned(mode)
         rehearse(pair, sampling, get_verifier(self.verifier), chooser, actions, prompt, len(prompt) + limit)
 
     def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
         """Expected steps and time on labelled texts of one sampling setting, by a machine's latency profile."""
         timed, module = Timed(texts, self.verifier, profile), self.network
-        if module is None:
-            return replay_mode(timed, {}, self.mode)
-        return replay_mode(timed, module.predictions(texts, self.mode), self.mode, not module.is_regressor)
+        predicted = module.predictions(texts, self.mode) if module else {}
+        return replay_mode(timed, predicted, self.mode, module is not None and not module.is_regressor)
 
 
 def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfile) -> list[Method]:
     """Plain decoding, and the fastest static trees on texts of one sampling setting: with each verifier, with Traversal
     on chains and trees without a trunk, on chains, on trees with branches, and over all of these."""
     timed = {name: Timed(texts, name, profile) for name in verifiers}
-    tables, trees_A = {name: StaticTable.of(own) for name, own in timed.items()}, timed[verifiers[0]].space.trees
+    tables, first = {name: StaticTable.of(own) for name, own in timed.items()}, timed[verifiers[0]]
+    trees_A = first.space.trees
 
-    def best(allowed_A: torch.Tensor | None = None) -> tuple[str, Action]:
-        fastest = {name: table.best(allowed_A=allowed_A) for name, table in tables.items()}
+    def best(among: Iterable[str], kind: Callable[[Action], bool] = lambda _: True) -> tuple[str, Action]:
+        allowed_A = torch.tensor(list(map(kind, trees_A)))
+        fastest = {name: tables[name].best(allowed_A) for name in among}
         name = max(fastest, key=lambda name: float(tables[name].speeds()[fastest[name]]))
         return name, trees_A[fastest[name]]
 
-    overall = best()
+    overall = best(tables)
     trees: dict[str, tuple[str, Action]] = {PLAIN: (verifiers[0], EMPTY)}
-    for name, table in tables.items():
+    for name in tables:
         if name != overall[0]:  # the tree of that verifier is the best static one
-            trees[f"{STATIC}, {name}"] = name, trees_A[table.best()]
+            trees[f"{STATIC}, {name}"] = best([name])
     if "traversal" in tables:
-        allowed_A = torch.tensor([action.style == IID and (action.L1 == 0 or action.K == 1) for action in trees_A])
-        trees[AT_ROOT] = "traversal", trees_A[tables["traversal"].best(allowed_A=allowed_A)]
-    trees[CHAIN] = best(torch.tensor([action.K == 1 and action != EMPTY for action in trees_A]))
-    if trees_A[-1].K > 1:  # the trees ascend
-        trees[BRANCHING] = best(torch.tensor([action.K > 1 for action in trees_A]))
+        trees[AT_ROOT] = best(["traversal"], lambda tree: tree.style == IID and (tree.L1 == 0 or tree.K == 1))
+    trees[CHAIN] = best(tables, lambda tree: tree.K == 1 and tree != EMPTY)
+    trees[BRANCHING] = best(tables, lambda tree: tree.K > 1)
     trees[BEST_STATIC] = overall
-    sampling = timed[verifiers[0]].sampling
-    return [Method(name, verifier, Mode(sampling, action)) for name, (verifier, action) in trees.items()]
+    return [Method(name, verifier, Mode(first.sampling, action)) for name, (verifier, action) in trees.items()]
+
+
+@dataclass(frozen=True)
+class Assistant:
+    """One way to draft in transformers' own `generate()` with the library's defaults, which cannot be replayed: with
+    the draft as the assistant, which stops where it is unsure, or by copying `tokens` of the text."""
+
+    name: str
+    tokens: int = 0
+    verifier: ClassVar[str] = "transformers"
+
+    @property
+    def drafts(self) -> str:
+        return f"copies of {self.tokens}" if self.tokens else ""
+
+    @property
+    def identity(self) -> str:
+        return self.name
+
+    def decode(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int) -> Decoding:
+        """As `Method.decode`; the steps cannot be observed, but are as many as the target's passes. The first pass of a
+        model, over the prompt, counts as its median pass."""
+        drafts = {"prompt_lookup_num_tokens": self.tokens} if self.tokens else {"assistant_model": pair.draft}
+        generate = generation(pair, sampling, prompt, limit, **drafts)
+        torch.manual_seed(seed)
+        hooked = _passes(pair.target), _passes(pair.draft)
+        with hooked[0] as passes, hooked[1] as drafted, quiet(), without_own_settings(pair.target, pair.draft):
+            start = time.perf_counter()
+            text = generate()[0, len(prompt) :].tolist()  # which waits for a GPU
+            seconds = time.perf_counter() - start
+        seconds -= sum(each[0] - statistics.median(each) for each in (passes, drafted) if each)
+        return Decoding(len(text), seconds, len(passes), len(text), text=text)
+
+
+ASSISTANTS = Assistant(ASSISTED), Assistant(PROMPT_LOOKUP, 10)
+
+
+@contextmanager
+def _passes(model: PreTrainedModel) -> Iterator[list[float]]:
+    """The seconds of each pass of a model, at its end."""
+    began, taken = [0.0], list[float]()
+    before = model.register_forward_pre_hook(lambda *_: began.append(time.perf_counter()))
+    after = model.register_forward_hook(lambda *_: taken.append(time.perf_counter() - began[-1]))
+    with before, after:
+        yield taken
+
+
+def generation(
+    pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, **drafts: Any
+) -> Callable[[], torch.Tensor]:
+    """The call of the target's `generate()` that continues a prompt."""
+    inputs = torch.tensor([prompt], device=pair.device)
+    config = GenerationConfig(
+        max_new_tokens=limit,
+        eos_token_id=sorted(pair.eos_ids) or None,
+        pad_token_id=next(iter(pair.eos_ids), 0),
+        **sampling.generation,
+    )
+    generate: Any = pair.target.generate
+    return partial(generate, inputs, attention_mask=torch.ones_like(inputs), generation_config=config, **drafts)
+
+
+def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, Any]:
+    """Compare every combination of action, verifier and drafting model, and every prompt, at least once, and name the
+    texts that part at a tie of the target's logits. The draft samples, so that trees have branches; or the target
+    drafts for itself, so that deep branches are accepted even if the draft is weak. InputError where texts part
+    elsewhere: all other figures would mean nothing."""
+    result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": []}
+    limit = config.data.tokens
+    ways = list(product((pair, replace(pair, draft=pair.target)), CHECKED, config.verifiers))
+    expected: dict[str, list[int]] = {}
+    for number in watched(range(max(len(prompts), len(ways))), "comparing greedy texts with generate()"):
+        prompt, (drafting, action, name) = prompts[number % len(prompts)], ways[number % len(ways)]
+        tokens = encode(config, pair, prompt)
+        if prompt.id not in expected:
+            generate = generation(pair, Sampling(0), tokens, limit)
+            with without_own_settings(pair.target):  # it loses its end-of-sequence tokens, which `generate` has
+                expected[prompt.id] = generate()[0, len(tokens) :].tolist()
+        text, sampling = expected[prompt.id], Sampling(0, draft_temperature=1.0)
+        decoder = decoder_for(drafting, sampling, get_verifier(name), FixedTree(action), len(tokens) + limit)
+        found = decoder.decode(tokens, limit, torch.Generator(device=pair.device).manual_seed(0)).tokens
+        result["continuations"] += 1
+        result["tokens"] += len(text)
+        if found != text:
+            pairs = list(zip(found, text, strict=False))
+            at = next((i for i, (own, other) in enumerate(pairs) if own != other), len(pairs))
+            place = f"prompt {prompt.id}, token {at} with {name} on {action}"
+            if at == len(pairs) or not _tied(pair, tokens + text[:at], *pairs[at]):
+                raise InputError(f"greedy decoding with trees is not generate()'s: {place}")
+            result["ties"].append(place)
+    return result
+
+
+@torch.inference_mode()
+def _tied(pair: ModelPair, context: list[int], found: int, expected: int) -> bool:
+    logits_V = pair.target(torch.tensor([context], device=pair.device)).logits[0, -1].float()
+    return abs(float(logits_V[found] - logits_V[expected])) <= tie(float(logits_V.max()), pair.target.dtype)
+
+
+def greedy_summary(greedy: dict[str, Any]) -> str:
+    same = f"all {greedy['continuations']} continuations of {greedy['prompts']} prompts are those of generate()"
+    ties = f"; at a tie of the logits part {'; '.join(greedy['ties'])}" if greedy["ties"] else ""
+    return f"greedy decoding with trees: {same}{ties}"

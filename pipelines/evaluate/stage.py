@@ -9,8 +9,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,40 +19,31 @@ from data_gen.texts.prompts import Prompt
 from data_gen.texts.written import seed_of
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.recorded import load_traces, settings_of
-from pipelines.evaluate import losslessness
-from pipelines.evaluate.assisted import CONSTANTS, LOOKUPS, Assistant, best_of
-from pipelines.evaluate.methods import BEST_STATIC, COPYING, NETWORK, SELECTOR, Decoding, Method, static_methods
-from pipelines.evaluate.origins import strips
+from pipelines.evaluate import methods
+from pipelines.evaluate.methods import Assistant, Decoding, Method
 from pipelines.evaluate.table import Figure, Rows, Table, entries, figures, replays, setting_name, summary
 from pipelines.evaluate.verdict import Evaluation, metrics, show, title, verdicts
-from pipelines.latency.profile import load_profile
+from pipelines.latency.stage import load_profile
 from pipelines.latency.timings import profile_of, read_timings
-from pipelines.pair.loading import encode, load_pair, prompts_depend, prompts_of
+from pipelines.pair.stage import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Journal, Stage, ticking, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import by_setting, judge, statics
-from pipelines.train.packaging import build
-from pipelines.train.result import chosen_of, decision_digest, load_module, load_result, rule_of
+from pipelines.train.result import build, chosen_of, decision_digest, load_module, load_result
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Tuned
 from selector.sampling import Sampling
 from selector.schema import sha256
-from selector.train.data import Texts
+from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.tuning import Judged
+from selector.train.tuning import Judged, StaticTable, best_static, tune_lookup_rule
 
 T = TypeVar("T")
 Contenders = dict[Sampling, list[Method | Assistant]]  # by sampling setting
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
-TUNED = "evaluation.tuned.jsonl"  # transformers' own methods that were tuned before an interruption
 GREEDY_PROMPTS = 40
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
-TUNING_PROMPTS = 16  # training prompts on which transformers' own methods are tuned, for every sampling setting
-
-
-def _rounds(config: Config, setting: SamplingSetting) -> int:
-    return 1 if setting.temperature > 0 else config.evaluate.rounds
 
 
 def plan(config: Config) -> list[str]:
@@ -96,74 +86,73 @@ def run(config: Config) -> None:
             mlflow.log_artifact(str(path))
         describe(mlflow, "\n\n".join(verdicts(evaluation)), metrics(evaluation))
     show(title(config, profile.device), evaluation)
-    stage.say(losslessness.summary(evaluation.found["greedy"]))
+    stage.say(methods.greedy_summary(evaluation.found["greedy"]))
     stage.finish()
-    for name in (PARTIAL, TUNED):
-        (config.folder / name).unlink(missing_ok=True)
+    (config.folder / PARTIAL).unlink(missing_ok=True)
 
 
 def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: dict[str, Any]) -> Evaluation:
     config = stage.config
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
     splits = load_traces(config, profile.pair)
-    module = load_module(config, result["chosen"], result)
-    methods = _methods(config, profile, splits, result, module)
-    replayed = list(replays(methods, splits["test"], profile))
+    module = load_module(config, result)
+    compared = _compared(config, profile, splits, result, module)
+    replayed = list(replays(compared, splits["test"], profile))
     for path, clock in clocks(config, profile).items():
         replayed += _on_clock(config, clock, splits, module, path.stem)
-    contenders: Contenders = {key: [each for each in own if each.is_decoded] for key, own in methods.items()}
-    if config.evaluate.assisted:
-        tuned = tuned_assistants(config, pair, Journal(config.folder / TUNED, stage.depends))
-        for setting, assistants in tuned.items():
-            contenders[setting] += assistants
-    greedy = losslessness.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
+    assistants = methods.ASSISTANTS if config.evaluate.assisted else ()
+    contenders: Contenders = {
+        key: [*(each for each in own if each.is_decoded), *assistants] for key, own in compared.items()
+    }
+    greedy = methods.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
     decoded = decode_prompts(config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends))
     table = Table([*figures(decoded), *replayed])
-    first = setting_name(config.sampling[0].temperature, config.sampling[0].top_p)
-    own_rows = [row for row in decoded if (row["method"], row["setting"]) == (SELECTOR, first)]
     found = {
         "summary": summary(config, table, decoded),
         "methods": entries(table, decoded),
         "replayed": [
-            {
-                "setting": setting_name(key.temperature, key.top_p),
-                "method": each.name,
-                "verifier": each.verifier,
-                "drafts": each.drafts,
-            }
-            for key, own in methods.items()
+            _described(each, key.temperature, key.top_p)
+            for key, own in compared.items()
             for each in own
             if not each.is_decoded
         ],
         "decisions": chosen_of(result)["modes"],
         "greedy": greedy,
-        "strips": strips(own_rows, prompts, partial(encode, config, pair), pair.tokenizer),
     }
     return Evaluation(found, table)
 
 
-def _methods(
+def _described(method: Method | Assistant, temperature: float, top_p: float) -> dict[str, Any]:
+    setting = {"setting": setting_name(temperature, top_p), "temperature": temperature, "top_p": top_p}
+    return {**setting, "method": method.name, "verifier": method.verifier, "drafts": method.drafts}
+
+
+def _compared(
     config: Config, profile: LatencyProfile, splits: dict[str, Texts], result: dict[str, Any], module: SelectorModule
 ) -> dict[Sampling, list[Method]]:
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", splits)
     verifier, judged = config.train.verifier, _judged(config, profile, splits, module)
-    methods: dict[Sampling, list[Method]] = {}
+    found: dict[Sampling, list[Method]] = {}
     for mode in map(Mode.of, watched(chosen_of(result)["modes"], "choosing the methods")):
-        own = static_methods(splits["train"].setting_of(mode.sampling), config.verifiers, profile)
-        best = next(method for method in own if method.name == BEST_STATIC)
-        own.append(Method(COPYING, best.verifier, rule_of(result, mode.sampling, best.verifier)))
-        own.append(Method(SELECTOR, verifier, mode, module, Tuned(mode, selector)))
-        own.append(Method(NETWORK, verifier, judged[mode.sampling].mode, module))  # whatever is exported
-        methods[mode.sampling] = own
-    return methods
+        texts = splits["train"].setting_of(mode.sampling)
+        *own, best = methods.static_methods(texts, config.verifiers, profile)
+        timed = Timed(texts, best.verifier, profile)
+        found[mode.sampling] = [
+            *own,
+            best,
+            Method(methods.COPYING, best.verifier, tune_lookup_rule(timed, best_static(timed, StaticTable.of(timed)))),
+            Method(methods.SELECTOR, verifier, mode, module, Tuned(mode, selector)),
+            Method(methods.NETWORK, verifier, judged[mode.sampling].mode, module),  # whatever is exported
+        ]
+    return found
 
 
 def clocks(config: Config, profile: LatencyProfile) -> dict[Path, LatencyProfile]:
     """The step times of other machines and pairs for single requests, with this machine's decisions; InputError where a
     file cannot be read."""
-    rows = {path: read_timings(path) for path in config.evaluate.clocks}
-    found = {path: profile_of(own, str(path), False, profile.pair, config.verifiers) for path, own in rows.items()}
+    given = False, profile.pair, config.verifiers
+    found = {path: profile_of(read_timings(path), str(path), *given) for path in config.evaluate.clocks}
     return {path: replace(own.at_batch(1), decide=profile.decide) for path, own in found.items()}
 
 
@@ -171,12 +160,12 @@ def _on_clock(
     config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule, name: str
 ) -> Iterator[Figure]:
     """The same network, tuned and judged on another clock, and the static trees that are fastest there."""
-    methods: dict[Sampling, list[Method]] = {}
+    found: dict[Sampling, list[Method]] = {}
     for setting, each in _judged(config, profile, splits, module).items():
         mode = each.mode if each.pays and module.is_regressor else each.mode.static_only()
-        own = static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
-        methods[setting] = [*own, Method(SELECTOR, config.train.verifier, mode, module)]
-    return replays(methods, splits["test"], profile, name)
+        own = methods.static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
+        found[setting] = [*own, Method(methods.SELECTOR, config.train.verifier, mode, module)]
+    return replays(found, splits["test"], profile, name)
 
 
 def _judged(
@@ -184,20 +173,6 @@ def _judged(
 ) -> dict[Sampling, Judged]:
     train, validation = (by_setting(config, splits[name], profile) for name in ("train", "validation"))
     return dict(zip(settings_of(config), judge(module, validation, statics(train)), strict=True))
-
-
-def tuned_assistants(config: Config, pair: ModelPair, journal: Journal) -> dict[Sampling, list[Assistant]]:
-    """Assisted generation as it is by default, and with its best number of drafted tokens; and prompt lookup with its
-    best number of tokens and longest match. Those that the journal already holds are not tuned again."""
-    prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train")[:TUNING_PROMPTS]]
-    for setting in watched(config.sampling[len(journal.entries) :], "tuning transformers' own methods"):
-        sampling, limit = setting.build(), config.data.tokens
-        seed = seed_of(config.seed, sampling, "assisted") % 2**31
-        kinds = (LOOKUPS,) if pair.has_head else (CONSTANTS, LOOKUPS)  # `generate` takes no head as an assistant
-        tuned = [best_of(kind, pair, sampling, prompts, limit, seed) for kind in kinds]
-        journal.add([asdict(each) for each in ([] if pair.has_head else [Assistant()]) + tuned])
-    found = ([Assistant(**each) for each in entry] for entry in journal.entries)
-    return dict(zip(settings_of(config), found, strict=True))
 
 
 def decode_prompts(
@@ -236,22 +211,22 @@ def turns(items: Sequence[T], rounds: int) -> list[list[T]]:
 def _decode_all(
     config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, contenders: Contenders
 ) -> Rows:
-    sampling, methods = setting.build(), contenders[setting.build()]
+    sampling = setting.build()
+    every = contenders[sampling]
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")  # one for all rounds, so that texts are written again
     tokens = encode(config, pair, prompt)
-    distinct = list({method.identity: method for method in methods}.values())  # what decodes alike decodes once
+    distinct = list({method.identity: method for method in every}.values())  # what decodes alike decodes once
     decodings: dict[Any, list[Decoding]] = {method.identity: [] for method in distinct}
-    for order in turns(random.Random(seed).sample(distinct, len(distinct)), _rounds(config, setting)):
+    rounds = 1 if setting.temperature > 0 else config.evaluate.rounds
+    for order in turns(random.Random(seed).sample(distinct, len(distinct)), rounds):
         for method in order:
             decodings[method.identity].append(method.decode(pair, sampling, tokens, config.data.tokens, seed))
     return [
         {
             **{"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source},
-            **{"temperature": setting.temperature, "top_p": setting.top_p},
-            "setting": setting_name(setting.temperature, setting.top_p),
-            **{"method": method.name, "verifier": method.verifier, "drafts": method.drafts},
+            **_described(method, setting.temperature, setting.top_p),
             **vars(decodings[method.identity][0]),
             "rounds": [[each.tokens, each.seconds] for each in decodings[method.identity]],
         }
-        for method in methods
+        for method in every
     ]

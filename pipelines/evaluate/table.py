@@ -1,9 +1,13 @@
-"""From decoded prompts and replayed texts to the figures of an evaluation: one tidy table, which the terminal, the
-report, MLflow and the pages read.
+"""From decoded prompts and replayed texts to the figures of an evaluation: one tidy table, which all that shows them
+reads.
 
 A measure of speed names its rival and, unless it is this machine's, the clock: "replayed over plain decoding". Decoded
-ratios are paired, each prompt and round by itself (`pipelines.statistics`), and their bounds are those of a 95%
-interval over sources; what was replayed has one standard error to each side. Tokens count up to the limit of a text.
+ratios are paired, each prompt and round by itself, and their bounds are those of a 95% interval over *sources* (files
+that prompts come from); what was replayed has one standard error to each side. Tokens count up to the limit of a text.
+
+Of ratios of sums, the jackknife over sources gives the standard error of the logarithm, and Student's t the bounds,
+with one degree of freedom less than the effective number of sources (Kish). With six sources or more, such intervals
+contain the true ratio in 92 to 98% of cases. Clock noise, the training seed and the choice of the pair are left out.
 
 Legend: X prompts, R rounds.
 """
@@ -11,26 +15,29 @@ Legend: X prompts, R rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas
 import torch
+from scipy import stats
+from torch import Tensor
 
 from pipelines.config import Config
-from pipelines.evaluate.assisted import ASSISTED
-from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, PLAIN, SELECTOR, Method
-from pipelines.evaluate.origins import shares
+from pipelines.evaluate.methods import ASSISTED, AT_ROOT, BEST_STATIC, PLAIN, SELECTOR, Method
 from pipelines.run import watched
-from pipelines.statistics import paired, speed, with_interval
+from selector.actions import Action
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
 from selector.train.data import Texts
-from selector.train.replay import Ratio, ratio_of_speeds
+from selector.train.replay import Ratio, jackknifed, ratio_of_speeds, speed_ratio
 
 Rows = list[dict[str, Any]]  # of the journal
+DRAFTED, COPIED, TARGET = ORIGINS = ("drafted", "copied", "target")  # of new tokens
 ALL = "all"  # kinds of prompts
 ON = "replayed on"  # the clock of another machine
 TOKENS_PER_SECOND, EFFICIENCY, SHARE = "tokens per second", "tokens per step", "share"
@@ -40,6 +47,54 @@ FIGURES = {
     "ratio_vs_best_static_delayed": BEST_STATIC,
     "ratio_vs_static_traversal_wall": AT_ROOT,
 }
+LEVEL = 0.95
+
+
+def speed(sums_2: Tensor) -> Tensor:
+    return sums_2[..., 0] / sums_2[..., 1]
+
+
+def with_interval(
+    sums_XC: Tensor, source_X: Tensor, figure: Callable[[Tensor], Tensor] = speed_ratio
+) -> tuple[float, list[float]]:
+    """A positive figure of sums of columns, and the bounds of its 95% interval: 0 and infinity for a single source,
+    unless the figure is exactly 1.
+
+    Args:
+        sums_XC: positive columns, one row for each prompt or source.
+        source_X: the source of each row, int64.
+    """
+    value = float(figure(sums_XC.double().sum(0)))
+    names, group_X = source_X.unique(return_inverse=True)
+    if len(names) == 1:
+        return value, [value, value] if value == 1 else [0.0, math.inf]
+    log = jackknifed(sums_XC, source_X, lambda sums_C: figure(sums_C).log())
+    shares_X = (sums_XC.double() / sums_XC.double().sum(0)).mean(-1)
+    shares_G = torch.zeros(len(names), dtype=torch.float64).index_add_(0, group_X, shares_X)
+    return value, _bounds(value, log.error, 1 / float(shares_G.square().sum()) - 1)
+
+
+def paired(logs_XR: Tensor, source_X: Tensor) -> tuple[float, list[float]]:
+    """The geometric mean of ratios that were each measured on one prompt in one round, and its 95% interval: a
+    t-interval of the mean logarithm over sources. The bounds of a single source are as in `with_interval`.
+
+    Args:
+        logs_XR: the ratios' logarithms by prompt and round. A prompt counts with the mean of its rounds, and a source
+            with the mean of its prompts.
+        source_X: the source of each prompt, int64.
+    """
+    names, group_X = source_X.unique(return_inverse=True)
+    sums_G = torch.zeros(len(names), dtype=torch.float64).index_add_(0, group_X, logs_XR.double().mean(-1))
+    means_G = sums_G / group_X.bincount()
+    value = math.exp(means_G.mean())
+    if len(names) == 1:
+        return value, [1.0, 1.0] if value == 1 else [0.0, math.inf]
+    return value, _bounds(value, float(means_G.std()) / math.sqrt(len(names)), len(names) - 1)
+
+
+def _bounds(value: float, error: float, freedom: float) -> list[float]:
+    factor = math.exp(stats.t.isf((1 - LEVEL) / 2, freedom) * error)  # the error is that of the logarithm
+    return [value / factor, value * factor]
 
 
 class Figure(NamedTuple):
@@ -60,13 +115,27 @@ class Figure(NamedTuple):
         """The figure with its error or its interval."""
         if self.low is None or self.high is None:
             return f"{self.value:.{digits}f}"
-        if self.measure.startswith("replayed"):
+        if self.measure.startswith(("replayed", "optimal", "drafted", "labelled")):
             return f"{self.value:.{digits}f} ±{self.high - self.value:.{digits}f}"
         return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
 
+def shares(rows: Rows) -> dict[str, float] | None:
+    """The share of the new tokens by where they come from: drafted and accepted, copied and accepted, or added by the
+    target, one at the end of each step. What a last step yields beyond the limit is left out. None where the steps
+    cannot be observed."""
+    counts = dict.fromkeys(ORIGINS, 0)
+    for row in rows:
+        places = pairwise([*row["step_roots"], row["block_tokens"]])
+        for values, (begin, end) in zip(row["drafted"], places, strict=True):
+            accepted = COPIED if Action.of(values).copies else DRAFTED
+            counts[accepted] += max(0, min(end - 1, row["tokens"]) - begin)
+            counts[TARGET] += end <= row["tokens"]
+    total = sum(counts.values())
+    return {origin: count / total for origin, count in counts.items()} if total else None
+
+
 def setting_name(temperature: float, top_p: float) -> str:
-    """A sampling setting as the table has it."""
     return str(Sampling(temperature, top_p))
 
 
@@ -81,9 +150,7 @@ def replayed(rival: str, clock: str = "") -> str:
 
 
 def replayed_figure(setting: str, method: str, measure: str, ratio: Ratio) -> Figure:
-    """A replayed ratio."""
-    known = ratio.error < float("inf")
-    bounds = (ratio.value - ratio.error, ratio.value + ratio.error) if known else (None, None)
+    bounds = (ratio.value - ratio.error, ratio.value + ratio.error) if math.isfinite(ratio.error) else ()
     return Figure(setting, method, ALL, measure, ratio.value, *bounds)
 
 
@@ -95,7 +162,6 @@ class Table:
         self._at = {figure[:4]: figure for figure in self.figures}
 
     def get(self, setting: str, method: str, measure: str, kind: str = ALL) -> Figure | None:
-        """A figure, or None where it was not measured."""
         return self._at.get((setting, method, kind, measure))
 
     def of(self, setting: str, method: str, measure: str, kind: str = ALL) -> Figure:
@@ -119,7 +185,6 @@ class Table:
 
     @classmethod
     def read(cls, path: Path) -> Table:
-        """A written table."""
         rows = pandas.read_parquet(path).astype(object)
         return cls(map(Figure._make, rows.where(rows.notna(), None).itertuples(index=False, name=None)))
 
@@ -141,7 +206,6 @@ def replays(
 
 
 def figures(rows: Rows) -> Iterator[Figure]:
-    """The decoded figures of all methods, settings and kinds of prompts."""
     for setting in dict.fromkeys(row["setting"] for row in rows):
         here = [row for row in rows if row["setting"] == setting]
         kinds = sorted({row["kind"] for row in here})
@@ -187,22 +251,21 @@ def _bounded(figure: tuple[float, list[float]]) -> tuple[float, float | None, fl
 def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
     """The selector's speed over its rivals', as means over sampling settings and for each; and its decisions' share of
     the time. A bound or an error that a single source leaves open is None."""
-    settings = [setting_name(each.temperature, each.top_p) for each in config.sampling]
-    found: dict[str, Any] = {}
-    for name, rival in FIGURES.items():
-        ratios = [table.get(setting, SELECTOR, decoded(rival)) for setting in settings]
-        if known := [ratio.value for ratio in ratios if ratio]:
-            found[name] = sum(known) / len(known)
-    if on_gpu := [
+    mine = [row for row in rows if row["method"] == SELECTOR]
+    found: dict[str, Any] = {"selector_time_share": total(mine, "select_seconds") / total(mine, "seconds")}
+    ratios = {
+        name: [each.value for each in table.figures if each[1:4] == (SELECTOR, ALL, decoded(rival))]
+        for name, rival in FIGURES.items()
+    }
+    ratios["ratio_vs_static_traversal_gpu_like"] = [
         each.value
         for each in table.figures
         if each.method == SELECTOR and each.measure.startswith(ON) and each.measure.endswith(f" over {AT_ROOT}")
-    ]:
-        found["ratio_vs_static_traversal_gpu_like"] = sum(on_gpu) / len(on_gpu)
-    mine = [row for row in rows if row["method"] == SELECTOR]
-    found["selector_time_share"] = total(mine, "select_seconds") / total(mine, "seconds")
+    ]
+    found |= {name: statistics.mean(own) for name, own in ratios.items() if own}
     found["by_setting"] = []
-    for setting, each in zip(settings, config.sampling, strict=True):
+    for each in config.sampling:
+        setting = setting_name(each.temperature, each.top_p)
         wall, replay = (table.of(setting, SELECTOR, over_it(BEST_STATIC)) for over_it in (decoded, replayed))
         found["by_setting"].append(
             {
@@ -216,7 +279,6 @@ def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
 
 
 def entries(table: Table, rows: Rows) -> Rows:
-    """One entry for each method and sampling setting: what it is, and its speed."""
     found: dict[tuple[str, str], Rows] = {}
     for row in rows:
         found.setdefault((row["setting"], row["method"]), []).append(row)
@@ -231,5 +293,4 @@ def entries(table: Table, rows: Rows) -> Rows:
 
 
 def total(rows: Rows, key: str) -> float:
-    """The sum of an entry of all rows."""
     return sum(row[key] for row in rows)

@@ -1,29 +1,17 @@
-"""What an evaluation found: in words, as the tables that the terminal and the report show, and as MLflow's metrics."""
+"""What an evaluation found: in words, as tables for the terminal and the report, and as MLflow's metrics."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipelines.config import Config
-from pipelines.config.sections import SMOLLM2, Pair
+from pipelines.config import SMOLLM2, Config, Pair
+from pipelines.evaluate import table as figures
 from pipelines.evaluate.methods import BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR, STATIC
-from pipelines.evaluate.origins import ORIGINS
-from pipelines.evaluate.table import (
-    ALL,
-    EFFICIENCY,
-    SHARE,
-    TOKENS_PER_SECOND,
-    Figure,
-    Table,
-    decoded,
-    replayed,
-    setting_name,
-)
-from pipelines.pair.loading import pair_names
+from pipelines.evaluate.table import Figure, Table, decoded, replayed, setting_name
+from pipelines.pair.stage import pair_names
 from pipelines.run import console, read_json, table, write_json
 from pipelines.tracking import EXPORTED, named
 from selector import decision
@@ -36,9 +24,9 @@ ASKED = """pair.tokenizer.apply_chat_template(
 )"""
 BEGUN = 'pair.tokenizer("def main():", return_tensors="pt", return_token_type_ids=False)'
 SNIPPET = """from data_gen.generate import speculative_generate
-{imported}
+from data_gen.models.pair import ModelPair
 
-pair = {load}("{target}", "{draft}", "{device}", "{dtype}")
+pair = ModelPair.load("{target}", "{draft}", "{device}", "{dtype}")
 inputs = {inputs}.to(pair.device)
 ours = {{"custom_generate": speculative_generate, "draft_model": pair.draft, "selector": "{selector}"}}
 text = pair.target.generate(**inputs, **ours, max_new_tokens=200, {settings})
@@ -66,14 +54,13 @@ class Evaluation:
     @classmethod
     def read(cls, config: Config) -> Evaluation:
         """InputError unless there is one."""
-        found, figures = cls.files(config)
-        return cls(read_json(found, "evaluate"), Table.read(figures))
+        found, measured = cls.files(config)
+        return cls(read_json(found, "evaluate"), Table.read(measured))
 
     def write(self, config: Config) -> None:
-        """Each file whole or not at all."""
-        found, figures = self.files(config)
+        found, measured = self.files(config)
         write_json(found, self.found)
-        self.table.write(figures)
+        self.table.write(measured)
 
     @property
     def settings(self) -> list[tuple[str, Mode]]:
@@ -83,9 +70,8 @@ class Evaluation:
 
 
 def title(config: Config, device: str) -> str:
-    """The run, its pair and the machine."""
-    target, draft = (name.rstrip("/").rpartition("/")[2] for name in (config.pair.target, config.pair.drafting))
-    own = config.pair.drafting == Pair.model_fields["draft"].default
+    target, draft = (name.rstrip("/").rpartition("/")[2] for name in (config.pair.target, config.pair.draft))
+    own = config.pair.draft == Pair.model_fields["draft"].default
     return f"{config.name}: {target} with {'its draft' if own else draft} on {device}"
 
 
@@ -95,24 +81,26 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
     rows = evaluation.found["summary"]["by_setting"]
     found = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
-        found |= named({EXPORTED: row["replay_ratio"]}, row)
-        own = [each for each in evaluation.table.figures if each[:3] == (setting, SELECTOR, ALL)]
-        found |= named({each.measure.replace(",", "").replace(" ", "_"): each.value for each in own}, row)
+        own = [each for each in evaluation.table.figures if each[:3] == (setting, SELECTOR, figures.ALL)]
+        measured = {each.measure.replace(",", "").replace(" ", "_"): each.value for each in own}
+        found |= named({EXPORTED: row["replay_ratio"], **measured}, row)
     return found
 
 
 def verdicts(evaluation: Evaluation) -> list[str]:
-    """For each sampling setting what is exported, what is faster than that, and whether the gain over the two rivals
-    that need no learning is there in wall-clock time."""
+    """For each sampling setting whether a loss is exported, and what; what is faster than that; and whether the gain
+    over the two rivals that need no learning is there in wall-clock time."""
     return [f"{setting}: {_verdict(evaluation.table, setting, mode)}" for setting, mode in evaluation.settings]
 
 
 def _verdict(found: Table, setting: str, mode: Mode) -> str:
-    name, own = exported(mode), found.of(setting, SELECTOR, replayed(PLAIN))
-    said = f"the {name} is exported. It is {own} times as fast as plain decoding in replay and "
-    said += f"{found.of(setting, SELECTOR, decoded(PLAIN))} times in decoding."
+    name, own, wall = exported(mode), *(found.of(setting, SELECTOR, over(PLAIN)) for over in (replayed, decoded))
+    said = f"the {name} is exported. It is {own} times as fast as plain decoding in replay and {wall} times in "
+    said += "decoding."
     if name == PLAIN:
         said = "plain decoding is exported: on the validation texts nothing was surely faster."
+    if wall.high is not None and wall.high < 1:
+        said = f"A LOSS, slower than plain decoding: {said}"
     others = [found.get(setting, each, replayed(PLAIN)) for each in (BEST_STATIC, COPYING, NETWORK) if each != name]
     best = max(filter(None, others), key=lambda each: each.value)
     if round(best.value, 2) > round(own.value, 2):
@@ -133,7 +121,6 @@ def _stands(ratio: Figure) -> str:
 
 
 def exported(mode: Mode) -> str:
-    """What is exported, in words."""
     if mode.decider == decision.NETWORK:
         return NETWORK
     return COPYING if mode.decider == decision.RULE else PLAIN if mode.action == EMPTY else STATIC
@@ -142,31 +129,23 @@ def exported(mode: Mode) -> str:
 def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
     """By sampling setting every method, the fastest first: its speed over plain decoding, the selector's speed over
     it, and what it does."""
-    found, listed = evaluation.table, [*evaluation.found["methods"], *evaluation.found["replayed"]]
-    entries = {(each["setting"], each["method"]): each for each in listed}
-    shown: dict[str, list[Cells]] = {}
-    for setting, _ in evaluation.settings:
-        names = [name for at, name in entries if at == setting]
-        names.sort(key=partial(_over_plain, found, setting), reverse=True)
-        shown[setting] = [
-            {
-                "method": _label(entries[setting, name]),
-                "decoded": _text(found.get(setting, name, decoded(PLAIN))),
-                "replayed": _text(found.get(setting, name, replayed(PLAIN))),
-                "selector over it, decoded": _text(found.get(setting, SELECTOR, decoded(name)), 3),
-                "selector over it, replayed": _text(found.get(setting, SELECTOR, replayed(name)), 3),
-                "drafts": entries[setting, name]["drafts"],
-                "tokens/step": _text(found.get(setting, name, EFFICIENCY)),
-                "tokens/s": _text(found.get(setting, name, TOKENS_PER_SECOND), 0),
-            }
-            for name in names
-        ]
-    return shown
-
-
-def _over_plain(found: Table, setting: str, name: str) -> float:
-    figure = found.get(setting, name, decoded(PLAIN)) or found.get(setting, name, replayed(PLAIN))
-    return 1.0 if figure is None else figure.value
+    found, shown = evaluation.table, dict[str, list[tuple[float, Cells]]]()
+    for entry in [*evaluation.found["methods"], *evaluation.found["replayed"]]:
+        setting, name = entry["setting"], entry["method"]
+        wall, replay = (found.get(setting, name, over(PLAIN)) for over in (decoded, replayed))
+        speed = wall or replay
+        cells = {
+            "method": _label(entry),
+            "decoded": _text(wall),
+            "replayed": _text(replay),
+            "selector over it, decoded": _text(found.get(setting, SELECTOR, decoded(name)), 3),
+            "selector over it, replayed": _text(found.get(setting, SELECTOR, replayed(name)), 3),
+            "drafts": entry["drafts"],
+            "tokens/step": _text(found.get(setting, name, figures.EFFICIENCY)),
+            "tokens/s": _text(found.get(setting, name, figures.TOKENS_PER_SECOND), 0),
+        }
+        shown.setdefault(setting, []).append((speed.value if speed else 1.0, cells))
+    return {setting: [cells for _, cells in sorted(rows, key=lambda row: -row[0])] for setting, rows in shown.items()}
 
 
 def _text(figure: Figure | None, digits: int = 2) -> str:
@@ -175,8 +154,8 @@ def _text(figure: Figure | None, digits: int = 2) -> str:
 
 def _label(entry: dict[str, Any]) -> str:
     method, verifier = entry["method"], entry["verifier"]
-    said = method == PLAIN or verifier == "transformers" or method.startswith(f"{STATIC}, ")
-    return method if said else f"{method} ({verifier})"
+    needless = method == PLAIN or verifier == "transformers" or method.startswith(f"{STATIC}, ")
+    return method if needless else f"{method} ({verifier})"
 
 
 def origins(evaluation: Evaluation) -> list[Cells]:
@@ -186,7 +165,10 @@ def origins(evaluation: Evaluation) -> list[Cells]:
         {
             "setting": setting,
             "prompts": kind,
-            **{origin: f"{found.of(setting, SELECTOR, f'{SHARE} {origin}', kind).value:.0%}" for origin in ORIGINS},
+            **{
+                origin: f"{found.of(setting, SELECTOR, f'{figures.SHARE} {origin}', kind).value:.0%}"
+                for origin in figures.ORIGINS
+            },
             "over plain": _text(found.get(setting, SELECTOR, decoded(PLAIN), kind)),
             "over the rule": _text(found.get(setting, SELECTOR, decoded(COPYING), kind)),
         }
@@ -196,14 +178,12 @@ def origins(evaluation: Evaluation) -> list[Cells]:
 
 
 def show_words(title: str, evaluation: Evaluation) -> None:
-    """The verdict on the terminal."""
     console.print(title)
     for line in verdicts(evaluation):
         console.print(line, soft_wrap=True)
 
 
 def show(title: str, evaluation: Evaluation) -> None:
-    """The verdict and the tables on the terminal."""
     show_words(title, evaluation)
     for setting, rows in methods(evaluation).items():
         shown = [{name: row[name] for name in SHOWN} for row in rows]
@@ -220,12 +200,14 @@ def next_step(config: Config, evaluation: Evaluation) -> tuple[str, str]:
     if not (folder / "config.json").exists():
         return "`espalier export` packages the selector.", ""
     given = config.sampling[0].build().generation
-    settings = ", ".join(f"{key}={value!r}" for key, value in given.items() if value is not None)
-    module, load = ("heads", "load_pair_with_head") if own.head else ("pair", "ModelPair.load")
-    imported = f"from data_gen.models.{module} import {load.partition('.')[0]}"
     target, draft = pair_names(config)
-    values = {"target": own.target if own.target == SMOLLM2 else target, "draft": draft, "selector": str(folder)}
-    inputs = ASKED if config.prompts.chat else BEGUN
-    said = f"The exported selector is {folder.resolve()}. This program decodes with it:"
-    values |= {"settings": settings, "imported": imported, "load": load, "inputs": inputs}
-    return said, SNIPPET.format(device=own.device, dtype=own.dtype, **values)
+    program = SNIPPET.format(
+        target=own.target if own.target == SMOLLM2 else target,
+        draft=draft,
+        device=own.device,
+        dtype=own.dtype,
+        inputs=ASKED if config.prompts.chat else BEGUN,
+        selector=folder,
+        settings=", ".join(f"{key}={value!r}" for key, value in given.items() if value is not None),
+    )
+    return f"The exported selector is {folder.resolve()}. This program decodes with it:", program

@@ -1,19 +1,41 @@
-"""The engines that settings are written for: what each drafts, and its template with settings, command and limits."""
+"""`espalier export --engine NAME`: an engine's settings, and what they are predicted to gain.
+
+All requests of a batch draft chains of one length, and a step takes as long as the engine's timings say for that batch
+and length. So with b requests and chains of L tokens, `tokens per second = b E[tokens | L] / T(b, L)`, by replay. The
+draft makes the passes of the longest chain for every batch size.
+
+Legend: R roots, A actions.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from data_gen.models.sampling import Sampling
-from selector.schema import InputError
-from selector.train.replay import Ratio
+from data_gen.traces import read_manifest
+from pipelines.config import Config
+from pipelines.data.recorded import load_traces, traces_folder
+from pipelines.latency.timings import engine_path
+from pipelines.pair.stage import pair_names
+from pipelines.run import Stage
+from pipelines.tracking import mlflow_run
+from selector.actions import ActionSpace
+from selector.files import atomically
+from selector.latency import FREE, LatencyProfile
+from selector.schema import InputError, sha256
+from selector.train.data import Texts, Timed
+from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
 
 STANDARD = ("naive", "naive_tree", "specinfer")  # verifiers that verify a chain token by token
 BLOCK = ("block", "traversal", "lifted_uniform")  # verifiers that verify a chain as a block
@@ -44,7 +66,6 @@ class Settings:
 
     target: str  # directory or hub id
     draft: str
-    head: bool  # whether the draft is an EAGLE-3 head
     block: bool  # whether chains are verified as blocks, and not token by token
     sampling: Sampling
     lengths: list[BestLength]  # by batch size, ascending
@@ -76,21 +97,16 @@ class Engine:
     default: int  # the length over which gains are stated: its own, or its documentation's
     samples: bool = True  # whether it can draft samples at the request's temperature, and not the most probable tokens
     blocks: bool = False  # whether it has block verification
-    masks: bool = False  # whether the draft makes the longest chain's passes for every batch
     one_length: bool = False  # whether all batch sizes have the same length
 
     def files(self, settings: Settings) -> dict[str, str]:
         """The files' contents by name, that of the settings first."""
         sampling = settings.sampling
         name = f"temperature-{sampling.temperature:g}" + (f"-top_p-{sampling.top_p:g}" if sampling.top_p < 1 else "")
-        found = {f"{name}.{self.suffix}": self.macros.settings(settings)}
-        if settings.head and hasattr(self.macros, "steps"):
-            found[f"{name}.steps.json"] = self.macros.steps(settings)
         predicted = json.dumps([asdict(each) for each in settings.lengths], indent=1) + "\n"
-        return {**found, f"{name}.prediction.json": predicted}
+        return {f"{name}.{self.suffix}": self.macros.settings(settings), f"{name}.prediction.json": predicted}
 
     def command(self, settings: Settings, folder: Path) -> str:
-        """How the files are used where they lie in a folder."""
         return str(self.macros.command(settings, str(folder / next(iter(self.files(settings))))))
 
     @property
@@ -100,13 +116,12 @@ class Engine:
     def verifiers(self, labelled: tuple[str, ...]) -> tuple[str, str]:
         """Those among the run's whose labels hold for the chains, and for what the engine does by default; InputError
         where there are labels of neither."""
-        standard = next((each for each in labelled if each in STANDARD), None)
-        block = next((each for each in labelled if each in BLOCK and self.blocks), None)
-        chosen = block or standard
-        if chosen is None:
+        standard = [each for each in labelled if each in STANDARD]
+        block = [each for each in labelled if each in BLOCK and self.blocks]
+        if not (standard or block):
             known = ", ".join(STANDARD)
             raise InputError(f"verifiers: {self.name} verifies chains as one of {known} does: add one of them")
-        return chosen, standard or chosen
+        return (block + standard)[0], (standard + block)[0]
 
     def refusal(self, sampling: Sampling) -> str:
         """Why it cannot serve a sampling setting as the labels suppose; empty if it can."""
@@ -123,11 +138,93 @@ class Engine:
 
 
 ENGINES = {
-    "vllm": Engine("vllm", "0.33.0", "json", default=5, blocks=True, masks=True),
+    "vllm": Engine("vllm", "0.33.0", "json", default=5, blocks=True),
     "sglang": Engine("sglang", "0.5.23", "yaml", default=3, samples=False, one_length=True),
 }
 
 
-def engine_of(name: str, head: bool) -> Engine:
-    """An engine by name, whose draft may be an EAGLE-3 head."""
-    return replace(ENGINES[name], masks=False, one_length=False) if head else ENGINES[name]
+def best_lengths(engine: Engine, texts: Texts, verifiers: tuple[str, str], profile: LatencyProfile) -> list[BestLength]:
+    """One for each batch size that was timed, ascending, among the lengths that were timed. The texts are of one
+    sampling setting; verifiers as from `Engine.verifiers`.
+
+    The longest chain is the one with which the mean logarithm of the speed over all batch sizes is largest.
+    """
+    assert profile.batches is not None
+    sizes = profile.batches.sizes
+    most = [min(target.sizes[-1] - 1, ActionSpace.default().depth) for target in profile.batches.target]
+    replays = [_chains(texts, verifiers[0], profile.at_batch(batch)) for batch in sizes]
+
+    def fastest(longest: int) -> list[tuple[int, Replayed]]:
+        """By batch size; fewer where the engine takes none of the lengths that were timed."""
+        found = []
+        for timed, replayed in zip(most, replays, strict=True):
+            lengths = range(longest if engine.one_length else 0, min(longest, timed) + 1)
+            tried = [(length, replayed(length, longest)) for length in lengths]
+            found += [max(tried, key=lambda own: own[1].speed)] if tried else []
+        return found
+
+    tables = [table for table in map(fastest, range(max(most) + 1)) if len(table) == len(sizes)]
+    best = max(tables, key=lambda table: sum(math.log(replayed.speed) for _, replayed in table))
+    result = []
+    for batch, timed, (length, own) in zip(sizes, most, best, strict=True):
+        gain = None
+        if engine.default <= timed:
+            usual = _chains(texts, verifiers[1], profile.at_batch(batch))(engine.default, engine.default)
+            gain = ratio_of_speeds(own, usual, texts.source_number_X)
+        result.append(BestLength(batch, length, own.block_efficiency, batch * own.speed, gain))
+    return result
+
+
+def _chains(texts: Texts, verifier: str, profile: LatencyProfile) -> Callable[[int, int], Replayed]:
+    """The replay of chains of one length everywhere, by the length and the number of the draft's passes."""
+    timed = Timed(texts, verifier, profile, replace(ActionSpace.default(), max_K=1))
+    seconds_RA, drafting_RA = timed.seconds(), timed.on(replace(profile, target=FREE)).seconds()
+
+    @cache
+    def replayed(length: int, passes: int) -> Replayed:
+        seconds_R = seconds_RA[:, length] + drafting_RA[:, passes] - drafting_RA[:, length]
+        return replay(timed.survivals_RS, torch.full_like(texts.length_R, length), seconds_R, texts.size_X, timed.space)
+
+    return replayed
+
+
+def serve(config: Config, name: str) -> None:
+    """Write an engine's settings under `engines/<name>/`, for each sampling setting."""
+    timed, folder = engine_path(config), config.folder / "engines" / name
+    engine, pair = ENGINES[name], pair_names(config)
+    if not timed.exists():
+        raise InputError(f"{timed}: no engine's times there: espalier latency --from timings.csv")
+    profile = LatencyProfile.load(timed)
+    depends = {
+        "latency": sha256(timed),
+        "traces": {file: shard["sha256"] for file, shard in read_manifest(traces_folder(config))["shards"].items()},
+        "pair": list(pair),
+        "read": engine.read,
+    }
+    stage = Stage(f"export-{name}", config, depends, (folder,))
+    texts = load_traces(config, profile.pair)["validation"]
+    verifiers = engine.verifiers(config.verifiers)
+    if not stage.begin():
+        return
+    sections = []
+    for sampling in (setting.build() for setting in config.sampling):
+        refused, lengths = engine.refusal(sampling), list[BestLength]()
+        if not refused:
+            lengths = best_lengths(engine, texts.setting_of(sampling), verifiers, profile)
+            refused = "" if any(each.length for each in lengths) else "drafting pays at no batch size"
+        if refused:
+            stage.say(f"{sampling}: nothing is written, {refused}")
+        sections.append((Settings(*pair, verifiers[0] in BLOCK, sampling, lengths), refused))
+    page = TEMPLATES.get_template("README.j2")
+    files = {"README.md": page.render(engine=engine, device=profile.device, sections=sections, folder=folder)}
+    for settings, refused in sections:
+        files |= {} if refused else engine.files(settings)
+    with mlflow_run(config, f"export-{name}", ("sampling", "verifiers")) as mlflow:
+        stage.replace()
+        with atomically(folder) as partial:
+            partial.mkdir(parents=True)
+            for file, content in files.items():
+                (partial / file).write_text(content)
+        mlflow.log_artifacts(str(folder), f"engines/{name}")
+    stage.say(f"{folder}: README.md says how to use it, and what it is predicted to gain")
+    stage.finish()

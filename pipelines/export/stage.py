@@ -1,22 +1,34 @@
 """Stage `export`: the chosen module as an artefact directory, compared with the trained module.
 
-The artefact also becomes a version of a registered MLflow model.
+The artefact also becomes a version of a registered MLflow model, which `mlflow.pyfunc.load_model` and `load_selector`
+load.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces
-from pipelines.export import serving
-from pipelines.export.registry import register
-from pipelines.latency.profile import load_profile
+from pipelines.export.engines import serve
+from pipelines.latency.stage import load_profile
 from pipelines.run import Stage, read_json, require
-from pipelines.tracking import describe, mlflow_run
-from pipelines.train.packaging import build
-from pipelines.train.result import decision_digest, load_result
+from pipelines.tracking import EXPORTED, describe, mlflow_run, named
+from pipelines.train.result import build, decision_digest, load_result
+from selector.runtime.selector import Selector
 from selector.schema import sha256
+from selector.train.replay import Ratio
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "export")
+MODEL = "espalier-selector"  # in the registry of MLflow
+CODE = Path(__file__).with_name("registered.py")
+ABOUT = f"""Chooses what to draft at every step of speculative decoding. Each export is a version; the alias, a run's
+name, is that of its last one. `load_selector("models:/{MODEL}@alias")` and `mlflow.pyfunc.load_model` load it."""
 
 
 def plan(config: Config) -> list[str]:
@@ -41,7 +53,7 @@ def stage_of(config: Config) -> Stage:
 
 def run(config: Config) -> None:
     if config.export.engine is not None:
-        serving.run(config, config.export.engine)
+        serve(config, config.export.engine)
         if not (config.folder / "training" / "result.json").exists():
             return  # an engine's table needs no training
     stage, path = stage_of(config), config.folder / "evaluation.json"
@@ -59,3 +71,53 @@ def run(config: Config) -> None:
         describe(mlflow, found)
     stage.say(f"{folder}: {found}")
     stage.finish()
+
+
+def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path) -> None:
+    """Log the artefact directory as a model of the current run and make it a version of the registered model `MODEL`,
+    whose alias is the run's name; a warning where there is no registry."""
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import Array, ColSpec, Schema
+
+    own, names = selector.config, selector.schema.names
+    example = pd.DataFrame(list(zip(*own.ranges, strict=True)), columns=list(names))
+    columns = [ColSpec("double", name, required=at < selector.schema.first) for at, name in enumerate(names)]
+    for name, width in own.hidden_states.items():
+        example[name] = [[0.0] * width] * len(example)
+        columns.append(ColSpec(Array("double"), name, required=False))
+    chosen = [*(ColSpec("long", name) for name in ("K", "L1", "L2")), ColSpec("string", "style")]
+    logged = mlflow.pyfunc.log_model(
+        name="selector",
+        loader_module=CODE.stem,
+        data_path=str(folder),
+        code_paths=[str(CODE)],
+        signature=ModelSignature(Schema([*columns]), Schema([*chosen])),
+        input_example=example,
+        pip_requirements=["torch", "numpy", "pandas"],
+    )
+    figures: dict[str, str] = {}  # the selector's speed over the best static tree
+    for row in (own.metrics["evaluation"] or {}).get("by_setting", []):
+        replayed = Ratio(row["replay_ratio"], math.inf if row["replay_error"] is None else row["replay_error"])
+        figures |= named({EXPORTED: str(replayed)}, row)
+    tags = {"pair": own.pair["fingerprint"], "verifier": selector.verifier, "objective": own.objective, **figures}
+    about = "\n".join([f"{selector}\n", *(f"- {name}: {value}" for name, value in figures.items())])
+    client, alias, run = mlflow.MlflowClient(), alias_of(stage.config.name), mlflow.active_run().info.run_id
+    facts = {"description": about, "tags": tags, "model_id": logged.model_id}
+    try:
+        try:
+            client.create_registered_model(MODEL, description=ABOUT)
+        except mlflow.MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        version = client.create_model_version(MODEL, logged.model_uri, run, **facts).version
+        client.set_registered_model_alias(MODEL, alias, version)
+    except mlflow.MlflowException as error:  # the artefact is good without a registry
+        stage.say(f"warning: not registered as {MODEL}: {str(error).splitlines()[0]}")
+        return
+    stage.say(f"registered as version {version} of {MODEL}: models:/{MODEL}@{alias}")
+
+
+def alias_of(name: str) -> str:
+    """The alias of a run's last export. MLflow allows no dots, and keeps `latest` and names such as `v2` to itself."""
+    alias = re.sub(r"\W", "-", name)
+    return f"run-{alias}" if re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE) else alias

@@ -1,37 +1,38 @@
-"""Stage `latency`: measure this machine's latency profile, and check it against real decoding steps."""
+"""Stage `latency`: this machine's latency profile, checked against real decoding steps; or an engine's step times."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle, islice, product
+from itertools import cycle, islice, product, repeat
+from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
 
 from data_gen import timing
-from data_gen.decoding import EAGER
+from data_gen.decoding import EAGER, Rehearsal, decoder_for
 from data_gen.drafting.sampled import different_nodes
-from data_gen.models.checkpoints import RANDOM
 from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
 from data_gen.texts.written import seed_of, written_by_target
+from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.latency import timings
-from pipelines.latency.profile import (
-    DECISIONS,
-    context_lengths,
-    decision_seconds,
-    profile_path,
-)
-from pipelines.pair.loading import encode, known_fingerprint, load_pair, prompts_depend, prompts_of
-from pipelines.run import Stage, console, table, ticking, watched, write_json
+from pipelines.pair import stage as pairs
+from pipelines.run import Stage, console, table, ticking, verify, watched, write_json
 from pipelines.tracking import describe, mlflow_run
-from selector.actions import Action
+from selector.actions import Action, ActionSpace
+from selector.decision import LookupRule, Mode
+from selector.export.torchscript import config_of
 from selector.latency import LatencyProfile
+from selector.runtime.selector import Selector, Tuned
+from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
+from selector.train.module import SelectorModule
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train")
-
 TREES = (
     *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8)),
     *((2, 0, 2), (2, 2, 4), (2, 4, 2), (2, 8, 8), (3, 0, 4), (3, 4, 4), (3, 2, 8)),
@@ -43,9 +44,71 @@ OTHERS = (
 )
 FITTED = [*map(Action.of, TREES), *map(Action.copy, (2, 8, 16))]
 CHECKED = [*map(Action.of, OTHERS), Action.copy(4)]
-PROMPTS = 4  # on which different nodes are counted
+PROMPTS = 4  # whose texts are timed, and on which different nodes are counted
 UNSTEADY = 0.1  # mean distance of predicted step times from measured ones, as a share, that is warned of
-_PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
+PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
+DECISIONS = (MATCH, *FEATURES)  # what the decisions that are timed see
+
+
+def profile_path(config: Config) -> Path:
+    return config.folder / "latency.json"
+
+
+def context_lengths(config: Config) -> tuple[int, ...]:
+    """The contexts that are timed, ascending: a short prompt, one of mean length half-way through its text, and the end
+    of the longest text. Times are linear in between."""
+    tokenizer, form, new = pairs.tokenizer_of(config), config.prompts.form, config.data.tokens
+    kept, _ = form.fit(tokenizer, pairs.all_prompts(config))
+    ordered = sorted(len(form.cut(tokenizer, ids)) for ids in form.whole(tokenizer, kept))
+    short, mean = max(1, ordered[len(ordered) // 10]), sum(ordered) // len(ordered) + new // 2
+    return tuple(sorted({short, max(short, mean), max(short, ordered[-1]) + new}))
+
+
+def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfile:
+    """The run's profile; sets `pair.decoder` to the kind of decoder that was timed. InputError where it was measured on
+    another machine or with another pair."""
+    path = profile_path(config)
+    verify(config, "latency")
+    profile = LatencyProfile.load(path)
+    here = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    if profile.device != here:
+        raise InputError(f"{path} was measured on {profile.device}; this is {here}: run the latency stage again")
+    if pair is not None:
+        if profile.pair != pair.fingerprint:
+            raise InputError(f"{path} was measured with another pair: run the latency stage again")
+        pair.decoder = profile.decoder
+    return profile
+
+
+def decision_seconds(
+    config: Config,
+    pair: ModelPair,
+    profile: LatencyProfile,
+    level: str,
+    prompt: list[int],
+    tokens: int,
+    texts: int,
+    drafted: int = 6,
+) -> float:
+    """Mean time of a decision in real decoding, features included: by the lookup rule for the level `match`, else by an
+    untrained network, which may choose chains and lookups, as on most machines. Each of so many texts has so many new
+    tokens, and every step drafts `drafted` tokens."""
+    space, verifier = ActionSpace.of_pairs(), config.train.verifier
+    own = (FULL, pairs.hidden_widths(config)) if level == FULL else (LIGHT, [])
+    module = SelectorModule("regressor", *own, config.train.network, space=space.to_json()).eval()
+    chains = map(space.index, map(space.chain, range(space.depth + 1)))
+    allowed = (*chains, *range(len(space.trees), len(space)))
+    rule = LookupRule(2, space.lookups[-1]) if level == MATCH else None
+    mode = Mode(Sampling(), space.chain(4), () if rule else (level,), 100.0, allowed=allowed, rule=rule)
+    selector = Selector(module.state_dict(), config_of(module, verifier, mode.action, [mode]), profile, [mode])
+    chooser = Rehearsal(Tuned(mode, selector), repeat(space.chain(drafted)))
+    length = len(prompt) + tokens
+    decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, length, timed=True)
+    generator = torch.Generator(device=pair.device).manual_seed(0)
+    steps = [step for _ in range(texts) for step in decoder.decode(prompt, tokens, generator).steps[2:]]
+    if not steps:
+        raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+    return timing.usual([step.seconds["select"] for step in steps])
 
 
 def plan(config: Config) -> list[str]:
@@ -64,20 +127,21 @@ def run(config: Config) -> None:
         timings.run(config, config.latency.timings)
         if reads_only(config):
             return
-    pair = load_pair(config, shapes=True)
+    pair = pairs.load_pair(config)
     stage = stage_of(config, pair.fingerprint)
     if not stage.begin():
         return
-    prompts = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train")[:PROMPTS]]
+    prompts = [pairs.encode(config, pair, prompt) for prompt in pairs.prompts_of(config, pair, "train")[:PROMPTS]]
     lengths = context_lengths(config)
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
-        cases = timed_cases(config, pair)
+        others = [name for name in config.verifiers if name != config.train.verifier]  # they differ at branches alone
+        cases: list[timing.Case] = [*product([config.train.verifier], FITTED + CHECKED)]
+        cases += product(others, (each for each in FITTED if each.K > 1))
         steps = config.latency.repeats * len(cases)
         with ticking("timing decoding steps", steps) as tick:
             samples = timing.real_steps(pair, cases, contexts(prompts, lengths), lengths[-1], steps, tick)
-        profile = timing.fitted(
-            pair, [each for each in samples if each.step.action in FITTED], lengths, stage.depends["device"]
-        )
+        fitted = [each for each in samples if each.step.action in FITTED]
+        profile = timing.fitted(pair, fitted, lengths, stage.depends["device"])
         profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0))
         decide = {
             level: decision_seconds(config, pair, profile, level, prompts[0], config.data.tokens, texts=1)
@@ -89,11 +153,11 @@ def run(config: Config) -> None:
         write_json(profile_path(config), {**profile.to_json(), "check": rows})
         mlflow.log_artifact(str(profile_path(config)))
         for row in rows:
-            mlflow.log_metric(f"predicted over measured/{row['action']}".translate(_PLAIN), row["ratio"])
+            mlflow.log_metric(f"predicted over measured/{row['action']}".translate(PLAIN), row["ratio"])
         describe(mlflow, passes(profile))
     console.print(summary(profile, rows))
     if doubt := unsteady(rows):
-        stage.say(f"[bold yellow]warning[/]: {doubt} (remove {profile_path(config)} first)")
+        stage.say(f"warning: {doubt} (remove {profile_path(config)} first)")
     stage.finish()
 
 
@@ -101,7 +165,7 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
     """The stage with what it depends on, among this the pair's fingerprint: the recorded one if it is not given."""
     depends = {
         "device": timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads),
-        "pair": pair or known_fingerprint(config),
+        "pair": pair or pairs.known_fingerprint(config),
         "decoder": config.pair.decoder,
         "repeats": config.latency.repeats,
         "lengths": list(context_lengths(config)),
@@ -110,18 +174,10 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
         "seed": config.seed,
         "tokens": config.data.tokens,
         "selector": config.train.network,
-        "prompts": prompts_depend(config, "train"),
+        "prompts": pairs.prompts_depend(config, "train"),
         "checked": config.train.verifier,
     }
     return Stage("latency", config, depends, (profile_path(config),))
-
-
-def timed_cases(config: Config, pair: ModelPair) -> list[timing.Case]:
-    """All actions with the selector's verifier; with the others, trees with branches, of which alone they differ."""
-    drafted, own = [each for each in FITTED + CHECKED if pair.trees.max_K >= each.K], config.train.verifier
-    others = [name for name in config.verifiers if name != own]
-    branching = [each for each in drafted if each.K > 1 and each in FITTED] or drafted[:1]
-    return [*product([own], drafted), *product(others, branching)]
 
 
 def contexts(prompts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
@@ -134,8 +190,7 @@ def check(profile: LatencyProfile, verifier: str, samples: Sequence[timing.Sampl
     """Predicted and measured step times with one verifier, of trees and lookups outside of the fit."""
     rows = []
     for action in CHECKED:
-        taken = [own for own in samples if (own.verifier, own.step.action, own.late) == (verifier, action, 0)]
-        if taken:
+        if taken := [own for own in samples if (own.verifier, own.step.action, own.late) == (verifier, action, 0)]:
             predicted, measured = timing.times(profile, taken)
             row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": predicted / measured}
             rows.append({**row, "steps": len(taken)})
@@ -145,35 +200,29 @@ def check(profile: LatencyProfile, verifier: str, samples: Sequence[timing.Sampl
 def unsteady(rows: list[dict[str, Any]]) -> str:
     """In words, by how much predicted step times differ from measured ones; empty where that is little."""
     error = statistics.mean(abs(row["ratio"] - 1) for row in rows) if rows else 0.0
-    if error <= UNSTEADY:
-        return ""
-    return f"predicted step times are {error:.0%} away from measured ones, in the mean: measure again at a quiet hour"
+    words = f"predicted step times are {error:.0%} away from measured ones, in the mean: measure again at a quiet hour"
+    return words if error > UNSTEADY else ""
 
 
 def different(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict[str, list[list[float]]]:
-    """`LatencyProfile.different` of every sampling setting; empty where the decoder passes fixed slots, and for a head,
-    which drafts no branches."""
+    """`LatencyProfile.different` of every sampling setting; empty where the decoder passes fixed slots."""
     found = {}
-    counted = pair.decoder == EAGER and not pair.has_head
-    for setting in watched(config.sampling, "counting different nodes") if counted else ():
+    for setting in watched(config.sampling, "counting different nodes") if pair.decoder == EAGER else ():
         sampling = setting.build()
         written = written_by_target(pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "different"))
         texts = [(text.tokens, text.start) for text in written]
-        means = different_nodes(pair.draft, texts, sampling.draft, config.seed)
-        found[str(sampling)] = means
+        found[str(sampling)] = different_nodes(pair.draft, texts, sampling.draft, config.seed)
     return found
 
 
 def passes(profile: LatencyProfile) -> str:
     length = profile.draft.lengths[len(profile.draft.lengths) // 2]
-    draft, target = profile.draft.at(length, 1), profile.target.at(length, 1)
+    draft, target = 1e3 * profile.draft.at(length, 1), 1e3 * profile.target.at(length, 1)
     decisions = ", ".join(f"{1e3 * seconds:.3f} ms ({level})" for level, seconds in profile.decide.items())
-    ratio = f"1/{target / draft:.1f}"
-    return f"draft pass {1e3 * draft:.2f} ms, target pass {1e3 * target:.2f} ms ({ratio});\na decision {decisions}"
+    return f"draft pass {draft:.2f} ms, target pass {target:.2f} ms (1/{target / draft:.1f});\na decision {decisions}"
 
 
 def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:
-    random = ", random weights" if profile.pair.startswith(RANDOM) else ""
     cells = [
         {
             "action": row["action"],
@@ -182,4 +231,4 @@ def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:
         }
         for row in rows
     ]
-    return table(cells, f"Step times on {profile.device}{random}\n{passes(profile)}")
+    return table(cells, f"Step times on {profile.device}\n{passes(profile)}")

@@ -8,26 +8,27 @@ from typing import Annotated
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from pipelines.config import Config
-from pipelines.pair.loading import load_pair
+from pipelines.pair.stage import load_pair
 from pipelines.run import Stage, write_json
-from selector.latency import LatencyProfile, Verification
+from selector.latency import Batches, LatencyProfile, Table, Verification, along
 from selector.schema import LEVELS, InputError, sha256
-from selector.tables import Batches, Table, along
 
 MISFIT = 0.005  # share by which the profile may miss a row without a word
+MOST_REQUESTS = 4096  # in a batch, each of which replay walks; engines take a few hundred
+Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class Row(BaseModel, extra="forbid"):
     """One timed step of an engine; its fields are the columns of the file."""
 
-    batch: PositiveInt  # requests that are decoded together
-    context: PositiveInt  # tokens of each request before the step
-    verified: NonNegativeInt  # tokens of each request in the target's pass, the root included; 0 without a target pass
-    passes: NonNegativeInt  # of the draft
-    seconds: Annotated[FiniteFloat, Field(gt=0)]  # of the whole step
+    batch: Annotated[int, Field(gt=0, le=MOST_REQUESTS)]  # requests that are decoded together
+    context: Annotated[Count, Field(gt=0)]  # tokens of each request before the step
+    verified: Count  # tokens of each request in the target's pass, the root included; 0 without a target pass
+    passes: Count  # of the draft
+    seconds: Annotated[float, Field(gt=0, lt=3600)]  # of the whole step
 
 
 def engine_path(config: Config) -> Path:
@@ -35,17 +36,10 @@ def engine_path(config: Config) -> Path:
 
 
 def run(config: Config, path: Path) -> None:
-    """Read an engine's times into a profile of its own."""
-    rows = read_timings(path)
-    pair = load_pair(config).fingerprint
-    depends = {
-        "timings": sha256(path),
-        "stepped": config.latency.stepped,
-        "pair": pair,
-        "verifiers": list(config.verifiers),
-    }
+    rows, stepped, pair = read_timings(path), config.latency.stepped, load_pair(config).fingerprint
+    depends = {"timings": sha256(path), "stepped": stepped, "pair": pair, "verifiers": list(config.verifiers)}
     stage = Stage("engine-latency", config, depends, (engine_path(config),))
-    profile = profile_of(rows, str(path), config.latency.stepped, pair, config.verifiers)
+    profile = profile_of(rows, str(path), stepped, pair, config.verifiers)
     if not stage.begin():
         return
     stage.replace()
@@ -84,7 +78,7 @@ def profile_of(
 
     Args:
         rows: from `read_timings`.
-        stepped: whether sizes between the timed ones cost as much as the next larger one (`selector.tables.along`).
+        stepped: whether sizes between the timed ones cost as much as the next larger one (`selector.latency.along`).
         drafts: whether there is a drafter; if not, only rows without draft passes count.
     """
     rows = rows if drafts else rows[rows["passes"] == 0]
@@ -96,14 +90,11 @@ def profile_of(
             int(context): _steps(own, f"{name}: batch {batch}, context {context}", drafts)
             for context, own in together.groupby("context")
         }
-        sizes = sorted({size for *_, seconds in steps.values() for size in seconds})
         # a step's first draft pass has width 2 (`draft_passes`), and what drafting costs once per step goes with it
         draft.append(Table(list(steps), [1, 2], [[own, own + once] for own, once, _ in steps.values()]))
-        filled = [
-            [along(list(seconds), list(seconds.values()), size, stepped) for size in sizes]
-            for *_, seconds in steps.values()
-        ]
-        target.append(Table(list(steps), sizes, filled))
+        timed = [(list(seconds), list(seconds.values())) for *_, seconds in steps.values()]
+        sizes = sorted({size for own, _ in timed for size in own})
+        target.append(Table(list(steps), sizes, [[along(*own, size, stepped) for size in sizes] for own in timed]))
     batches = Batches(sorted(set(rows["batch"].tolist())), draft, target, stepped)
     return LatencyProfile(
         device=f"an engine: {name}",
@@ -152,8 +143,9 @@ def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, 
 def misfit(rows: pd.DataFrame, profile: LatencyProfile) -> str:
     """In words, by how much the profile misses the row that it fits worst; empty where that is little."""
     worst, place = 0.0, ""
+    on = {batch: profile.at_batch(batch) for batch in rows["batch"].unique().tolist()}
     for row in rows[rows["verified"] > 0].itertuples(index=False):
-        own, length = profile.at_batch(row.batch), row.context
+        own, length = on[row.batch], row.context
         predicted = own.target.at(length, row.verified) + (row.passes > 0) * own.draft.at(length, 2)
         predicted += max(row.passes - 1, 0) * own.draft.at(length, 1)
         if (error := abs(predicted / row.seconds - 1)) > worst:

@@ -1,6 +1,6 @@
 """What a selector gains on held-out texts of a log over fixed lengths and rules, from exact replay with the same times.
 
-Legend: R roots, F features.
+Legend: R roots, X texts, A actions, F features.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipelines.train.judging import BatchModes
 from selector.actions import EMPTY
-from selector.decision import Mode
+from selector.decision import NETWORK, Mode
 from selector.latency import LatencyProfile
 from selector.schema import LOG, PRECEDENT_LENGTHS
 from selector.train.data import Timed
@@ -38,14 +38,17 @@ Replays = dict[str, Any]  # `Replayed` or `MixedReplay`, by name; the selector's
 Over = Callable[[Any, Any], Ratio]
 
 
-def entries(modes: BatchModes, test: Timed, predicted: Predictions, profile: LatencyProfile) -> Iterator[Figures]:
-    """One entry of `by_batch` for each level and kind of batch of one batch size."""
+def entries(
+    modes: BatchModes, test: Timed, predicted: Predictions, profile: LatencyProfile, decisions: dict[str, float]
+) -> Iterator[Figures]:
+    """One entry of `by_batch` for each level and kind of batch of one batch size; `decisions` are the seconds, by
+    level, that those of all requests of a step take together."""
     kinds = sorted(set(test.texts.kind_X))
     parts = [(test, predicted), *(_of_kind(test, predicted, kind) for kind in kinds)]
     for mixed in (False, True)[: min(modes.fixed.batch, 2)]:
         found = [_mixed(modes, *part, profile) if mixed else _equal(modes, *part) for part in parts]
         for level in LOG.levels:
-            whole, *each = (_figures(modes, level, *replays) for replays in found)
+            whole, *each = (_figures(modes, level, decisions[level], *replays) for replays in found)
             by_kind = dict(zip(kinds, each, strict=True))
             yield {"batch": modes.fixed.batch, "level": level, "mixed": mixed, **whole, "by_kind": by_kind}
 
@@ -75,18 +78,25 @@ def _mixed(modes: BatchModes, timed: Timed, predicted: Predictions, profile: Lat
     found["oracle"] = batches.select(labels_RA, batches.speed_of(labels_RA, found["rule"].speed))
     for level, mode in modes.selector.items():
         found[level] = batches.select(predicted[level], mode.joint) if mode.joint else found["rule"]
+        found[f"{level}, one length"] = batches.select(predicted[level], modes.common[level], common=True)
     return found, MixedReplay.over
 
 
-def _figures(modes: BatchModes, level: str, found: Replays, over: Over) -> Figures:
+def _figures(modes: BatchModes, level: str, decision: float, found: Replays, over: Over) -> Figures:
+    one, mode = f"{level}, one length", modes.selector[level]
+    decides = mode.decider == NETWORK and (mode.joint > 0 or one not in found)  # else it is the rule
     speeds = {name: found[name].speed / found["plain"].speed for name in ("fixed", "rule", "oracle", level)}
-    return {
+    figures = {
         "fixed_length": modes.fixed.action.nodes,
         "rule_lengths": [*(modes.rule.rule or (0, 0)), modes.rule.action.nodes],  # least match, copied, drafted
         "selector": speeds.pop(level),
         **speeds,
         **{f"selector_over_{name}": asdict(over(found[level], found[name])) for name in ("rule", "fixed")},
+        "charged_over_rule": asdict(over(found[level].charged(decision * decides), found["rule"])),
     }
+    if one in found:
+        figures["one_length_over_fixed"] = asdict(over(found[one].charged(decision), found["fixed"]))
+    return figures
 
 
 def rival_rows(modes: BatchModes, train: Timed, test: Timed, predicted: Predictions) -> list[Figures]:

@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
+from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
 from data_gen.features.root import DrafterKnowledge
+from data_gen.models.sampling import Sampling
 from data_gen.texts.log_labels import VERIFIER, Labeller, splits_of
 from data_gen.texts.logs import NO_DRAFTER, LoggedText, Logs, drafter_of, read_all
 from pipelines.config import Config
 from pipelines.latency.timings import misfit, profile_of, read_timings
-from pipelines.logs import summary
 from pipelines.logs.gains import Figures, entries, rival_rows
+from pipelines.report.page import write_page
 from pipelines.run import Stage, console, provenance, watched, write_json
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import fitted, module_of
-from pipelines.train.judging import monitored, tune_batch, untuned
-from pipelines.train.packaging import package
+from pipelines.train.judging import BatchModes, monitored, tune_batch, untuned
+from pipelines.train.result import package
 from selector.actions import ActionSpace
 from selector.decision import Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector
-from selector.schema import LOG, InputError, sha256
+from selector.schema import DRAFTER, LOG, TEXT, InputError, sha256
 from selector.train.data import SPLITS, Texts, Timed
 from selector.train.module import SelectorModule
+from selector.train.replay import Ratio
 from selector.train.tuning import StaticTable, best_static
 
 SECTIONS = ("prompts", "sampling", "data", "latency", "train", "logs")
 LONGEST_LOOKUP = 20  # tokens
 SQUARED = 0.03  # weight of the squared error; with 1, lookups of 20 tokens would outweigh the drafter's chains
-OUTPUTS = ("evaluation.json", "report.html", "report.txt", "training", "selector")  # the last two with step times
-TIMED_DECISIONS = 2000
+OUTPUTS = ("evaluation.json", "report.html", "report.txt", "training", "selector")  # the last two of a selector
+TIMED_DECISIONS = 200
 CONTEXT = 8000  # tokens of context at which decisions are timed
 COMPARED = 12  # texts on which the artefact must decide as the trained network does
+LEVELS = {TEXT: "token ids alone", DRAFTER: "with the drafter's hits"}
+TIMELESS = "No step times were given: add --timings FILE to train a selector, to measure its gain and to export it."
+UNMEASURED = (
+    "WARNING: no selector is written, because a log of steps alone cannot tell whether it gains. Log dense steps, set "
+    "logs.drafter=none for copies, whose labels are always exact, or export it all the same with logs.force=true."
+)
 
 
 def plan(config: Config) -> list[str]:
@@ -45,7 +57,9 @@ def plan(config: Config) -> list[str]:
         f"{len(logs.all)} texts, {sum(text.roots for text in logs.all):,} positions; {labeller.drafter} of up to "
         f"{labeller.space.depth} tokens, lookups of up to {LONGEST_LOOKUP}",
         *logs.remarks,
-        f"train {config.train.epochs} epochs, replay, write {config.folder / 'selector'}",
+        f"train {config.train.epochs} epochs, replay, write {config.folder / 'selector'}"
+        if config.logs.force or _is_dense(logs, labeller)
+        else UNMEASURED,
     ]
 
 
@@ -53,6 +67,8 @@ def run(config: Config) -> None:
     logs, labeller = _read(config)
     splits = splits_of(logs, config.prompts.validation, config.prompts.test)
     profile, doubt = _profile(config, labeller.drafter)
+    dense = _is_dense(logs, labeller)
+    profile = profile if dense or config.logs.force else None
     outputs = tuple(config.folder / name for name in OUTPUTS[: len(OUTPUTS) if profile else 3])
     stage = Stage("logs", config, _depends(config), outputs)
     for remark in (*logs.remarks, *filter(None, [doubt])):
@@ -62,19 +78,30 @@ def run(config: Config) -> None:
         return
     with mlflow_run(config, "logs", SECTIONS) as mlflow:
         stage.replace()
-        found = _found(config, splits, labeller, profile, mlflow.active_run().info.run_id)
+        if profile is None:
+            shutil.rmtree(config.folder / "selector", ignore_errors=True)  # an earlier one would pass for this log's
+        found = _found(config, splits, labeller, dense, profile, mlflow.active_run().info.run_id)
         write_json(config.folder / "evaluation.json", {"logs": found})
-        words = summary.write(config, found)
+        words = written(config, found)
         for path in outputs:
             mlflow.log_artifact(str(path))
-        describe(mlflow, words, summary.metrics(found))
+        describe(mlflow, words, metrics(found))
     console.print(words, soft_wrap=True)
     stage.finish()
+
+
+def _is_dense(logs: Logs, labeller: Labeller) -> bool:
+    """Whether it is known at every position what would have been accepted, so that every policy can be replayed."""
+    survivals = [text.of(labeller.drafter) for text in logs.all]
+    return not labeller.space.depth or all(own.shape[1] > 0 and not np.isnan(own).any() for own in survivals)
 
 
 def _read(config: Config) -> tuple[Logs, Labeller]:
     if not config.logs.files:
         raise InputError("logs.files: name at least one log: espalier logs FILES.. --timings FILE")
+    for path in [*config.logs.files, *config.logs.test]:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # it would be empty once it is read
+            raise InputError(f"{path}: a pipe, no file: write the log to a file first")
     sampling = config.sampling[0].build()
     logs = read_all(config.logs.files, config.logs.test, sampling)
     drafter = drafter_of(logs.all, config.logs.drafter)
@@ -108,10 +135,15 @@ def _profile(config: Config, drafter: str) -> tuple[LatencyProfile | None, str]:
 
 
 def _found(
-    config: Config, splits: dict[str, list[LoggedText]], labeller: Labeller, profile: LatencyProfile | None, run_id: str
+    config: Config,
+    splits: dict[str, list[LoggedText]],
+    labeller: Labeller,
+    dense: bool,
+    profile: LatencyProfile | None,
+    run_id: str,
 ) -> Figures:
     data: dict[str, Texts] = {}
-    for name in watched(SPLITS, "features"):
+    for name in watched(SPLITS, "features"):  # training texts first: the others' features need their statistics
         if name == "train":
             labeller, data[name] = labeller.learn_from(splits[name])
         else:
@@ -120,7 +152,7 @@ def _found(
         "drafter": labeller.drafter,
         "texts": {name: len(own) for name, own in data.items()},
         "roots": {name: int(own.size_X.sum()) for name, own in data.items()},
-        "dense": not any(bool(texts.survivals[VERIFIER].isnan().any()) for texts in data.values()),
+        "dense": dense,
         "accepted": {  # of the drafter's longest chain, by the number of its tokens
             name: own.survivals[VERIFIER].float().nanmean(0).cumsum(0).tolist() for name, own in data.items()
         },
@@ -132,29 +164,32 @@ def _found(
         return found
     on = {batch: profile.at_batch(batch) for batch in profile.batches.sizes}
     timed = {name: Timed(texts, VERIFIER, profile) for name, texts in data.items()}
-    module = _trained(config, timed, list(on.values()) if found["dense"] else [], run_id)
+    module = _trained(config, timed, list(on.values()) if dense else [], run_id)
+    chosen = dict[int, BatchModes]()
     modes: list[Mode] = []
     predicted = {name: {level: module.scores(data[name], level) for level in LOG.levels} for name in SPLITS[1:]}
-    for batch, times in watched(on.items(), "replay, by batch size"):
-        train, validation, test = (timed[name].on(times) for name in SPLITS)
-        if not found["dense"]:
+    for batch, times in watched(on.items(), "tuning, by batch size"):
+        train, validation = (timed[name].on(times) for name in SPLITS[:2])
+        if not dense:
             modes += untuned(module, train, batch)
             continue
-        chosen = tune_batch(train, validation, predicted["validation"], profile, batch)
-        modes += chosen.selector.values()
-        found["by_batch"] += entries(chosen, test, predicted["test"], profile)
-        found["rivals"] += rival_rows(chosen, train, test, predicted["test"])
+        chosen[batch] = tune_batch(train, validation, predicted["validation"], profile, batch)
+        modes += chosen[batch].selector.values()
     few = data["test"].take(torch.arange(len(data["test"]))[:COMPARED])
-    rows = [mode.row() for mode in modes]
     facts: Figures = {
         "pair": {"target": "of the log", "draft": labeller.drafter, "fingerprint": profile.pair},
         "run_id": run_id,
         "metrics": {"evaluation": None},
         "provenance": provenance(config),
     }
-    own = config.folder / "selector", module, VERIFIER, profile, rows, facts
+    own = config.folder / "selector", module, VERIFIER, profile, [mode.row() for mode in modes], facts
     selector = package(*own, lambda mode: Timed(few, VERIFIER, on[mode.batch]), labeller.tokens)
-    found["decision_seconds"] = _decision_seconds(selector, splits["test"], labeller)
+    found["decision_seconds"] = _decision_seconds(selector, splits["test"], labeller.sampling, list(on))
+    for batch, own_modes in watched(chosen.items(), "replay, by batch size"):
+        train, test = (timed[name].on(on[batch]) for name in ("train", "test"))
+        taken = {level: found["decision_seconds"][level][str(batch)] for level in LOG.levels}
+        found["by_batch"] += entries(own_modes, test, predicted["test"], profile, taken)
+        found["rivals"] += rival_rows(own_modes, train, test, predicted["test"])
     return found
 
 
@@ -171,18 +206,101 @@ def _trained(config: Config, timed: dict[str, Timed], times: list[LatencyProfile
         return fitted(config, module, data, VERIFIER, judged, folder, run_id)
 
 
-def _decision_seconds(selector: Selector, texts: list[LoggedText], labeller: Labeller) -> dict[str, float]:
-    tokens = np.resize(np.concatenate([text.tokens for text in texts]), CONTEXT + TIMED_DECISIONS).tolist()
-    found: dict[str, float] = {"context": CONTEXT}
-    sampling = labeller.sampling
-    setting = sampling.temperature, sampling.top_p
-    for level in LOG.levels:
-        known, taken = DrafterKnowledge(tokens[:CONTEXT], labeller.sampling, selector.tokens), []
-        asked = selector.at(*setting, level=level, top_k=sampling.top_k, min_p=sampling.min_p)
-        for token in tokens[CONTEXT:]:
-            begin = time.perf_counter()
-            known.committed([token], [1.0])
-            asked.select(known.features(level))
-            taken.append(time.perf_counter() - begin)
-        found[level] = float(np.median(taken))
+def _decision_seconds(
+    selector: Selector, texts: list[LoggedText], sampling: Sampling, batches: Sequence[int]
+) -> dict[str, Any]:
+    """Median seconds by level and batch size that the decisions of all requests of a step take together, features
+    included, one process after another; the requests have contexts of `CONTEXT` tokens and one new token each."""
+    most = max(TIMED_DECISIONS, 5 * max(batches))
+    tokens = np.resize(np.concatenate([text.tokens for text in texts]), CONTEXT + most).tolist()
+    found: dict[str, Any] = {"context": CONTEXT, **{level: {} for level in LOG.levels}}
+    setting = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    for level, batch in product(LOG.levels, batches):
+        known = DrafterKnowledge(tokens[:CONTEXT], sampling, selector.tokens)
+        asked, taken = selector.at(**setting, level=level, batch=batch), []
+        for begin in range(CONTEXT, CONTEXT + max(TIMED_DECISIONS, 5 * batch), batch):
+            start, features = time.perf_counter(), []
+            for token in tokens[begin : begin + batch]:  # the requests' texts are one text, one token longer each time
+                known.committed([token], [1.0])
+                features.append(known.features(level))
+            asked.select_jointly(features) if batch > 1 else asked.select(features[0])
+            taken.append(time.perf_counter() - start)
+        found[level][str(batch)] = float(np.median(taken))
     return found
+
+
+def written(config: Config, logs: Figures) -> str:
+    """Write `report.html` and `report.txt`; returns the text of the latter."""
+    words = list(_in_words(config, logs))
+    with atomically(config.folder / "report.txt") as partial:
+        partial.write_text("\n".join([*words, ""]), encoding="utf-8")
+    kinds = [(entry, {"all": entry, **entry["by_kind"]}) for entry in logs["by_batch"]]
+    write_page(
+        config.folder / "report.html",
+        "logs.j2",
+        title=f"{config.name}: what a selector gains on logs of {logs['drafter']}",
+        lead=words,
+        gains=[_gain(entry, kind, own) for entry, each in kinds for kind, own in each.items()],
+        rivals=[_rival(row) for row in logs["rivals"]],
+        provenance=json.dumps(provenance(config), indent=1),
+    )
+    return "\n".join(words)
+
+
+def _in_words(config: Config, logs: Figures) -> Iterable[str]:
+    texts, roots, accepted = (logs[key] for key in ("texts", "roots", "accepted"))
+    yield f"{logs['drafter']}: {sum(texts.values())} texts, {texts['test']} held out, {roots['test']:,} positions."
+    if not logs["dense"]:
+        yield "The log holds only what its own steps drafted: no other policy can be replayed on it."
+    if depth := len(accepted["test"]):
+        means = f"{accepted['train'][-1]:.2f} tokens on average on training texts, {accepted['test'][-1]:.2f} on others"
+        yield f"Accepted of a chain of {depth}: {means}."
+    for entry in logs["by_batch"]:
+        place = f"{entry['batch']} different requests" if entry["mixed"] else f"Batch {entry['batch']}"
+        over = f"{_over(entry, 'rule')} of the lookup rule, {_over(entry, 'fixed')} of the best fixed length"
+        speed = f"{entry['selector']:.2f} times plain decoding"
+        yield f"{place}, {LEVELS[entry['level']]}: {speed}, {over} ({entry['fixed_length']})."
+        charged = f"with its decisions {Ratio(**entry['charged_over_rule'])} of the rule"
+        one = entry.get("one_length_over_fixed")
+        yield f"  {charged}" + (f"; one length for all requests {Ratio(**one)} of the fixed one" if one else "")
+    if not logs["exported"]:
+        yield TIMELESS if logs["dense"] or config.logs.force else UNMEASURED
+    else:
+        found = logs["decision_seconds"]
+        for level, words in LEVELS.items():
+            times = ", ".join(f"{1e3 * seconds:.2f} ms at {batch}" for batch, seconds in found[level].items())
+            yield f"All decisions of a step, {words}, features at {found['context']:,} tokens included: {times}."
+    yield f"Written to {config.folder}: report.html, evaluation.json{', selector/' if logs['exported'] else ''}."
+
+
+def _over(entry: Figures, other: str) -> str:
+    return str(Ratio(**entry[f"selector_over_{other}"]))
+
+
+def metrics(logs: Figures) -> dict[str, float]:
+    found = {}
+    for entry, other in product(logs["by_batch"], ("rule", "fixed")):
+        place = f"test/{'mixed' if entry['mixed'] else 'equal'}/{entry['level']}/over_{other}/batch_{entry['batch']}"
+        found[place] = entry[f"selector_over_{other}"]["value"]
+    return found
+
+
+def _gain(entry: Figures, kind: str, own: Figures) -> Figures:
+    return {
+        "batch": f"{entry['batch']}{' different' if entry['mixed'] else ''}",
+        "the selector sees": LEVELS[entry["level"]],
+        "kind": kind,
+        "selector": own["selector"],
+        "over the lookup rule": _over(own, "rule"),
+        "with its decisions": str(Ratio(**own["charged_over_rule"])),
+        "over the fixed length": _over(own, "fixed"),
+        "one length, over it": str(Ratio(**own["one_length_over_fixed"])) if "one_length_over_fixed" in own else "",
+        "lookup rule": own["rule"],
+        "best fixed length": f"{own['fixed']:.2f} ({own['fixed_length']} tokens)",
+        "oracle": own["oracle"],
+    }
+
+
+def _rival(row: Figures) -> Figures:
+    over = {f"selector over it, {LEVELS[level]}": str(Ratio(**own)) for level, own in row["selector_over_it"].items()}
+    return {"batch": row["batch"], "rule": row["rule"], "times plain decoding": row["speed"], **over}

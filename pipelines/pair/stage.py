@@ -1,52 +1,188 @@
-"""Stage `pair`: check that the pair loads, and write the prompts."""
+"""Stage `pair`: check that the pair loads, and write the prompts; and both as every stage loads them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from data_gen.models.heads import require_library
-from data_gen.texts.prompt_sets import SETS, read_set
-from data_gen.texts.prompts import Prompt, split_of, take_evenly, write_prompts
-from pipelines.config import Config
-from pipelines.pair.loading import all_prompts, depends, load_pair, no_prompts, prompts_path, tokenizer_of
-from pipelines.run import Stage
+import torch
+
+from data_gen.decoding import EAGER, GRAPH
+from data_gen.models.checkpoints import load_tokenizer, text_config
+from data_gen.models.gguf import resolved
+from data_gen.models.pair import ModelPair
+from data_gen.models.self_check import check_model
+from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
+from data_gen.texts.prompts import SETS, Prompt, read_prompts, read_set, split_of, take_evenly, write_prompts
+from data_gen.timing import device_name
+from pipelines.config import DISTILLED, SHIPPED, SMOLLM2, Config
+from pipelines.run import Stage, read_json, read_record, verify, write_json
 from selector.files import atomically
-from selector.schema import InputError, sha256
+from selector.schema import FULL, InputError, sha256
 from selector.train.data import SPLITS
 
 SECTIONS = ("pair", "prompts", "data")
+PROMPTS = Path(__file__).with_name("prompts.jsonl")  # that come with Espalier
+
+
+def target_name(config: Config) -> str:
+    """The target's directory or hub id; a GGUF file is converted to a directory first, else InputError."""
+    return resolved(config.pair.target, "target")
+
+
+def pair_names(config: Config) -> tuple[str, str]:
+    """Directories or hub ids of the target and its draft; else InputError."""
+    target, own = target_name(config), config.pair
+    if own.draft == SMOLLM2:
+        return target, str(SHIPPED)
+    if own.draft == DISTILLED:
+        folder = config.folder / "distil" / "draft"
+        if not folder.is_dir():
+            raise InputError(f"{folder} does not exist: run the distil stage first")
+        return target, str(folder)
+    return target, resolved(own.draft, "draft")
+
+
+def load_pair(config: Config) -> ModelPair:
+    """The run's pair on the configured device, with the configured number of threads. InputError where it is missing,
+    does not load, has too short a context, or computes token trees wrongly."""
+    own = config.pair
+    if own.threads:
+        torch.set_num_threads(own.threads)
+    pair = ModelPair.load(*pair_names(config), own.device, own.dtype, own.device_map)
+    needed, have = config.prompts.tokens + config.data.tokens + BEYOND + DEPTH, pair.max_positions
+    if needed > have:
+        most = have - needed + config.prompts.tokens
+        raise InputError(
+            f"prompts.tokens={config.prompts.tokens} and data.tokens={config.data.tokens} ask for up to {needed} "
+            f"positions; the pair has {have}" + (f": set prompts.tokens={most}" if most >= 2 else "")
+        )
+    check_models(config, pair, needed)
+    usual = GRAPH if pair.device.type == "cuda" else EAGER
+    pair.decoder = usual if own.decoder == "auto" else own.decoder
+    return pair
+
+
+def known_fingerprint(config: Config) -> str:
+    """The pair's fingerprint as the latency or the pair stage recorded it; InputError where neither has been run."""
+    for stage, key in (("latency", "pair"), ("pair", "fingerprint")):
+        with suppress(InputError):
+            if isinstance(found := read_record(config, stage)["depends"].get(key), str):
+                return found
+    raise InputError(f"{config.folder}: run the latency stage first")
+
+
+def check_models(config: Config, pair: ModelPair, longest: int) -> None:
+    """InputError where a model of the pair computes token trees wrongly in a text of up to `longest` tokens. What a
+    pair has passed on this machine is recorded, and not checked again."""
+    path, own = config.folder / "pair" / "checked.json", config.pair
+    packages = {name: version(name) for name in ("torch", "transformers")}
+    passed = {"pair": pair.fingerprint, "device": device_name(own.device, own.dtype, own.threads), **packages}
+    with suppress(InputError, AttributeError, KeyError, TypeError):  # there is no record, or it is damaged
+        recorded = read_json(path, "pair")
+        if recorded.items() >= passed.items() and recorded["longest"] >= longest:
+            return
+    for model, name in zip((pair.target, pair.draft), pair.names, strict=True):
+        check_model(model, name, longest)
+    with suppress(InputError):  # an unwritable folder only costs time
+        write_json(path, {**passed, "longest": longest})
+
+
+def tokenizer_of(config: Config) -> Any:
+    """The target's tokenizer; InputError where it cannot be read."""
+    return load_tokenizer(target_name(config), "target")
+
+
+def hidden_widths(config: Config) -> list[int]:
+    """Widths of the hidden-state features, from the models' configs alone."""
+    names = pair_names(config)
+    target, draft = (int(text_config(*each).hidden_size) for each in zip(names, ("target", "draft"), strict=True))
+    return [target, draft, draft]
+
+
+def recipe(config: Config) -> Recipe:
+    data, form = config.data, config.prompts.form
+    hidden = data.features == FULL
+    return Recipe(config.verifiers, form, data.tokens, data.siblings, data.stride, hidden, config.seed)
+
+
+def prompts_path(config: Config) -> Path:
+    written = config.folder / "pair" / "prompts.jsonl"
+    return config.prompts.file or (written if config.prompts.sets else PROMPTS)
+
+
+def all_prompts(config: Config) -> list[Prompt]:
+    """The prompts of all splits; InputError if they are missing or have changed since the pair stage."""
+    path = prompts_path(config)
+    if config.prompts.sets:
+        if not path.exists():
+            raise InputError(f"{path} does not exist: run the pair stage first")
+        verify(config, "prompts")
+    return read_prompts(path)
+
+
+def by_split(config: Config, prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
+    found: dict[str, list[Prompt]] = {split: [] for split in SPLITS}
+    for prompt in prompts:
+        found[split_of(prompt, config.prompts.validation, config.prompts.test)].append(prompt)
+    return found
+
+
+def prompts_of(config: Config, pair: ModelPair, split: str, count: int | None = None) -> list[Prompt]:
+    """`count` prompts of a split that are not left out, kinds in turn; all of them if None."""
+    kept, _ = config.prompts.form.fit(pair.tokenizer, all_prompts(config))
+    prompts = by_split(config, kept)[split]
+    if not prompts:
+        raise no_prompts(config, prompts_path(config), kept, split)
+    if count is not None and count > len(prompts):
+        raise InputError(f"{prompts_path(config)} holds {len(prompts)} prompts for {split}; {count} are asked for")
+    return take_evenly(prompts, count)
+
+
+def no_prompts(config: Config, path: Path, prompts: list[Prompt], split: str) -> InputError:
+    shares = f"prompts.validation={config.prompts.validation:g}, prompts.test={config.prompts.test:g}"
+    sources = len({prompt.source for prompt in prompts})
+    return InputError(f"{path}: {shares}: none of the {sources} sources falls to {split}: add some, or change a share")
+
+
+def encode(config: Config, pair: ModelPair, prompt: Prompt) -> list[int]:
+    return config.prompts.form.encode(pair.tokenizer, prompt)
+
+
+def prompts_depend(config: Config, *splits: str) -> dict[str, Any]:
+    """What the prompts' tokens of some splits depend on, except the pair: their form, and a hash of all texts."""
+    found = by_split(config, sorted(all_prompts(config), key=lambda prompt: prompt.id))
+    lines = "\0".join(f"{p.id}\0{p.kind}\0{p.source}\0{p.text}" for split in splits for p in found[split])
+    return {**asdict(config.prompts.form), "texts": hashlib.sha256(lines.encode()).hexdigest()[:16]}
 
 
 def plan(config: Config) -> list[str]:
     """What local data sets give; or where prompts are read from, if that is the hub or there is no tokenizer yet."""
-    models = f"load {config.pair.target} and {config.pair.drafting} and compare their vocabularies"
+    models = f"load {config.pair.target} and {config.pair.draft} and compare their vocabularies"
     sets = config.prompts.sets
     if not sets:
         return [models, f"prompts of {prompts_path(config)}"]
     if all(own.file is not None for own in sets):
         with suppress(InputError):
             return [models, *(said for _, said in _chosen(config, tokenizer_of(config)))]
-    return [
-        models,
-        *(f"{own.name}: {own.prompts or 'all'} prompts from {own.file or SETS[own.name].hub}" for own in sets),
-    ]
+    places = (f"{own.name}: {own.prompts or 'all'} prompts from {own.file or SETS[own.name].hub}" for own in sets)
+    return [models, *places]
 
 
 def run(config: Config) -> None:
-    if config.pair.head:
-        require_library()
-    pair = load_pair(config, shapes=True)
-    stage = Stage("pair", config, {**depends(config), "fingerprint": pair.fingerprint}, ())
-    random = "; without weights, which are random: only times can be measured" if pair.has_random_weights else ""
-    stage.say(f"{config.pair.target} and {config.pair.drafting} load and share their vocabulary{random}")
+    pair, names = load_pair(config), {"target": config.pair.target, "draft": config.pair.draft}
+    stage = Stage("pair", config, {"pair": names, "fingerprint": pair.fingerprint}, ())
+    stage.say(f"{config.pair.target} and {config.pair.draft} load and share their vocabulary")
     stage.finish()
     kept = prepared_prompts(config, tokenizer_of(config))
-    filled = {split_of(prompt, config.prompts.validation, config.prompts.test) for prompt in kept}
-    for split in SPLITS:
-        if split not in filled:
+    for split, prompts in by_split(config, kept).items():
+        if not prompts:
             raise no_prompts(config, prompts_path(config), kept, split)
 
 
@@ -57,14 +193,13 @@ def prepared_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
         InputError: a data set cannot be read or has too few prompts, or the file cannot be read.
     """
     if config.prompts.sets:
-        _write_prompts_of_sets(config, tokenizer)
+        _write_prompts(config, tokenizer, prompts_path(config))
     kept, said = config.prompts.form.fit(tokenizer, all_prompts(config))
     Stage("prompts", config, {}, ()).say(said)
     return kept
 
 
-def _write_prompts_of_sets(config: Config, tokenizer: Any) -> None:
-    path = config.folder / "pair" / "prompts.jsonl"
+def _write_prompts(config: Config, tokenizer: Any, path: Path) -> None:
     files = [own.file for own in config.prompts.sets if own.file is not None and own.file.is_file()]
     inputs = {
         "pair": config.pair.target,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+
+from matplotlib.figure import Figure
 
 from data_gen.traces import read_manifest
 from pipelines.config import Config
 from pipelines.data.recorded import realised, traces_folder
-from pipelines.evaluate import losslessness, verdict
+from pipelines.evaluate import verdict
+from pipelines.evaluate.methods import BEST_STATIC, SELECTOR, greedy_summary
+from pipelines.evaluate.table import decoded, replayed
 from pipelines.evaluate.verdict import Evaluation
-from pipelines.latency.profile import load_profile
-from pipelines.report import plots
+from pipelines.latency.stage import load_profile
 from pipelines.report.page import write_page
 from pipelines.run import Stage, console, provenance, require, verify
 from pipelines.tracking import describe, mlflow_run, pipeline_of
@@ -44,26 +49,24 @@ def stage_of(config: Config) -> Stage:
 
 def run(config: Config) -> None:
     stage = stage_of(config)
-    (output,) = stage.outputs
     evaluation = Evaluation.read(config)
     if stage.begin():
         with mlflow_run(config, "report", SECTIONS) as mlflow:
             stage.replace()
             page(config, evaluation)
-            mlflow.log_artifact(str(output))
-            mlflow.log_artifact(str(output), run_id=pipeline_of(mlflow))
+            for run_id in (None, pipeline_of(mlflow)):
+                mlflow.log_artifact(str(stage.outputs[0]), run_id=run_id)
             describe(mlflow, "\n\n".join(verdict.verdicts(evaluation)))
         stage.finish()
     verdict.show_words(verdict.title(config, load_profile(config).device), evaluation)
     said, program = verdict.next_step(config, evaluation)
-    for line in (f"All figures are in {output.resolve()}.", said):
+    for line in (f"All figures are in {stage.outputs[0].resolve()}.", said):
         console.print(line, soft_wrap=True)
     if program:
         console.print(f"\n{program}", soft_wrap=True, markup=False)
 
 
 def page(config: Config, evaluation: Evaluation) -> None:
-    """Write the report."""
     said, program = verdict.next_step(config, evaluation)
     write_page(
         config.folder / "report.html",
@@ -73,10 +76,37 @@ def page(config: Config, evaluation: Evaluation) -> None:
         program=program,
         methods=verdict.methods(evaluation),
         note=verdict.NOTE,
-        pictures=plots.ratios(evaluation),
+        pictures=ratios(evaluation),
         origins=verdict.origins(evaluation),
-        strips=evaluation.found["strips"],
         labels=realised(config),
-        greedy=losslessness.summary(evaluation.found["greedy"]),
+        greedy=greedy_summary(evaluation.found["greedy"]),
         provenance=json.dumps(provenance(config), indent=1),
     )
+
+
+def ratios(evaluation: Evaluation) -> dict[str, str]:
+    """A plot (base64 PNG) of each sampling setting by its description: the speed of every method over the best static
+    tree's."""
+    found, pictures = evaluation.table, {}
+    for setting, _ in evaluation.settings:
+        own = [found.of(setting, name, decoded(BEST_STATIC)) for name in found.methods(setting, decoded(BEST_STATIC))]
+        own.sort(key=lambda each: each.method == SELECTOR)  # the selector on top
+        beside = {each.method: found.get(setting, each.method, replayed(BEST_STATIC)) for each in own}
+        words = f"Speed of every method over the best static tree's at {setting}. "
+        words += f"The selector's: decoded {own[-1]}, replayed {beside[SELECTOR]}."
+        right = 1.5 * max(each.value for each in (*own, *beside.values()) if each is not None)
+        figure, buffer = Figure(figsize=(6, 0.32 * len(own) + 1)), io.BytesIO()
+        axis = figure.subplots()
+        axis.axvline(1, color="#888", linewidth=1)
+        for y, each in enumerate(own):
+            colour = "tab:orange" if each.method == SELECTOR else "tab:blue"
+            low, high = each.low or 0.0, min(each.high or 2 * right, 2 * right)
+            spread = [[each.value - low], [high - each.value]]
+            axis.errorbar(each.value, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
+            if (replay := beside[each.method]) is not None:
+                axis.plot(replay.value, y, "D", color=colour, markerfacecolor="white", markersize=5)
+        axis.set(title=setting, xlabel="speed over the best static tree", xlim=(0, right))
+        axis.set(yticks=range(len(own)), yticklabels=[each.method for each in own])
+        figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight")
+        pictures[words] = base64.b64encode(buffer.getvalue()).decode()
+    return pictures

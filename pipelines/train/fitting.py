@@ -36,7 +36,7 @@ def module_of(config: Config, objective: str, level: str, hidden_widths: list[in
     """An untrained module: a regressor with the network of `config.train`, or a policy with the paper's. `further`
     arguments are those of `SelectorModule`."""
     pl.seed_everything(config.seed, verbose=False)
-    rate = min(FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5)
+    rate = config.train.learning_rate or min(FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5)
     network = config.train.network if objective == "regressor" else POLICY_NETWORK
     return SelectorModule(objective, level, hidden_widths, network, rate, **further)
 
@@ -58,7 +58,7 @@ def fitted(
     roots = RootsModule(module, own, verifier, config.train.batch, config.seed, config.data.stride, further)
     module.begin_at(own["train"], verifier, roots.rows["train"])
     module.judged = judged
-    monitor, mode = (MONITOR, "max") if module.judged else ("validation/loss", "min")
+    monitor, mode = (MONITOR, "max") if judged else ("validation/loss", "min")
     checkpoints = ModelCheckpoint(folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
     fit(
         module,

@@ -10,56 +10,22 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from pipelines.config import Config
 from pipelines.data.recorded import settings_of, timed
-from pipelines.run import table
 from selector.decision import NETWORK, Mode
 from selector.latency import LatencyProfile
-from selector.sampling import Sampling
+from selector.train import tuning
 from selector.train.data import Texts, Timed
 from selector.train.mixed import MixedBatches
 from selector.train.module import SelectorModule
-from selector.train.potential import Potential
 from selector.train.replay import Ratio
-from selector.train.tuning import (
-    SURE,
-    TIE,
-    Judged,
-    Predictions,
-    StaticTable,
-    best_static,
-    decide,
-    judge_mode,
-    tune_lookup_rule,
-    tune_mode,
-)
+from selector.train.tuning import Judged, Predictions, StaticTable, best_static, decide, judge_mode, tune_lookup_rule
 
 # Standard errors by which a log's network must be ahead of the rule and of the fixed length, on the validation texts.
 # At large batches a few long texts take most of the time, so errors are large, although the gain is largest there.
-OF_LOGS = TIE
-
-
-def potential_table(found: dict[Sampling, Potential]) -> Table:
-    """Whether a selector pays, one line for each sampling setting."""
-    rows = []
-    for setting, each in found.items():
-        low, high = (each.gain.value + sign * SURE * each.gain.error for sign in (-1, 1))
-        rows.append(
-            {
-                "setting": str(setting),
-                "gain": str(each.gain),
-                "over": f"the {each.over}",
-                "verdict": "yes" if low > 1 else "no" if high < 1.01 else "perhaps: train one",
-            }
-        )
-    caption = (
-        "gain: replayed speed over the best static tree or the lookup rule, whichever is faster, decisions included, "
-        "± one standard error over sources"
-    )
-    return table(rows, "Does a selector pay here? A quick linear model, on sources it has not seen", caption)
+OF_LOGS = tuning.TIE
 
 
 def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
@@ -96,32 +62,20 @@ def step_times(
 
 def judge(module: SelectorModule, texts: list[Timed], bases: list[Mode]) -> list[Judged]:
     """A module's best mode under every setting, and its speed over the best static tree."""
-    return [
-        tune_mode(
-            own, {level: module.scores(own.texts, level) for level in module.asked}, base, not module.is_regressor
-        )
-        for own, base in zip(texts, bases, strict=True)
-    ]
+    found = []
+    for own, base in zip(texts, bases, strict=True):
+        predicted = {level: module.scores(own.texts, level) for level in module.asked}
+        found.append(tuning.tune_mode(own, predicted, base, not module.is_regressor))
+    return found
 
 
-def tune_rules(train: list[Timed], bases: dict[str, list[Mode]]) -> list[dict[str, Mode]]:
-    """Lookup rules, tuned on the training texts; for each sampling setting, by verifier: the trained one, which `train`
-    has, and that of the fastest static tree, which evaluation compares with."""
-    result = []
-    for own, *each in zip(train, *bases.values(), strict=True):
-        modes = dict(zip(bases, each, strict=True))
-        both = dict.fromkeys((own.verifier, max(modes, key=lambda name: modes[name].speed)))
-        result.append({name: tune_lookup_rule(replace(own, verifier=name), modes[name]) for name in both})
-    return result
+def judge_rules(train: list[Timed], validation: list[Timed], bases: list[Mode]) -> list[Judged]:
+    """Lookup rules, tuned on the training texts and judged on the validation texts, under every setting."""
+    each = zip(train, validation, bases, strict=True)
+    return [judge_mode(judged, {}, tune_lookup_rule(own, base), base.action) for own, judged, base in each]
 
 
-def judge_rules(rules: list[dict[str, Mode]], texts: list[Timed], bases: list[Mode]) -> list[Judged]:
-    """The trained verifier's rules on other texts than they were tuned on, under every setting."""
-    each = zip(texts, rules, bases, strict=True)
-    return [judge_mode(own, {}, rule[own.verifier], base.action) for own, rule, base in each]
-
-
-def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, errors: float = SURE) -> Judged:
+def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, errors: float = tuning.SURE) -> Judged:
     """The network where it is ahead of the static tree and of the lookup rule by so many standard errors; else the rule
     where it is ahead of the static tree; else that. Beyond the `longest` text of the network's training, unless that is
     0, the rule decides."""
@@ -131,11 +85,13 @@ def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, 
 
 
 class BatchModes(NamedTuple):
-    """What is compared for one batch size: the best fixed length, the lookup rule, and by level what is exported."""
+    """What is compared for one batch size: the best fixed length, the lookup rule, and by level what is exported and
+    the price of time, in tokens per second, where one length serves all requests of a step."""
 
     fixed: Mode
     rule: Mode
     selector: dict[str, Mode]
+    common: dict[str, float]
 
 
 def tune_batch(
@@ -145,20 +101,16 @@ def tune_batch(
     its predictions there by level. The texts have the times of the batch size, and `profile` those of all sizes."""
     fixed = replace(best_static(train, StaticTable.of(train)), batch=batch)
     rule = tune_lookup_rule(train, fixed)
-    by_rule, selector = judge_mode(validation, {}, rule, fixed.action), {}
+    by_rule, selector, common = judge_mode(validation, {}, rule, fixed.action), dict[str, Mode](), dict[str, float]()
+    batches = MixedBatches(validation, profile, batch)
+    mixed_rule = batches.replay(decide(validation, {}, rule).action_R)
     for level, own in predicted.items():
-        kept = keep_if_ahead(tune_mode(validation, {level: own}, fixed), by_rule, fixed, errors=OF_LOGS).mode
-        joint = _joint_price(validation, own, profile, rule) if kept.decider == NETWORK and batch > 1 else 0.0
-        selector[level] = replace(kept, level=level, joint=joint)
-    return BatchModes(fixed, rule, selector)
-
-
-def _joint_price(timed: Timed, tokens_RA: Tensor, profile: LatencyProfile, rule: Mode) -> float:
-    """The price of time for joint decisions of different requests, 0 where these are not ahead of the rule."""
-    batches = MixedBatches(timed, profile, rule.batch)
-    by_rule = batches.replay(decide(timed, {}, rule).action_R)
-    speed = batches.speed_of(tokens_RA, by_rule.speed)
-    return speed if batches.select(tokens_RA, speed).over(by_rule).is_ahead(OF_LOGS) else 0.0
+        kept = keep_if_ahead(tuning.tune_mode(validation, {level: own}, fixed), by_rule, fixed, errors=OF_LOGS).mode
+        price = batches.speed_of(own, mixed_rule.speed)
+        ahead = batch > 1 and batches.select(own, price).over(mixed_rule).is_ahead(OF_LOGS)
+        selector[level] = replace(kept, level=level, joint=price if ahead and kept.decider == NETWORK else 0.0)
+        common[level] = batches.speed_of(own, mixed_rule.speed, common=True)
+    return BatchModes(fixed, rule, selector, common)
 
 
 def untuned(module: SelectorModule, timed: Timed, batch: int) -> list[Mode]:

@@ -1,26 +1,39 @@
-"""What training left behind, as later stages read it."""
+"""What training left behind, as later stages read it; and the chosen module as an artefact directory, which must decide
+as the trained module does.
+
+Legend: R roots, A actions, F scalars, N ways to decide.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from data_gen.models.checkpoints import revision
 from data_gen.traces import read_manifest
 from pipelines.config import Config
-from pipelines.data.recorded import traces_folder
-from pipelines.latency.profile import load_profile
-from pipelines.run import read_json, require
+from pipelines.data.recorded import timed, traces_folder
+from pipelines.latency.stage import load_profile
+from pipelines.pair.stage import pair_names
+from pipelines.run import provenance, read_json, require
+from selector.actions import Action, ActionSpace
 from selector.decision import Mode
+from selector.export.torchscript import load_script, write_artefact
 from selector.latency import LatencyProfile
-from selector.sampling import Sampling
-from selector.schema import PAIR, InputError, sha256
+from selector.runtime.artefact import Features, TokenStatistics
+from selector.runtime.selector import Selector, Tuned, load_selector
+from selector.schema import HIDDEN_STATES, PAIR, SCALARS_KEY, InputError, sha256
+from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
+from selector.train.tuning import decide
+
+TIE = 1e-3  # tokens: the two forms sum in different orders
 
 
 def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
-    """Everything that the trained selector follows from."""
     return {
         "train": config.train.model_dump(mode="json"),
         "seed": config.seed,
@@ -37,32 +50,23 @@ def load_result(config: Config) -> dict[str, Any]:
 
 
 def chosen_of(result: dict[str, Any]) -> dict[str, Any]:
-    """The entry of the selector that was kept."""
     return result["selectors"][result["chosen"]]
 
 
-def rule_of(result: dict[str, Any], setting: Sampling, verifier: str) -> Mode:
-    """The lookup rule that was tuned for a sampling setting and verifier; InputError where there is none."""
-    for entry in result["rules"]:
-        if entry["verifier"] == verifier and (mode := Mode.of(entry)).sampling == setting:
-            return mode
-    raise InputError(f"training tuned no rule for lookups with {verifier}: run the train stage again")
+def _checkpoint_of(config: Config, result: dict[str, Any]) -> Path:
+    return config.folder / "training" / chosen_of(result)["checkpoint"]
 
 
-def checkpoint_of(config: Config, name: str, result: dict[str, Any]) -> Path:
-    return config.folder / "training" / result["selectors"][name]["checkpoint"]
-
-
-def load_module(config: Config, name: str, result: dict[str, Any]) -> SelectorModule:
-    """A trained module; InputError where its checkpoint is damaged, or a weight is not finite."""
-    path = checkpoint_of(config, name, result)
+def load_module(config: Config, result: dict[str, Any]) -> SelectorModule:
+    """The chosen module; InputError where its checkpoint is damaged, or a weight is not finite."""
+    path = _checkpoint_of(config, result)
     try:
         module = SelectorModule.load_from_checkpoint(path, map_location="cpu").eval()
     except Exception as error:  # torch raises many kinds for a damaged file
         raise InputError(f"{path} is damaged: run the train stage again") from error
     unseen_F = torch.tensor([not scalar.learned for scalar in module.schema.scalars])  # their scale is infinite
     for key, values in module.state_dict().items():
-        if not bool((values.isfinite() | (unseen_F if key.endswith("scale_F") else False)).all()):
+        if not (values.isfinite() | (unseen_F if key.endswith("scale_F") else False)).all():
             raise InputError(f"{path}: a weight is not finite: run the train stage again")
     return module
 
@@ -70,6 +74,85 @@ def load_module(config: Config, name: str, result: dict[str, Any]) -> SelectorMo
 def decision_digest(config: Config, result: dict[str, Any]) -> dict[str, str]:
     """What decodes: the chosen checkpoint, and how it decides."""
     return {
-        "training": sha256(checkpoint_of(config, result["chosen"], result)),
+        "training": sha256(_checkpoint_of(config, result)),
         "decisions": sha256(config.folder / "training" / "result.json"),
     }
+
+
+def build(config: Config, folder: Path, splits: dict[str, Texts], metrics: dict[str, Any] | None = None) -> Selector:
+    """Write the artefact of the chosen module, with further metrics; InputError if it does not choose as the trained
+    module does."""
+    result, profile = load_result(config), load_profile(config)
+    module, chosen = load_module(config, result), chosen_of(result)
+    names, texts = dict(zip(("target", "draft"), pair_names(config), strict=True)), splits["validation"]
+    own = {"actions_compared": int((~texts.unknown_R).sum()), "evaluation": None}
+    revisions = {role: revision(name) for role, name in names.items()}
+    facts: dict[str, Any] = {
+        "pair": {**names, "revisions": revisions, "fingerprint": profile.pair},
+        "run_id": chosen["run_id"],
+        "metrics": {**chosen["metrics"], **own, **(metrics or {})},
+        "provenance": provenance(config),
+    }
+    given = config.train.verifier, profile
+    return package(folder, module, *given, chosen["modes"], facts, lambda mode: timed(texts, mode.sampling, *given))
+
+
+def package(
+    folder: Path,
+    module: SelectorModule,
+    verifier: str,
+    profile: LatencyProfile,
+    modes: list[dict[str, Any]],
+    facts: dict[str, Any],
+    texts_of: Callable[[Mode], Timed],
+    tokens: TokenStatistics | None = None,
+) -> Selector:
+    """Write an artefact; InputError if it does not choose as the module does on the texts of each of its modes. The
+    arguments are those of `write_artefact` and `count_differing`."""
+
+    def check(written: Path) -> None:
+        if differing := count_differing(module, written, texts_of):
+            raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
+
+    # the median static tree is drafted at roots without features, whatever the sampling setting
+    fallback = sorted((Action.of(mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
+    return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, tokens)
+
+
+@torch.no_grad()
+def count_differing(module: SelectorModule, folder: Path, texts_of: Callable[[Mode], Timed]) -> int:
+    """The number of roots at which the trained module, the artefact's TorchScript or its path for one root chooses an
+    action that is worse than the best one by more than `TIE`; of the texts of each of its modes."""
+    differing, selector, script, first = 0, load_selector(folder), load_script(folder), module.schema.levels[0]
+    for mode in selector.modes:
+        mine = texts_of(mode)
+        rows = (~mine.texts.unknown_R).nonzero()[:, 0]
+        trained_R = decide(mine, module.predictions(mine.texts, mode), mode, not module.is_regressor).action_R[rows]
+        scalars, hidden = mine.texts.features(rows, module.is_full)
+        scalars[:, module.schema.index("batch")] = mode.batch
+        views = [{SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}]
+        if first in (mode.level, *mode.feature_levels):
+            views.insert(0, {SCALARS_KEY: scalars[:, : module.schema.first]})
+        views = views[:1] if mode.level == first else views
+        action_R, scores_RA = _in_turn(script, views, module.space)
+        chosen = trained_R, action_R, _one_by_one(Tuned(mode, selector), views, module.space)
+        lost_NR = torch.stack([scores_RA.amax(-1) - scores_RA.gather(-1, a.unsqueeze(-1))[:, 0] for a in chosen])
+        differing += int((lost_NR > TIE).any(0).sum())
+    return differing
+
+
+def _one_by_one(tuned: Tuned, views: list[Features], space: ActionSpace) -> torch.Tensor:
+    actions = []
+    for row in range(len(views[0][SCALARS_KEY])):
+        answers = (tuned.select({name: values[row] for name, values in view.items()}) for view in views)
+        actions.append(space.index(next(filter(None, answers))))
+    return torch.tensor(actions)
+
+
+def _in_turn(ask: torch.nn.Module, views: list[Features], space: ActionSpace) -> tuple[torch.Tensor, torch.Tensor]:
+    action_R, scores_RA = ask(views[0])
+    for view in views[1:]:
+        (later_R, later_RA), asked_R = ask(view), space.needs_draft_A[action_R]
+        action_R = torch.where(asked_R, later_R, action_R)
+        scores_RA = torch.where(asked_R[:, None], later_RA, scores_RA)
+    return action_R, scores_RA

@@ -6,7 +6,7 @@ The best one is kept, and decides only under those sampling settings where that 
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,11 @@ from rich.table import Table
 from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, traces_folder
-from pipelines.latency.profile import load_profile
+from pipelines.latency.stage import load_profile
 from pipelines.run import Stage, console, table, write_json
 from pipelines.tracking import describe, log_traces, mlflow_run, named, nested_run
+from pipelines.train import judging
 from pipelines.train.fitting import OWN, fitted, module_of
-from pipelines.train.judging import (
-    by_setting,
-    judge,
-    judge_rules,
-    keep_if_ahead,
-    monitored,
-    potential_table,
-    statics,
-    step_times,
-    tune_rules,
-)
 from pipelines.train.result import chosen_of, inputs
 from selector.actions import Action
 from selector.decision import NETWORK, Mode
@@ -38,7 +28,6 @@ from selector.latency import LatencyProfile
 from selector.schema import FULL, HIDDEN_STATES, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.potential import potential
 from selector.train.replay import Ratio
 from selector.train.tuning import TIE, Judged
 
@@ -66,11 +55,10 @@ def stage_of(config: Config) -> Stage:
 
 def run(config: Config) -> None:
     profile, stage = load_profile(config), stage_of(config)
-    (folder,) = stage.outputs
     splits = load_traces(config, profile.pair)
     if not stage.begin():
         return
-    with atomically(folder) as partial:
+    with atomically(stage.outputs[0]) as partial:
         result = _train(config, splits, profile, partial)
         stage.replace()
     console.print(table_of(result["selectors"], result["chosen"]))
@@ -78,17 +66,12 @@ def run(config: Config) -> None:
 
 
 def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, folder: Path) -> dict[str, Any]:
-    verifier = config.train.verifier
     with mlflow_run(config, "train", SECTIONS) as mlflow:
         log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
-        train, validation = (by_setting(config, splits[name], profile) for name in OWN)
-        console.print(
-            potential_table({own.sampling: potential(own, other) for own, other in zip(train, validation, strict=True)})
-        )
-        by_verifier = {name: statics([replace(own, verifier=name) for own in train]) for name in config.verifiers}
-        bases, rules = by_verifier[verifier], tune_rules(train, by_verifier)
-        judged_rules = judge_rules(rules, validation, bases)
+        train, validation = (judging.by_setting(config, splits[name], profile) for name in OWN)
+        bases = judging.statics(train)
+        judged_rules = judging.judge_rules(train, validation, bases)
         del train  # its labels take memory that the networks' training needs
         found = {}
         for objective, level in kinds(config):
@@ -100,19 +83,13 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
                 widths = [texts.hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else []
                 module = module_of(config, objective, level, widths, space=texts.space.to_json())
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
-                judged = judge(module, validation, bases)
+                judged = judging.judge(module, validation, bases)
                 facts = {"objective": objective, "feature_level": level}
                 mlflow.log_params(facts)
                 facts |= {"checkpoint": f"{name}/best.ckpt", "run_id": run_id}
                 found[name] = {**facts, **row_of(judged, judged_rules, bases, module.longest)}
                 mlflow.log_metrics(figures(found[name]))
-        result: dict[str, Any] = {
-            "chosen": choose(found),
-            "selectors": found,
-            "rules": [
-                {"verifier": name, **mode.row(), "mean_efficiency": []} for own in rules for name, mode in own.items()
-            ],
-        }
+        result = {"chosen": choose(found), "selectors": found}
         mlflow.set_tag("chosen", result["chosen"])
         modes = map(Mode.of, chosen_of(result)["modes"])
         decides = [str(mode.sampling) for mode in modes if mode.decider == NETWORK]
@@ -145,8 +122,9 @@ def trained(
     """A module trained on the training texts, as it was at its best epoch by replay of the validation texts."""
     verifier, further = config.train.verifier, None
     if not module.is_regressor:
-        further = {name: step_times(module, splits[name], bases, verifier, validation[0].profile) for name in OWN}
-    judged = [(texts, monitored(base, module.asked)) for texts, base in zip(validation, bases, strict=True)]
+        given = bases, verifier, validation[0].profile
+        further = {name: judging.step_times(module, splits[name], *given) for name in OWN}
+    judged = [(texts, judging.monitored(base, module.asked)) for texts, base in zip(validation, bases, strict=True)]
     return fitted(config, module, splits, verifier, judged, folder, run_id, further)
 
 
@@ -155,7 +133,7 @@ def row_of(judged: list[Judged], rules: list[Judged], bases: list[Mode], longest
     in `keep_if_ahead`."""
     modes, ratios = [], []
     for each, rule, base in zip(judged, rules, bases, strict=True):
-        best = keep_if_ahead(each, rule, base, longest)
+        best = judging.keep_if_ahead(each, rule, base, longest)
         modes.append({**best.mode.row(), "replay": asdict(each.ratio), "replay_rule": asdict(rule.ratio)})
         ratios.append(best.ratio)
     error = sum(ratio.error**2 for ratio in ratios) ** 0.5 / len(ratios)
@@ -173,21 +151,18 @@ def choose(found: dict[str, dict[str, Any]]) -> str:
 
 
 def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
-    """Speed over the best static tree by replay, by sampling setting and selector."""
     rows = []
     for number, mode in enumerate(found[chosen]["modes"]):
         rule = " *" if mode["rule"] and not mode["decides"] else ""
-        rows.append(
-            {
-                "setting": str(Sampling(mode["temperature"], mode["top_p"])),
-                "static tree": str(Action.of(mode["action"])),
-                "lookup rule": f"{Ratio(**mode['replay_rule'])}{rule}",
-            }
-        )
+        cells = {
+            "setting": str(Sampling(mode["temperature"], mode["top_p"])),
+            "static tree": str(Action.of(mode["action"])),
+            "lookup rule": f"{Ratio(**mode['replay_rule'])}{rule}",
+        }
         for name, row in found.items():
-            own = row["modes"][number]
-            kept = f"{name}\n(kept)" if name == chosen else name
-            rows[-1][kept] = f"{Ratio(**own['replay'])}{' *' if own['decides'] else ''}"
+            own, kept = row["modes"][number], "\n(kept)" if name == chosen else ""
+            cells[name + kept] = f"{Ratio(**own['replay'])}{' *' if own['decides'] else ''}"
+        rows.append(cells)
     caption = (
         "* This one decides under the setting. It is two standard errors ahead of the best static tree, and a network "
         "is as far ahead of the lookup rule. Where none decides, the static tree is drafted."

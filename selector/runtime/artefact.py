@@ -1,4 +1,7 @@
-"""The files and the config of an artefact directory, and the checks of a root's features."""
+"""The files of an artefact directory, and the checks of them and of a root's features.
+
+Legend: N known keys, J keys of a root, K means (`MEANS`), R roots, F = J (K + 1) scalars.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +12,105 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode
-from selector.files import first_line
-from selector.latency import LatencyProfile
+from selector.files import first_line, read_tensors
+from selector.latency import LatencyProfile, number
 from selector.schema import (
     FORMAT,
     FULL,
     HIDDEN_STATES,
     LOG,
+    MEANS,
+    MOST_COUNTED,
     SCALARS_KEY,
     SCHEMAS,
     InputError,
     Schema,
     sha256,
 )
-from selector.tables import number
+from selector.train.network import RootNetwork
 
 NAMED = f"espalier-selector-{FORMAT}"
 CHECKSUMS = "SHA256SUMS"
+FILE = "tokens.safetensors"  # the statistics by token
 REGISTRY = "models:/"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+WEIGHT = 20.0  # of the mean of all roots, in observations
+LEAST = 2  # occurrences of a key that is kept
 Features = dict[str, Tensor]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TokenStatistics:
+    """Means of accepted tokens over the training roots that share a key (`selector.schema.KEYS`). Those of a rare key
+    are shrunk to those of all roots."""
+
+    keys_N: Array  # int64, ascending
+    counts_N: Array  # number of training roots, float64
+    sums_NK: Array  # of the values at these roots, float64
+    means_K: Array  # over all roots, float64
+
+    @classmethod
+    def fit(cls, keys_RJ: Array, values_RK: Array, text_R: Array) -> tuple[TokenStatistics, Array]:
+        """The statistics of some roots, and the scalars of these roots, float64 [R, F]. The scalars leave out the
+        root's own text, because its labels must not leak into its features."""
+        (R, J), K = keys_RJ.shape, values_RK.shape[1]
+        keys_N, at_RJ = np.unique(keys_RJ, return_inverse=True)
+        at, values = at_RJ.reshape(-1), np.repeat(values_RK, J, axis=0)
+        counts_N, sums_NK = _summed(at, values, len(keys_N))
+        _, own = np.unique(np.repeat(text_R, J) * len(keys_N) + at, return_inverse=True)
+        own_counts, own_sums = _summed(own, values, int(own.max()) + 1)
+        means_K = values_RK.mean(0)
+        counts, sums = counts_N[at] - own_counts[own], sums_NK[at] - own_sums[own]
+        often_N = counts_N >= LEAST
+        found = cls(keys_N[often_N], counts_N[often_N], sums_NK[often_N], means_K)
+        return found, _shrunk(counts, sums, means_K).reshape(R, J * (K + 1))
+
+    @classmethod
+    def empty(cls) -> TokenStatistics:
+        K = len(MEANS)
+        return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, K)), np.zeros(K))
+
+    def of(self, keys_J: Array) -> Array:
+        """The scalars of some keys, float64 [F]: for each key its means, and its number of occurrences."""
+        at_J = np.searchsorted(self.keys_N, keys_J)
+        known_J = np.searchsorted(self.keys_N, keys_J, "right") > at_J
+        counts_J, sums_JK = np.zeros(len(keys_J)), np.zeros((len(keys_J), len(self.means_K)))
+        counts_J[known_J], sums_JK[known_J] = self.counts_N[at_J[known_J]], self.sums_NK[at_J[known_J]]
+        return _shrunk(counts_J, sums_JK, self.means_K).ravel()
+
+    def to_tensors(self) -> dict[str, Array]:
+        numbers = {name: getattr(self, name).astype(np.float32) for name in ("counts_N", "sums_NK", "means_K")}
+        return {"keys_N": self.keys_N, **numbers}
+
+    @classmethod
+    def load(cls, folder: Path) -> TokenStatistics:
+        """The statistics in an artefact directory, or those of no roots where it has none; InputError where the file is
+        damaged."""
+        path = folder / FILE
+        if not path.exists():
+            return cls.empty()
+        read = read_tensors(path)
+        N, K = len(read.get("keys_N", ())), len(MEANS)
+        _check(path, read, {"keys_N": (N,), "counts_N": (N,), "sums_NK": (N, K), "means_K": (K,)})
+        return cls(read["keys_N"], *(read[name].astype(np.float64) for name in ("counts_N", "sums_NK", "means_K")))
+
+
+def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:
+    sums = np.stack([np.bincount(at, column, size) for column in values.T], axis=1)
+    return np.bincount(at, minlength=size).astype(np.float64), sums
+
+
+def _shrunk(counts_J: Array, sums_JK: Array, means_K: Array) -> Array:
+    means_JK = (sums_JK + WEIGHT * means_K) / (counts_J + WEIGHT)[:, None]
+    return np.concatenate([means_JK, np.minimum(counts_J, MOST_COUNTED)[:, None]], axis=1)
 
 
 @dataclass(frozen=True)
@@ -58,8 +135,12 @@ class ArtefactConfig:
         return self.objective == "regressor"
 
     @property
+    def prefix(self) -> str:
+        """Of the names of the network's arrays in `model.safetensors`."""
+        return "network.body." if self.regressor else "network."
+
+    @property
     def metrics(self) -> dict[str, Any]:
-        """Figures of the training and the evaluation."""
         return dict(self.facts["metrics"])
 
     def static_speeds(self, mode: Mode, latency: LatencyProfile) -> Tensor:
@@ -105,23 +186,19 @@ class ArtefactConfig:
             modes=tuple(map(Mode.of, values["modes"])),
             **{name: values[name] for name in ("objective", "feature_level", "verifier", "pair")},
         )
-        if not config._fits() or features["early"] != schema.first:
+        if not config._fits() or features["early"] != schema.first or values["actions"] != config.to_json()["actions"]:
             raise ValueError("its parts do not fit together")
-        if [Action.of(action) for action in values["actions"]] != list(config.space):
-            raise ValueError("the actions are not those of the space")
         config.facts.update({name: value for name, value in values.items() if name not in config.to_json()})
         return config
 
     def _fits(self) -> bool:
         space, levels = self.space, self.schema.levels
-        seen = (), levels[:1], (self.feature_level,)
-        hidden_states = HIDDEN_STATES if self.feature_level == FULL else ()
         return (
             len(self.modes) > 0
             and all(
                 mode.action in space.trees
                 and (mode.rule is None or mode.rule.length in space.lookups)
-                and mode.feature_levels[-1:] in seen
+                and mode.feature_levels[-1:] in ((), levels[:1], (self.feature_level,))
                 and mode.level in (levels if self.schema == LOG else ("",))
                 and max(mode.allowed, default=0) < len(space)
                 and len(mode.mean_efficiency) == len(space.trees)
@@ -130,8 +207,8 @@ class ArtefactConfig:
             and self.fallback in space.trees
             and self.feature_level in (levels[1], FULL)
             and self.objective in ("regressor", "policy")
-            and set(self.hidden_states) == set(hidden_states)
-            and all(type(width) is int for width in self.hidden_states.values())
+            and set(self.hidden_states) == set(HIDDEN_STATES if self.feature_level == FULL else ())
+            and all(type(width) is int and width > 0 for width in self.hidden_states.values())
             and isinstance(self.verifier, str)
             and isinstance(self.pair["fingerprint"], str)
         )
@@ -141,13 +218,11 @@ def read_config(path: Path) -> ArtefactConfig:
     """`config.json`; InputError where it is damaged or of another version."""
     try:
         values = json.loads(path.read_text())
-        other = _other_version(values)
-        config = None if other else ArtefactConfig.of_json(values)
+        if not (other := _other_version(values)):
+            return ArtefactConfig.of_json(values)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
-    if config is None:
-        raise InputError(f"{path}: {other}")
-    return config
+    raise InputError(f"{path}: {other}")
 
 
 def _other_version(values: dict[str, Any]) -> str:
@@ -158,6 +233,28 @@ def _other_version(values: dict[str, Any]) -> str:
     return "" if ours == theirs else f"its scalars are not this program's ({differing}): train and export it again"
 
 
+def read_weights(path: Path, config: ArtefactConfig) -> dict[str, Array]:
+    """`model.safetensors`; InputError where an array of the network is missing, of another shape or not finite."""
+    weights, bias = read_tensors(path), re.compile(re.escape(config.prefix) + r"mlp\.(\d+)\.bias")
+    sizes = {int(found[1]): each.size for name, each in weights.items() if (found := bias.fullmatch(name))}
+    outputs = len(config.space.sums_SA) if config.regressor else len(config.space)
+    width = np.size(weights.get(f"{config.prefix}blocks.0.0.bias", ()))
+    hidden = [sizes[i] for i in sorted(sizes)][:-1]
+    with torch.device("meta"):  # for its shapes alone
+        widths = list(config.hidden_states.values())
+        network = RootNetwork(config.schema, widths, outputs, width, hidden, policy=not config.regressor)
+    _check(path, weights, {config.prefix + name: tuple(each.shape) for name, each in network.state_dict().items()})
+    return weights
+
+
+def _check(path: Path, arrays: dict[str, Array], shapes: dict[str, tuple[int, ...]]) -> None:
+    for name, shape in shapes.items():
+        own = arrays.get(name)
+        # the scale of a scalar that the network does not see is infinite
+        if own is None or own.shape != shape or not (own > 0 if name.endswith("scale_F") else np.isfinite(own)).all():
+            raise InputError(f"{path}: {name} is missing, of another shape or not finite; export the selector again")
+
+
 def local_folder(folder: str | Path) -> Path:
     """The directory itself, or the local copy of a repository on the hub or of a version in MLflow's registry, which
     is downloaded if necessary.
@@ -165,22 +262,21 @@ def local_folder(folder: str | Path) -> Path:
     `folder` is a directory, `organisation/name`, `models:/name/version` or `models:/name@alias`. Raises InputError
     where there is no such directory and the download fails.
     """
-    if str(folder).startswith(REGISTRY):
-        failure = "MLflow does not give it (is MLFLOW_TRACKING_URI set?)"
-    elif isinstance(folder, str) and HUB_ID.fullmatch(folder) and not Path(folder).is_dir():
-        failure = "no such directory, and the hub does not give it"
-    else:
-        return Path(folder)
+    name = str(folder)
     try:
-        if str(folder).startswith(REGISTRY):
+        if name.startswith(REGISTRY):
+            failure = "MLflow does not give it (is MLFLOW_TRACKING_URI set?)"
             from mlflow.artifacts import download_artifacts
 
-            return next(Path(download_artifacts(str(folder))).glob(f"data/*/{CHECKSUMS}")).parent
-        from huggingface_hub import snapshot_download
+            return next(Path(download_artifacts(name)).glob(f"data/*/{CHECKSUMS}")).parent
+        if isinstance(folder, str) and HUB_ID.fullmatch(name) and not Path(name).is_dir():
+            failure = "no such directory, and the hub does not give it"
+            from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(str(folder)))
+            return Path(snapshot_download(name))
     except Exception as error:  # a missing library, the network, the stores and their caches raise many kinds
-        raise InputError(f"{folder}: {failure}: {first_line(error)}") from error
+        raise InputError(f"{name}: {failure}: {first_line(error)}") from error
+    return Path(folder)
 
 
 def check_files(folder: Path) -> None:

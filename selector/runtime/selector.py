@@ -1,42 +1,123 @@
 """A loaded selector: it makes the decisions of an artefact directory and needs only torch and NumPy.
 
-Legend: B roots or requests, A actions, K those that may be chosen, T trees, F scalars, D hidden width.
+At one root it decides over NumPy arrays, by the forward pass of `selector.train.network` and the rule of
+`selector.decision`, because the dozens of calls cost torch ten times as much.
+
+Requests that are decoded together share their draft passes. A step in which nothing is drafted takes f, drafting c
+more, a draft pass p, and one more verified token of one request t:
+
+    T = f(contexts) + c [max_b passes_b > 0] + p max_b passes_b + t sum_b drafted_b.
+
+At the speed g of the whole batch, a verified token costs `g t` tokens, and a draft pass `g p`. For each number m of
+passes, every request takes its best action with up to m passes. The m with the largest sum minus `g (c + p m)` is
+chosen.
+
+Legend: B roots or requests, A actions, K those that may be chosen, T trees, F scalars, D hidden width, I inputs and O
+outputs of a layer, S survivals, L context lengths, C contexts, V verified tokens, M draft passes.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace
+from selector.actions import Action
 from selector.decision import NETWORK, NEVER, STATIC, Mode, nearest
-from selector.files import read_tensors
-from selector.latency import LatencyProfile
-from selector.runtime.artefact import ArtefactConfig, Features, check_files, checked, local_folder, read_config
-from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
-from selector.runtime.one_root import OneRoot
-from selector.runtime.tokens import TokenStatistics
+from selector.latency import MOST_TOKENS, LatencyProfile
+from selector.runtime.artefact import (
+    ArtefactConfig,
+    Features,
+    TokenStatistics,
+    check_files,
+    checked,
+    local_folder,
+    read_config,
+    read_weights,
+)
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, LOG, MATCH, SCALARS_KEY, TEXT, InputError
 
+Array = NDArray[Any]
 ASKED_BY = ("temperature", "top_p", "batch")  # scalars that tell which mode decides
+EPSILON = 1e-5  # of torch's layer norm
 
 
-def checked_batch(batch: float) -> float:
-    """InputError where it is no number of requests."""
-    if not 1 <= batch < math.inf:
-        raise InputError(f"batch {batch:g}: there is at least one request")
-    return batch
+class StepClock(NamedTuple):
+    """Times of the steps of a batch of one size, in seconds."""
+
+    contexts_C: Array  # context lengths, ascending, at least two
+    draft_C: Array  # one draft pass
+    drafting_C: Array  # once in a step that drafts
+    target_CV: Array  # the rest of a step, by verified tokens of a request
+
+    def prices(self, context: float, batch: int) -> list[float]:
+        """Seconds of one more verified token of one request, of one draft pass of all, and of drafting once, at a mean
+        context."""
+        each = self.token_C / batch, self.draft_C, self.drafting_C
+        return [float(np.interp(context, self.contexts_C, own_C)) for own_C in each]
+
+    @property
+    def token_C(self) -> Array:
+        """Seconds of one more verified token of every request."""
+        return (self.target_CV[:, -1] - self.target_CV[:, 0]) / (self.target_CV.shape[1] - 1)
+
+
+def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
+    """The clock of a batch size; InputError where the profile holds times of one request alone."""
+    if profile.batches is None:
+        raise InputError(f"the latency profile of {profile.device} holds times of one request alone")
+    draft, target = profile.batches.at(batch, MOST_TOKENS)
+    lengths = target.lengths if len(target.lengths) > 1 else [*target.lengths, target.lengths[0] + 1]
+    rows = [[target.at(length, size) for size in target.sizes] for length in lengths]
+    draft_C2 = np.array([[draft.at(length, width) for width in (1, 2)] for length in lengths])
+    return StepClock(np.array(lengths, float), draft_C2[:, 0], draft_C2[:, 1] - draft_C2[:, 0], np.array(rows))
+
+
+class Shapes(NamedTuple):
+    """Drafted tokens and draft passes of chains and lookups."""
+
+    drafted_A: Array
+    passes_A: Array
+    copies_A: Array  # whether the action is a lookup
+
+    @classmethod
+    def of(cls, actions: Collection[Action]) -> Shapes:
+        """Raises ValueError where an action has branches."""
+        if any(action.K > 1 for action in actions):
+            raise ValueError("requests of one batch draft chains or lookups, not trees")
+        drafted, copies = np.array([a.nodes for a in actions]), np.array([a.copies for a in actions])
+        return cls(drafted, np.where(copies, 0, drafted), copies)
+
+
+def joint_choice(
+    tokens_BA: Array, shapes: Shapes, speed: float, token_seconds: float, pass_seconds: float, once_seconds: float = 0.0
+) -> Array:
+    """Positions of the requests' actions, int64 [B], from predicted block efficiencies, float64; `speed` is g, and the
+    times are those of `StepClock.prices`. Replay compiles it."""
+    B, A = tokens_BA.shape
+    token, most = speed * token_seconds, shapes.passes_A.max()
+    best_MB = np.full((most + 1, B), -np.inf)  # with up to m passes
+    action_MB = np.zeros((most + 1, B), np.int64)
+    for a in range(A):
+        m, worth_B = shapes.passes_A[a], tokens_BA[:, a] - token * shapes.drafted_A[a]
+        better_B = worth_B > best_MB[m]
+        best_MB[m], action_MB[m] = np.where(better_B, worth_B, best_MB[m]), np.where(better_B, a, action_MB[m])
+    for m in range(1, most + 1):
+        fewer_B = best_MB[m - 1] >= best_MB[m]
+        best_MB[m] = np.where(fewer_B, best_MB[m - 1], best_MB[m])
+        action_MB[m] = np.where(fewer_B, action_MB[m - 1], action_MB[m])
+    passes_M = np.arange(most + 1)
+    return action_MB[(best_MB.sum(axis=1) - speed * (pass_seconds * passes_M + once_seconds * (passes_M > 0))).argmax()]
 
 
 class Selector:
@@ -76,15 +157,11 @@ class Selector:
         )
 
     def select(self, features: Features | None) -> Action:
-        """The action for one root; `fallback` without features.
+        """The action for one root; `fallback` without features. The mode that is nearest to the features' sampling
+        setting and number of requests decides, as `Tuned.select`.
 
-        Args:
-            features: `{name: tensor}` as in the schema, float32 [F] and [D], or the scalars of its first level alone.
-
-        Raises:
-            InputError: a feature is missing, of another shape or dtype, or not finite, or a setting is out of range.
-
-        The mode that is nearest to the features' sampling setting and number of requests decides, as `Tuned.select`.
+        `features` are `{name: tensor}` as in the schema, float32 [F] and [D], or the scalars of its first level alone.
+        Raises InputError where one is missing, of another shape or dtype, or not finite, or a setting is out of range.
         """
         if features is None:
             return self.fallback
@@ -111,8 +188,7 @@ class Selector:
         asked = temperature, top_p, batch, level
         if asked not in self._known:
             modes = [mode for mode in self.modes if mode.level == level]
-            mode = nearest(modes or self.modes, Sampling(temperature, top_p), checked_batch(batch))
-            self._known[asked] = Tuned(mode, self)
+            self._known[asked] = Tuned(nearest(modes or self.modes, Sampling(temperature, top_p), batch), self)
         return self._known[asked]
 
     def at(
@@ -128,8 +204,7 @@ class Selector:
         """The selector under the mode that is nearest to a sampling setting and a number of requests.
 
         Where no mode covers the setting (`Sampling.covers`), the lookup rule and the static tree of the nearest one
-        decide: they lose less there than a network outside of its training data. A warning says so, once for each
-        setting.
+        decide: they lose less there than a network outside of its training data. A warning says so, once.
 
         Args:
             shapes: the actions that an engine can draft, `(K, L1, L2)` or `(K, L1, L2, style)`; None for all.
@@ -146,13 +221,17 @@ class Selector:
         modes = [mode for mode in self.modes if level is None or mode.level == level]
         if not modes:
             raise InputError(f"level {level}: this selector has none of that level")
-        mode = nearest(modes, asked, checked_batch(batch))
-        if not mode.sampling.covers(asked):
-            warn_far(str(asked), mode)
+        mode = nearest(modes, asked, batch)
+        if not covered(mode, asked):
             mode = mode.without_network()
         if shapes is not None:
-            speed_T = self.config.static_speeds(mode, self.latency)
-            mode = mode.restricted(self.space, _positions(self.space, shapes), speed_T)
+            try:
+                positions = {self.space.index(Action.of(shape)) for shape in shapes}
+            except (ValueError, TypeError) as error:
+                raise InputError(f"shapes: {error}") from error
+            if min(positions, default=len(self.actions)) >= len(self.space.trees):
+                raise InputError("shapes: no tree is left")
+            mode = mode.restricted(self.space, positions, self.config.static_speeds(mode, self.latency))
         return Tuned(mode, self, less)
 
     def check_pair(self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()) -> None:
@@ -177,16 +256,6 @@ class Selector:
             warn_once(f"the selector has the step times of {timed_on}; {here} decodes")
 
 
-def _positions(space: ActionSpace, shapes: Iterable[tuple[Any, ...]]) -> set[int]:
-    try:
-        positions = {space.index(Action.of(shape)) for shape in shapes}
-    except (ValueError, TypeError) as error:
-        raise InputError(f"shapes: {error}") from error
-    if not any(a < len(space.trees) for a in positions):
-        raise InputError("shapes: no tree is left")
-    return positions
-
-
 def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | None = None) -> Selector:
     """Reads an artefact directory.
 
@@ -209,7 +278,7 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
     if profile.pair != config.pair["fingerprint"]:
         raise InputError(f"{folder}: the latency profile was measured with another pair")
     modes = config.modes if profile == own else [_moved(config, mode, profile, own) for mode in config.modes]
-    weights = read_tensors(folder / "model.safetensors")
+    weights = read_weights(folder / "model.safetensors", config)
     return Selector(weights, config, profile, modes, TokenStatistics.load(folder))
 
 
@@ -237,25 +306,17 @@ class Tuned:
         self._selector, self._less, self._at_root = selector, less, dict[bool, OneRoot]()
         self._covers = lru_cache(self._covers_setting)
 
-    def __repr__(self) -> str:
-        return f"Tuned({self.mode.sampling}, {self.mode.batch} requests: {self.mode.decider}, {self.mode.action})"
-
     def select(self, features: Features | None, final: bool = False) -> Action | None:
-        """The decision at a root; the static tree without features.
+        """The decision at a root; the static tree without features; None where only features of the first level are
+        given and the decision needs all of them, after the draft's root pass.
 
         Beyond the lengths and the sampling settings of the training the lookup rule and the static tree decide; of the
-        latter a warning tells, once.
+        latter a warning tells, once. Raises InputError where a feature is missing, of another shape or dtype, or not
+        finite.
 
         Args:
             features: of one of `feature_levels`, or of the schema's first level where more are not known.
-            final: whether there will be no more features at this root.
-
-        Returns:
-            None where only features of the first level are given and the decision needs all of them, after the draft's
-            root pass; never if `final`.
-
-        Raises:
-            InputError: a feature is missing, of another shape or dtype, or not finite.
+            final: whether there will be no more features at this root; then it decides by what is known.
         """
         mode = self.mode
         if features is None or mode.decider == STATIC:
@@ -271,7 +332,7 @@ class Tuned:
         if self._is_beyond(read):
             return mode.copied(self._scalar(read, MATCH))
         at_root = self._root_of(read)
-        action = self._actions[self._allowed_K[at_root.worth(read, self._allowed_K).argmax()]]
+        action = self._own.actions[self._allowed_K[at_root.worth(read, self._allowed_K).argmax()]]
         again = at_root.early and len(mode.feature_levels) > 1 and not final
         return None if again and action.drafts else action
 
@@ -281,25 +342,29 @@ class Tuned:
             return self._less.scores(features)  # type: ignore[union-attr]
         read, positions_K = self._read(features), self._allowed_K
         if self._is_beyond(read):
-            positions_K = np.array([self._own.config.space.index(self.mode.copied(self._scalar(read, MATCH)))])
-        scores_A = np.full(len(self._actions), NEVER, np.float32)
+            positions_K = np.array([self._own.space.index(self.mode.copied(self._scalar(read, MATCH)))])
+        scores_A = np.full(len(self._own.actions), NEVER, np.float32)
         scores_A[positions_K] = self._root_of(read).worth(read, positions_K)
         return scores_A
 
     def select_jointly(self, features: Sequence[Features]) -> list[Action]:
         """The choices of several requests that share their draft passes, from the features of each, as in `select`.
+        By the lookup rule where a network was tuned on a log and joint decisions were not ahead of that.
 
         Raises InputError as `select`.
         """
-        if all(map(self._only_first, features)):
+        mode = self.mode
+        if features and all(map(self._only_first, features)):
             return self._less.select_jointly(features)  # type: ignore[union-attr]
-        if not self.mode.joint:
+        if features and not mode.joint and mode.batch > 1 and mode.rule and mode.decider == NETWORK:
+            return [mode.copied(self._scalar(self._read(each), MATCH)) for each in features]
+        if not features or not mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
         shapes, clock = self._shared
-        tokens_BA, length = self._predicted(features, np.arange(len(self._actions)))
-        prices = clock.prices(length, self.mode.batch)
-        chosen_B = joint_choice(tokens_BA.astype(np.float64), shapes, self.mode.joint, *prices)
-        return [self._actions[a] for a in chosen_B]
+        tokens_BA, length = self._predicted(features, np.arange(len(self._own.actions)))
+        prices = clock.prices(length, mode.batch)
+        chosen_B = joint_choice(tokens_BA.astype(np.float64), shapes, mode.joint, *prices)
+        return [self._own.actions[a] for a in chosen_B]
 
     def select_common(self, features: Sequence[Features]) -> Action:
         """One choice for all requests of a batch, from the features of each: the best for the means of their predicted
@@ -311,14 +376,20 @@ class Tuned:
             return self.mode.action
         tokens_BK, length = self._predicted(features, self._allowed_K)
         net_K = self._root_of(features[0]).net(tokens_BK.mean(0), length, self._allowed_K)
-        return self._actions[self._allowed_K[net_K.argmax()]]
+        return self._own.actions[self._allowed_K[net_K.argmax()]]
 
-    def _predicted(self, features: Sequence[Features], actions_K: NDArray[Any]) -> tuple[NDArray[Any], float]:
+    def _predicted(self, features: Sequence[Features], actions_K: Array) -> tuple[Array, float]:
         # the predicted tokens of some actions for each request, [B, K], and the mean context length
-        read = [self._read(each) for each in features]
-        at_root = self._root_of(read[0])
-        tokens_BK = np.stack([at_root.tokens(each, actions_K) for each in read])
-        return tokens_BK, float(np.mean([at_root.length(each) for each in read]))
+        try:
+            names = [name for name in self._own.widths if all(name in each for each in features)]
+            together = {name: torch.stack([each[name] for each in features]) for name in names}
+        except (TypeError, RuntimeError) as error:
+            for each in features:
+                self._read(each)  # the one that is wrong says so
+            raise InputError("features: requests of one batch know different ones") from error
+        read = checked(together, self._own.widths, 2, self._own.schema.first)
+        at_root = self._root_of(read)
+        return at_root.tokens(read, actions_K), float(read[SCALARS_KEY][:, at_root.length_at].mean())
 
     @property
     def _own(self) -> Selector:
@@ -327,53 +398,125 @@ class Tuned:
         return self._selector
 
     @cached_property
-    def _actions(self) -> tuple[Action, ...]:
-        return self._own.config.space.actions
-
-    @cached_property
-    def _allowed_K(self) -> NDArray[Any]:
-        return np.array(self.mode.allowed or range(len(self._actions)))
+    def _allowed_K(self) -> Array:
+        return np.array(self.mode.allowed or range(len(self._own.actions)))
 
     @cached_property
     def _shared(self) -> tuple[Shapes, StepClock]:
-        return Shapes.of(self._actions), step_clock(self._own.latency, self.mode.batch)
+        return Shapes.of(self._own.actions), step_clock(self._own.latency, self.mode.batch)
 
     def _only_first(self, features: Features) -> bool:
-        return self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.config.schema.first
+        return self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.schema.first
 
     def _root_of(self, read: Features) -> OneRoot:
         # of the features' level, or of the mode's if it is lower
         own = self._own
-        early = len(read[SCALARS_KEY]) == own.config.schema.first or not self.mode.sees_all
+        early = read[SCALARS_KEY].shape[-1] == own.schema.first or not self.mode.sees_all
         if early not in self._at_root:
-            self._at_root[early] = OneRoot(own.weights, own.config, own.latency, self.mode, early)
+            self._at_root[early] = OneRoot(own, self.mode, early)
         return self._at_root[early]
 
     def _read(self, features: Features) -> Features:
-        return checked(features, self._own.widths, 1, self._own.config.schema.first)
+        return checked(features, self._own.widths, 1, self._own.schema.first)
 
     def _scalar(self, read: Features, name: str) -> float:
-        return float(read[SCALARS_KEY][self._own.config.schema.index(name)])
+        return float(read[SCALARS_KEY][self._own.schema.index(name)])
 
     def _is_beyond(self, read: Features) -> bool:
         if self.mode.decider != NETWORK:
             return True
-        covered = self._covers(self._scalar(read, "temperature"), self._scalar(read, "top_p"))
-        return not covered or 0 < self.longest < self._scalar(read, "context_length")
+        if not self._covers(self._scalar(read, "temperature"), self._scalar(read, "top_p")):
+            return True
+        return 0 < self.longest < self._scalar(read, "context_length")
 
     def _covers_setting(self, temperature: float, top_p: float) -> bool:
         asked = replace(self.mode.sampling, temperature=temperature, top_p=top_p)
-        if not (covered := self.mode.sampling.covers(asked)):
-            warn_far(f"features: {asked}", self.mode)
-        return covered
+        return covered(self.mode, asked, "features: ")
 
 
-def warn_far(asked: str, mode: Mode) -> None:
-    """A warning that a setting is beyond what a mode was trained for."""
-    warn_once(f"{asked}: too far from the trained {mode.sampling}; its lookup rule and {mode.action} decide")
+def covered(mode: Mode, asked: Sampling, where: str = "") -> bool:
+    """Whether a mode was trained for a setting like this one; a warning says, once, where it was not."""
+    if not (near := mode.sampling.covers(asked)):
+        words = f"{where}{asked}: too far from the trained {mode.sampling}"
+        warn_once(f"{words}; its lookup rule and {mode.action} decide")
+    return near
 
 
 @cache
 def warn_once(message: str) -> None:
     """A warning that a process gives once, whatever its filters are."""
     warnings.warn(message, stacklevel=3)
+
+
+class OneRoot:
+    """What actions are worth at one root, or at those of a batch, under one mode, from the early features or all."""
+
+    def __init__(self, selector: Selector, mode: Mode, early: bool) -> None:
+        config, schema, self.early, self._mode = selector.config, selector.schema, early, mode
+        self._regressor = config.regressor
+        own = {name.removeprefix(config.prefix): np.asarray(each) for name, each in selector.weights.items()}
+        self._F = F = schema.first if early else len(schema.scalars)
+        self._hidden_states = [] if early else list(config.hidden_states)
+        self._passed = np.ones(0 if early else 1, np.float32)  # the input that says so
+        self.length_at = schema.index("context_length")
+        self._count_F, self._low_F, self._high_F, self._mean_F, self._scale_F = (
+            own[f"{name}_F"][:F] for name in ("count", "low", "high", "mean", "scale")
+        )
+        parts = ("0.weight", "0.bias", "1.weight", "1.bias")  # a linear map and a layer norm
+        self._blocks = [[own[f"blocks.{i}.{part}"] for part in parts] for i in range(len(self._hidden_states))]
+        numbers = sorted({int(name.split(".")[1]) for name in own if name.startswith("mlp.")})
+        self._layers = [(own[f"mlp.{i}.weight"], own[f"mlp.{i}.bias"]) for i in numbers]
+        if early:
+            self._layers[0] = self._layers[0][0][:, :F], self._layers[0][1]
+        self._path_AD = config.space.survival_of_AD.numpy()
+        asked = [each for each in mode.feature_levels if not early or each == schema.levels[0]]
+        times = selector.latency.at_batch(mode.batch)
+        lengths_L, seconds_LA = times.table(selector.actions, selector.verifier, asked, mode.sampling)
+        self._lengths_L, self._seconds_LA = lengths_L.double().numpy(), seconds_LA.double().numpy()
+
+    def worth(self, features: Features, actions_K: Array) -> Array:
+        """`E - price T` of some actions in tokens, or a policy's logits, [K]; from float32 tensors on the CPU."""
+        values_K = self.tokens(features, actions_K)
+        if not self._regressor:
+            return values_K
+        return self.net(values_K, float(features[SCALARS_KEY][self.length_at]), actions_K)
+
+    def tokens(self, features: Features, actions_K: Array) -> Array:
+        """Predicted block efficiencies of some actions, or a policy's logits, [K]; of a batch [B, K]."""
+        scalars_F = np.clip(features[SCALARS_KEY].numpy()[..., : self._F], self._low_F, self._high_F)
+        scalars_F = np.where(self._count_F, np.log1p(np.maximum(scalars_F, 0)), scalars_F)
+        rows = scalars_F.shape[:-1]
+        parts = [(scalars_F - self._mean_F) / self._scale_F, np.broadcast_to(self._passed, (*rows, len(self._passed)))]
+        for name, (weight_OI, bias_O, scale_O, shift_O) in zip(self._hidden_states, self._blocks, strict=True):
+            values_O = features[name].numpy() @ weight_OI.T + bias_O
+            centred_O = values_O - values_O.mean(-1, keepdims=True)
+            parts.append(centred_O / np.sqrt(values_O.var(-1, keepdims=True) + EPSILON) * scale_O + shift_O)
+        values_I = np.concatenate(parts, axis=-1)
+        for number, (weight_OI, bias_O) in enumerate(self._layers):
+            if number:
+                values_I = np.maximum(values_I, 0) if self._regressor else _gelu(values_I)
+            values_I = values_I @ weight_OI.T + bias_O
+        if not self._regressor:
+            return values_I[..., actions_K]
+        # Survivals are products of the probabilities whose logits are the outputs (`SurvivalNetwork`).
+        beyond = np.full((*rows, 1), -np.inf, np.float32)  # an action's own depth
+        accepted_S = np.concatenate([-np.logaddexp(0, -values_I), beyond], axis=-1)
+        tokens_K: Array = 1 + np.exp(accepted_S[..., self._path_AD[actions_K]].cumsum(-1)).sum(-1)
+        return tokens_K
+
+    def net(self, tokens_K: Array, length: float, actions_K: Array) -> Array:
+        """`E - price T` (`selector.decision.net_tokens`) of some actions at a context length."""
+        lengths_L = self._lengths_L
+        length = min(max(length, lengths_L[0]), lengths_L[-1])
+        above = max(1, int(np.searchsorted(lengths_L, length)))
+        share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
+        low_K, high_K = self._seconds_LA[above - 1 : above + 1, actions_K]
+        seconds_K = low_K + share * (high_K - low_K)
+        speed, rho = self._mode.speed, self._mode.rho
+        net_K: Array = tokens_K - speed ** (1 - rho) * (tokens_K / seconds_K).max() ** rho * seconds_K
+        return net_K
+
+
+def _gelu(values_I: Array) -> Array:
+    inner_I: Array = np.float32(np.sqrt(2 / np.pi)) * (values_I + np.float32(0.044715) * values_I**3)
+    return np.float32(0.5) * values_I * (1 + np.tanh(inner_I))

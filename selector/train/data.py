@@ -145,8 +145,8 @@ class Timed:
     def seconds(self, feature_levels: Sequence[str] = ()) -> Tensor:
         """Predicted step times in seconds, float32 [R, A]; `feature_levels` as in `LatencyProfile.action_seconds`."""
         lengths_L, seconds_LA = self._table(feature_levels)
-        length_R = self.texts.length_R
-        return interpolated_at(seconds_LA.unsqueeze(0), lengths_L, torch.zeros_like(length_R), length_R)
+        at_R = torch.zeros_like(self.texts.length_R)
+        return interpolated_at(seconds_LA.unsqueeze(0), lengths_L, at_R, self.texts.length_R)
 
     def seconds_of(self, action_R: Tensor, feature_levels: Sequence[str] = ()) -> Tensor:
         """The time of one action at each root, float32 [R], without the times of the others."""
@@ -171,8 +171,8 @@ def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, spac
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
             raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them again")
-    numbers = (table[each.name].to_pylist() for each in fields(Sampling))
-    setting_of = [Sampling(*each) for each in zip(*numbers, strict=True)]
+    names = [each.name for each in fields(Sampling)]
+    setting_of = [Sampling(**numbers) for numbers in table.select(names).to_pylist()]
     settings = list(dict.fromkeys(setting_of))
     size_X, start_X, stride_X = (
         torch.from_numpy(np.asarray(table[name]).astype(np.int64)) for name in ("roots", "start", "hidden_stride")
@@ -183,18 +183,16 @@ def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, spac
     has_R = (number_R >= 1) & ((number_R - 1) % stride_R == 0) & (len(hidden) > 0)
     survivals = {name: _flat(table, survival_column(name)).view(int(size_X.sum()), -1) for name in verifiers}
     return Texts(
-        settings,
-        size_X,
-        torch.tensor([settings.index(setting) for setting in setting_of]),
-        table["kind"].to_pylist(),
-        table["source"].to_pylist(),
-        table["prompt"].to_pylist(),
-        scalars_RF,
-        start_X.repeat_interleave(size_X) + number_R + 1,
-        survivals,
-        _flat(table, LOOKUP_COLUMN),
-        {name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
-        torch.where(has_R, has_R.cumsum(0) - 1, -1),
+        settings=settings,
+        size_X=size_X,
+        setting_X=torch.tensor([settings.index(setting) for setting in setting_of]),
+        **{f"{name}_X": table[name].to_pylist() for name in ("kind", "source", "prompt")},
+        scalars_RF=scalars_RF,
+        length_R=start_X.repeat_interleave(size_X) + number_R + 1,
+        survivals=survivals,
+        foretold_R=_flat(table, LOOKUP_COLUMN),
+        hidden={name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
+        hidden_R=torch.where(has_R, has_R.cumsum(0) - 1, -1),
         space=replace(space, lookups=ActionSpace.with_lookups().lookups),
     )
 

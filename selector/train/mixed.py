@@ -1,6 +1,5 @@
-"""Replay of batches of B different requests: when a text is finished, the next one takes its place.
-
-Their decisions are made together (`selector.runtime.joint`), or each by itself.
+"""Replay of batches of B different requests, whose decisions are made together (`Tuned.select_jointly`), or each by
+itself: when a text is finished, the next one takes its place.
 
 Legend: B requests in flight, C contexts, R roots of all texts, A actions, X texts, S kinds of drafts (chains, lookups),
 P parts of the texts' sources.
@@ -16,17 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selector.jit import jit
 from selector.latency import LatencyProfile
-from selector.runtime.joint import Shapes, StepClock, joint_choice, step_clock
+from selector.runtime.selector import Shapes, StepClock, joint_choice, step_clock
 from selector.train.data import Timed
-from selector.train.replay import Ratio, jackknifed
+from selector.train.replay import Ratio, jackknifed, jit
 
 Array = NDArray[Any]
 ROUNDS = 3  # of finding the speed that prices time
 STREAM = 4  # texts that each place in the batch decodes at least
 PARTS = 8  # of the sources; errors are over these
-
 
 compiled_choice = jit(joint_choice)
 
@@ -41,6 +38,12 @@ class Streamed(NamedTuple):
     accepted_RS: Array
 
 
+@partial(jit, kept=False)
+def _rest(clock: StepClock, context: float, drafted: float) -> float:
+    target_C = np.array([np.interp(drafted, np.arange(len(target_V)), target_V) for target_V in clock.target_CV])
+    return np.interp(context, clock.contexts_C, target_C)
+
+
 @partial(jit, kept=False)  # it calls a function of another file
 def decoded(
     stream: Array,
@@ -49,30 +52,39 @@ def decoded(
     shapes: Shapes,
     clocks: tuple[StepClock, Array],
     decisions: tuple[Array, Array, float],
-) -> tuple[float, float]:
-    """Tokens and seconds of one stream of requests: when a text is finished, the next one takes its place.
+    common: bool,
+) -> tuple[float, float, float]:
+    """Tokens, seconds and steps of one stream of requests.
 
     Args:
         clocks: step times, and the time to verify one more token of one request, [C].
         decisions: an action of every root, [R]; or predicted block efficiencies, [R, A], and the speed of the batch.
+        common: whether predictions choose one chain for all requests of a step, as engines draft with their drafters.
     """
     (clock, token_C), (action_R, tokens_RA, speed) = clocks, decisions
     text_B, at_B = stream[:batch].copy(), np.zeros(batch, np.int64)
-    coming, tokens, seconds = batch, 0, 0.0
+    coming, tokens, seconds, steps = batch, 0, 0.0, 0
     while coming < len(stream):
         row_B = texts.begin_X[text_B] + at_B
         context = texts.length_R[row_B].mean()
         draft = np.interp(context, clock.contexts_C, clock.draft_C)
         once = np.interp(context, clock.contexts_C, clock.drafting_C)
-        if len(tokens_RA):
+        if common:
+            best, chosen = -np.inf, 0
+            for a in range(len(shapes.drafted_A)):
+                length, worth = shapes.drafted_A[a], tokens_RA[row_B, a].sum()
+                worth -= speed * (_rest(clock, context, length) + length * draft + (length > 0) * once)
+                if worth > best and not shapes.copies_A[a]:
+                    best, chosen = worth, a
+            chosen_B = np.full(batch, chosen)
+        elif len(tokens_RA):
             token = np.interp(context, clock.contexts_C, token_C)
             chosen_B = compiled_choice(tokens_RA[row_B], shapes, speed, token, draft, once)
         else:
             chosen_B = action_R[row_B]
-        drafted = shapes.drafted_A[chosen_B].mean()
-        target_C = np.array([np.interp(drafted, np.arange(len(target_V)), target_V) for target_V in clock.target_CV])
         passes = shapes.passes_A[chosen_B].max()
-        seconds += np.interp(context, clock.contexts_C, target_C) + passes * draft + (passes > 0) * once
+        seconds += _rest(clock, context, shapes.drafted_A[chosen_B].mean()) + passes * draft + (passes > 0) * once
+        steps += 1
         for b in range(batch):
             action, size = chosen_B[b], texts.size_X[text_B[b]]
             right = min(texts.accepted_RS[row_B[b], int(shapes.copies_A[action])], shapes.drafted_A[action])
@@ -83,14 +95,15 @@ def decoded(
                 if coming < len(stream):  # else the stream is over, and so is this walk
                     text_B[b] = stream[coming]
                 coming += 1
-    return tokens, seconds
+    return tokens, seconds, steps
 
 
 class MixedReplay(NamedTuple):
-    """The tokens and the seconds of the stream of each part of the sources, float64 [PARTS]."""
+    """The tokens, the seconds and the steps of the stream of each part of the sources, float64 [PARTS]."""
 
     tokens_P: Tensor
     seconds_P: Tensor
+    steps_P: Tensor
 
     @property
     def speed(self) -> float:
@@ -99,7 +112,11 @@ class MixedReplay(NamedTuple):
 
     def over(self, other: MixedReplay) -> Ratio:
         """The quotient of speeds; its error by the jackknife over the parts."""
-        return jackknifed(torch.stack([*self, *other], dim=-1), torch.arange(len(self.tokens_P)))
+        return jackknifed(torch.stack([*self[:2], *other[:2]], dim=-1), torch.arange(len(self.tokens_P)))
+
+    def charged(self, seconds: float) -> MixedReplay:
+        """The same steps, each longer by the seconds of its decisions."""
+        return self._replace(seconds_P=self.seconds_P + seconds * self.steps_P)
 
 
 class MixedBatches:
@@ -110,7 +127,7 @@ class MixedBatches:
     """
 
     def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:
-        self.batch, self.clock, self.shapes = batch, step_clock(profile, batch), Shapes.of(timed.space)
+        self.batch, self.clock, self.shapes = batch, step_clock(profile, batch), Shapes.of(timed.space.actions)
         generator = np.random.default_rng(seed)
         size_X, length_R = timed.texts.size_X.numpy(), timed.texts.length_R.numpy().astype(float)
         drawn_R1 = generator.random((len(length_R), 1))
@@ -130,20 +147,22 @@ class MixedBatches:
         """A decision at every root that does not depend on the other requests."""
         return self._run(action_R.numpy(), np.zeros((0, 0)), 0.0)
 
-    def select(self, tokens_RA: Tensor, speed: float) -> MixedReplay:
-        """Joint decisions by predicted block efficiencies; the batch's `speed`, in tokens per second, prices time."""
-        return self._run(np.zeros(0, np.int64), tokens_RA.double().numpy(), speed)
+    def select(self, tokens_RA: Tensor, speed: float, common: bool = False) -> MixedReplay:
+        """Joint decisions by predicted block efficiencies, or one chain for all requests of a step if `common`; the
+        batch's `speed`, in tokens per second, prices time."""
+        return self._run(np.zeros(0, np.int64), tokens_RA.double().numpy(), speed, common)
 
-    def speed_of(self, tokens_RA: Tensor, begin: float) -> float:
+    def speed_of(self, tokens_RA: Tensor, begin: float, common: bool = False) -> float:
         """The speed that prices time in joint decisions: the one that they reach, found from a first guess."""
         tried, last = {}, begin
         for _ in range(ROUNDS + 1):
-            tried[last] = self.select(tokens_RA, last).speed
+            tried[last] = self.select(tokens_RA, last, common).speed
             last = tried[last]
         return max(tried, key=tried.__getitem__)
 
-    def _run(self, action_R: Array, tokens_RA: Array, speed: float) -> MixedReplay:
+    def _run(self, action_R: Array, tokens_RA: Array, speed: float, common: bool = False) -> MixedReplay:
         clock = self.clock, self.clock.token_C / self.batch
         decisions = action_R, tokens_RA, speed
-        rows = [decoded(stream, self.batch, self._texts, self.shapes, clock, decisions) for stream in self._streams]
+        own = self.batch, self._texts, self.shapes, clock, decisions, common
+        rows = [decoded(stream, *own) for stream in self._streams]
         return MixedReplay(*torch.tensor(rows, dtype=torch.float64).unbind(-1))

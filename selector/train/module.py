@@ -1,10 +1,12 @@
 """The Lightning module: a network under one of two objectives, and the batches that it learns from.
 
 Legend: B roots of a batch, R roots of a split, F scalars, D hidden width, A actions, S survivals.
+Block efficiencies are in tokens, times in seconds.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -24,12 +26,50 @@ from selector.decision import Mode
 from selector.schema import FULL, PAIR, SCHEMAS
 from selector.train.data import Texts, Timed
 from selector.train.network import RootNetwork, SurvivalNetwork
-from selector.train.objective import policy_loss, policy_ratios, survival_loss
 from selector.train.tuning import replay_mode
 
 ROWS_AT_ONCE = 1 << 14
 MEASURED = 4096  # roots of a sampling setting at most that the metrics of an epoch are measured on
 WEIGHT_DECAY = 0.02  # of AdamW
+
+
+def survival_loss(
+    log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpace, squared_weight: float = 1.0
+) -> Tensor:
+    """A regressor's loss, scalar: the cross-entropy of survivals, in nats, and the squared error of the block
+    efficiencies that they sum to, in squared tokens.
+
+    Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches and lookups have equal
+    weights, although there are far more branches.
+
+    Labels are `P(tau >= t | text)`; NaN where unknown. Both terms are least at the labels' mean, so unbiased labels
+    suffice, even where the draw of siblings puts one above 1.
+    """
+    known_BS = ~labels_BS.isnan()
+    labels_BS = labels_BS.nan_to_num()
+    log_S = log_survivals_BS.clamp(max=-1e-6)
+    loss_BS = -(labels_BS * log_S + (1 - labels_BS) * torch.log(-torch.expm1(log_S))) * known_BS
+    sizes = [space.depth, space.tree_survivals - space.depth, loss_BS.shape[-1] - space.tree_survivals]
+    cross_entropy = sum(part.mean() for part in loss_BS.split(sizes, dim=-1) if part.shape[-1])
+    known_BA = (~known_BS).to(log_S) @ space.sums_SA.to(log_S) == 0
+    error_BA = (space.efficiencies(log_survivals_BS.exp()) - space.efficiencies(labels_BS)) * known_BA
+    parts = error_BA.split([len(space.trees), len(space.lookups)], dim=-1)
+    return cross_entropy + squared_weight * sum(part.square().mean() for part in parts if part.shape[-1])
+
+
+def policy_ratios(logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor) -> Tensor:
+    """Expected tokens over expected seconds of a policy (DDTE eq. 4), over `base_speed_B`, the tokens per second of the
+    sampling setting's static tree at the same root; [B]."""
+    policy_BA = logits_BA.softmax(-1)
+    return (policy_BA * efficiency_BA).sum(-1) / (policy_BA * seconds_BA).sum(-1) / base_speed_B
+
+
+def policy_loss(ratio_B: Tensor, worst_weight: float = 1.0, worst_share: float = 0.05) -> Tensor:
+    """DDTE eq. 12: mean log-ratio to the baseline's speed, and the squared loss of the worst roots, at least one;
+    scalar. `worst_weight` is lambda, `worst_share` alpha; the paper gives no values."""
+    worst = max(1, math.ceil(worst_share * len(ratio_B)))
+    shortfall_B = (1 - ratio_B).clamp(min=0).square()
+    return -ratio_B.log().mean() + worst_weight * shortfall_B.topk(worst).values.mean()
 
 
 @dataclass
@@ -106,18 +146,14 @@ class SelectorModule(pl.LightningModule):
 
     def loss(self, batch: Batch) -> Tensor:
         """A policy's loss with all features; a regressor's with all features plus that with the early ones."""
-        if not self.is_regressor:
-            return policy_loss(self.ratios(batch))
         passed_B1 = torch.ones_like(batch.scalars_BF[:, :1])
-        late, early = (self.network(batch.scalars_BF, batch.hidden, each) for each in (passed_B1, 0 * passed_B1))
+        late = self.network(batch.scalars_BF, batch.hidden, passed_B1)
+        if not self.is_regressor:
+            efficiency_BA = self.space.efficiencies(batch.survivals_BS)
+            return policy_loss(policy_ratios(late, efficiency_BA, batch.seconds_BA, batch.base_speed_B))
+        early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
         last = batch.survivals_BS, self.space, self.hparams["squared_weight"]
         return survival_loss(late, *last) + survival_loss(early, *last)
-
-    def ratios(self, batch: Batch) -> Tensor:
-        """A policy's speed over the static tree's at each root, by the labels, [B]."""
-        logits_BA = self.network(batch.scalars_BF, batch.hidden, torch.ones_like(batch.scalars_BF[:, :1]))
-        efficiency_BA = self.space.efficiencies(batch.survivals_BS)
-        return policy_ratios(logits_BA, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
 
     @torch.no_grad()
     def scores(self, texts: Texts, level: str | None = None) -> Tensor:

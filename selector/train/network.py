@@ -59,10 +59,8 @@ class RootNetwork(nn.Module):
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
         self.early, self.unseen = schema.first, [schema.index("batch")] if policy else list(schema.unseen)
         self.register_buffer("count_F", torch.tensor([f in schema.counts for f in range(F)]))
-        self.register_buffer("low_F", torch.full((F,), -torch.inf))
-        self.register_buffer("high_F", torch.full((F,), torch.inf))
-        self.register_buffer("mean_F", torch.zeros(F))
-        self.register_buffer("scale_F", torch.ones(F))
+        for name, value in (("low_F", -torch.inf), ("high_F", torch.inf), ("mean_F", 0.0), ("scale_F", 1.0)):
+            self.register_buffer(name, torch.full((F,), value))
         self.scale_F[self.unseen] = torch.inf
 
     @torch.no_grad()

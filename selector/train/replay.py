@@ -13,16 +13,16 @@ adds its n tokens to m. Tokens that the last step yields beyond the text's end t
 for every policy that decides at roots by what is known there, before any token is drafted. The only variance is that
 between texts; errors are over their sources, by the jackknife.
 
-Legend: X texts, N roots of one text, R roots of all texts, A actions, S survivals, D depth, J accepted lengths + 1,
-M tokens since the draft's last pass.
+Legend: X texts, N roots of one text, R roots of all texts, A actions, S survivals, D depth, J accepted lengths + 1, M
+tokens since the draft's last pass.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,10 +30,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import ActionSpace
-from selector.jit import jit
+
+try:
+    from numba import njit
+except ModuleNotFoundError:
+    njit = None  # type: ignore[assignment]
 
 Array = NDArray[Any]
+F = TypeVar("F", bound=Callable[..., object])
 ROUNDS = 5  # of restoring the means and clipping again
+SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # vectorises sums; NaN and infinity keep their meaning
+
+
+def jit(function: F, kept: bool = True) -> F:
+    """The function, compiled when it is first called, and kept on disk where that is possible; without Numba it stays
+    plain Python, with the same results.
+
+    Numba compiles anew when the function's own file changes, but not when that of a compiled function which it calls
+    does. So such functions stand in one file, or are not `kept`.
+    """
+    if njit is None:
+        return function
+    try:
+        return cast(F, njit(cache=kept, fastmath=SUMS_IN_ANY_ORDER)(function))
+    except RuntimeError:  # neither the package's folder nor the user's can be written to
+        return cast(F, njit(fastmath=SUMS_IN_ANY_ORDER)(function))
 
 
 class Lateness(NamedTuple):
@@ -58,6 +79,10 @@ class Replayed:
         """Tokens per second, sums over sums."""
         return float(self.tokens_X.sum() / self.seconds_X.sum())
 
+    def charged(self, seconds: float) -> Replayed:
+        """The same steps, each longer by the seconds of its decision."""
+        return replace(self, seconds_X=self.seconds_X + seconds * self.steps_X)
+
     @property
     def block_efficiency(self) -> float:
         return float(self.tokens_X.sum() / self.steps_X.sum())
@@ -80,9 +105,8 @@ def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
 
 
 def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
-    branching = space.tree_survivals - space.depth
-    sizes = [space.depth, branching, survivals_RS.shape[1] - space.tree_survivals]
-    chain_RD, branches_RS, copied_RS = survivals_RS.clamp(0, 1).split(sizes, dim=1)
+    places = space.depth, space.tree_survivals
+    chain_RD, branches_RS, copied_RS = survivals_RS.clamp(0, 1).tensor_split(places, dim=1)
     chain_RD = chain_RD.cummin(-1).values
     paths = branches_RS.unflatten(1, (-1, space.max_L1 + 1, space.max_L2))  # by style and K
     trunk_RL = torch.cat([torch.ones_like(chain_RD[:, :1]), chain_RD[:, : space.max_L1]], dim=1)

@@ -39,7 +39,6 @@ class StaticTable(NamedTuple):
 
     @classmethod
     def of(cls, timed: Timed) -> StaticTable:
-        """All trees of the space."""
         own = timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space
         return cls.of_labels(*own, range(len(timed.space.trees)))
 
@@ -47,7 +46,6 @@ class StaticTable(NamedTuple):
     def of_labels(
         cls, survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace, actions: Iterable[int]
     ) -> StaticTable:
-        """The actions of these positions; arguments as `replay`'s."""
         found = []
         for a in actions:
             each = replay(survivals_RS, torch.full((len(survivals_RS),), a), seconds_RA[:, a], size_X, space)
@@ -63,7 +61,6 @@ class StaticTable(NamedTuple):
         return self.tokens_XA.sum(0) / self.steps_XA.sum(0)
 
     def best(self, allowed_A: Tensor | None = None) -> int:
-        """The position of the fastest tree."""
         speed_A = self.speeds()
         return int((speed_A if allowed_A is None else speed_A.where(allowed_A, 0.0)).argmax())
 
@@ -75,7 +72,6 @@ def best_static(timed: Timed, table: StaticTable) -> Mode:
 
 
 def static_replay(timed: Timed, action: Action) -> Replayed:
-    """One tree everywhere."""
     action_R = torch.full((len(timed.texts.length_R),), timed.space.index(action))
     return replay(timed.survivals_RS, action_R, timed.seconds_of(action_R), timed.texts.size_X, timed.space)
 
@@ -103,7 +99,7 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
     if mode.decider != NETWORK:
         if mode.rule is not None:
             copies_R = mode.rule.copies(timed.texts.scalar("match")) & ~unknown_R
-            static_R = torch.where(copies_R, space.index(mode.rule.lookup), static_R)
+            static_R[copies_R] = space.index(mode.rule.lookup)
         return Decided(static_R, timed.seconds_of(static_R, mode.asked), space.needs_draft_A[static_R])
     action_R, seconds_R = static_R, torch.zeros(len(unknown_R))
     open_R, passes_R = torch.ones_like(unknown_R), torch.zeros_like(unknown_R)
@@ -120,16 +116,15 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
             passes_R |= open_R & ~unknown_R
         open_R = open_R & space.needs_draft_A[chosen_R] & ~unknown_R
     passes_R |= space.needs_draft_A[action_R]
+    found = action_R, seconds_R, passes_R
     if mode.longest:
         beyond_R, rule = timed.texts.length_R > mode.longest, decide(timed, {}, mode.without_network())
-        action_R = torch.where(beyond_R, rule.action_R, action_R)
-        seconds_R = torch.where(beyond_R, rule.seconds_R, seconds_R)
-        passes_R = torch.where(beyond_R, rule.passes_R, passes_R)
-    return Decided(action_R, seconds_R, passes_R)
+        by_rule = rule.action_R, rule.seconds_R, rule.passes_R
+        return Decided(*(torch.where(beyond_R, *each) for each in zip(by_rule, found, strict=True)))
+    return Decided(*found)
 
 
 def replay_mode(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Replayed:
-    """The texts as a mode decodes them."""
     return decide(timed, predictions, mode, policy).replayed(timed)
 
 
@@ -153,7 +148,6 @@ class Judged:
 
 
 def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Action, policy: bool = False) -> Judged:
-    """A mode's replay against the best static tree's."""
     replayed, source_X = replay_mode(timed, predictions, mode, policy), timed.texts.source_number_X
     return Judged(mode, ratio_of_speeds(replayed, static_replay(timed, static), source_X), replayed, source_X)
 
@@ -173,16 +167,13 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
         priced = [own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]
         tried += priced
         if levels == (EARLY,):  # the other features come from the draft's own pass
-            tried += [_without_drafts(mode, timed.space) for mode in priced]
+            free = (~timed.space.needs_draft_A).nonzero()[:, 0].tolist()
+            kept = tuple(a for a in free if not static.allowed or a in static.allowed)
+            tried += [replace(mode, allowed=kept) for mode in priced]
     best = max(tried, key=lambda mode: replay_mode(timed, predictions, mode, policy).speed)
     found = decide(timed, predictions, best, policy)
     best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))
     return judge_mode(timed, predictions, best, static.action, policy)
-
-
-def _without_drafts(mode: Mode, space: ActionSpace) -> Mode:
-    kept = [a for a in (~space.needs_draft_A).nonzero()[:, 0].tolist() if not mode.allowed or a in mode.allowed]
-    return replace(mode, allowed=tuple(kept))
 
 
 def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:

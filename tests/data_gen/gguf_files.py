@@ -60,21 +60,10 @@ def write(
     architecture: str = "",
     more: Callable[[gguf.GGUFWriter], Any] = lambda writer: None,
     without: str = "",
-    tokenizer: Tokenizer | None = None,
 ) -> Path:
-    """Write a file with float32 weights.
-
-    Args:
-        rule: the tokenizer's, of `RULES`.
-        named: what the file calls the rule, instead.
-        architecture: instead of the model's own.
-        more: adds to the file.
-        without: a tensor that is left out.
-        tokenizer: a byte-level BPE whose first token ends a text and whose last special one begins it; None: that of
-            `byte_level`.
-    """
-    config, tokenizer = model.config, tokenizer or byte_level(rule)
-    special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+    """Write a file with float32 weights and the tokenizer of a rule of `RULES`. It may call the rule otherwise, have
+    another architecture than the model, hold `more`, and lack a tensor."""
+    config, tokenizer = model.config, byte_level(rule)
     family = config.model_type
     writer = gguf.GGUFWriter(path, architecture or family)
     writer.add_name("Tiny")
@@ -92,9 +81,9 @@ def write(
     writer.add_tokenizer_pre(named or rule)
     writer.add_token_list(tokens)
     kinds = gguf.TokenType
-    writer.add_token_types([kinds.CONTROL if token in special else kinds.NORMAL for token in tokens])
+    writer.add_token_types([kinds.CONTROL if token in SPECIAL else kinds.NORMAL for token in tokens])
     writer.add_token_merges([" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]])
-    writer.add_bos_token_id(len(special) - 1)
+    writer.add_bos_token_id(1)
     writer.add_eos_token_id(0)
     writer.add_chat_template(TEMPLATE)
     more(writer)

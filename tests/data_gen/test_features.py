@@ -14,30 +14,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_gen.decoding.loop import Decoded, Features, FixedTree, Random
-from data_gen.features.root import Accepted, DrafterKnowledge, RootKnowledge
-from data_gen.features.rows import ROW_NUMBERS, entropies, row_numbers, scalars_along
+from data_gen.features.root import (
+    ROW_NUMBERS,
+    Accepted,
+    DrafterKnowledge,
+    RootKnowledge,
+    entropies,
+    row_numbers,
+    scalars_along,
+)
 from data_gen.models.pair import ModelPair, ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.texts.written import WrittenText, finished, rows_along
 from data_gen.traces import texts_of
+from selector import schema
 from selector.actions import EMPTY, Action
-from selector.runtime.tokens import TokenStatistics
-from selector.schema import (
-    DRAFTER,
-    EARLY,
-    FULL,
-    HIDDEN_STATES,
-    KEYS,
-    LIGHT,
-    LOG,
-    LONGEST_LOOKUP,
-    LONGEST_MATCH,
-    MOST_SEEN,
-    PAIR,
-    SCALARS_KEY,
-    TEXT,
-    TOKEN_SCALARS,
-)
+from selector.runtime.artefact import TokenStatistics
 from tests.data_gen import by_definition
 from tests.data_gen.decodes import decode
 
@@ -51,7 +43,7 @@ MIXED = [
 
 
 def decoded(
-    pair: ModelPair, sampling: Sampling, actions: Sequence[Action], level: str = FULL, prompt: list[int] = PROMPT
+    pair: ModelPair, sampling: Sampling, actions: Sequence[Action], level: str = schema.FULL, prompt: list[int] = PROMPT
 ) -> tuple[Decoded, list[Features | None]]:
     """A text, and the features at each of its steps."""
     own, seen = Random(actions, torch.Generator().manual_seed(1)), list[Features | None]()
@@ -97,18 +89,20 @@ def test_scalars_are_what_the_schema_says(
             **by_definition.of_draft(p[:n], q[:n], of_draft[: n + 1]),
             **{"batch": 1, "temperature": 0.5, "top_p": 0.75},
         }
-        assert dict(zip(PAIR.names, scalars_RF[n].tolist(), strict=True)) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+        assert dict(zip(schema.PAIR.names, scalars_RF[n].tolist(), strict=True)) == pytest.approx(
+            expected, rel=1e-6, abs=1e-6
+        )
 
 
 def test_long_runs_and_matches_count_as_the_longest() -> None:
-    length = LONGEST_MATCH + 22
+    length = schema.LONGEST_MATCH + 22
     numbers = {name: np.ones(length, np.float32) for name in ROW_NUMBERS}
     scalars_RF = scalars_along([*[3] * length, 4], 1, Sampling(), numbers)
-    before, after = (dict(zip(PAIR.names, scalars_F.tolist(), strict=True)) for scalars_F in scalars_RF[-2:])
+    before, after = (dict(zip(schema.PAIR.names, scalars_F.tolist(), strict=True)) for scalars_F in scalars_RF[-2:])
     longest = "match", "copied", "source_steady", "second_match"
-    assert [before[name] for name in (*longest, "agreed")] == [LONGEST_MATCH] * 5
-    assert before["second_agrees"] == before["third_agrees"] == LONGEST_LOOKUP
-    assert [before[f"seen_{count}"] for count in (1, 2, 3, 4)] == [MOST_SEEN] * 4
+    assert [before[name] for name in (*longest, "agreed")] == [schema.LONGEST_MATCH] * 5
+    assert before["second_agrees"] == before["third_agrees"] == schema.LONGEST_LOOKUP
+    assert [before[f"seen_{count}"] for count in (1, 2, 3, 4)] == [schema.MOST_SEEN] * 4
     assert before["context_length"] == length  # which is for the decision alone
     assert [after[name] for name in longest] == [0] * 4
 
@@ -131,36 +125,27 @@ def test_a_decoder_knows_what_the_text_tells(pair: ModelPair, sampling: Sampling
     scalars_RF, target, draft = replayed(pair, text, sampling)
     assert len(seen) == len(result.steps) and seen[0] is None
     for step, features in zip(result.steps[1:], seen[1:], strict=True):
-        assert features is not None and set(features) == {SCALARS_KEY, *HIDDEN_STATES}
+        assert features is not None and set(features) == {schema.SCALARS_KEY, *schema.HIDDEN_STATES}
         n = step.length - 1 - text.start
-        assert torch.allclose(features[SCALARS_KEY], scalars_RF[n], atol=2e-3, rtol=1e-4), n
+        assert torch.allclose(features[schema.SCALARS_KEY], scalars_RF[n], atol=2e-3, rtol=1e-4), n
         expected = target.hidden_ND[n - 1], draft.hidden_ND[n - 1], draft.hidden_ND[n]
-        for name, state_D in zip(HIDDEN_STATES, expected, strict=True):
+        for name, state_D in zip(schema.HIDDEN_STATES, expected, strict=True):
             assert torch.allclose(features[name], state_D, atol=2e-4), (n, name)
-
-
-def test_the_cases_above_are_all_there(pair: ModelPair) -> None:
-    """Chains and branches that are accepted whole, in part, and not at all; and no draft."""
-    steps = [step for sampling in SAMPLINGS for step in decoded(pair, sampling, MIXED)[0].steps]
-    trees = [(step.action, step.accepted) for step in steps if isinstance(step.action, Action) and step.action != EMPTY]
-    assert {(action.K > 1, accepted == action.L1 + action.L2) for action, accepted in trees} == {
-        (branches, whole) for branches in (False, True) for whole in (False, True)
-    }
-    assert any(accepted == 0 for action, accepted in trees if action.K > 1)
-    assert EMPTY in [step.action for step in steps]
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, [9]], ids=["prompt", "one token"])
 def test_light_features_are_the_scalars_alone_and_early_ones_the_first_of_them(
     pair: ModelPair, prompt: list[int]
 ) -> None:
-    (full, of_full), *others = (decoded(pair, SHARP, MIXED, level, prompt) for level in (FULL, LIGHT, EARLY))
-    for count, (result, found) in zip((len(PAIR.names), PAIR.first), others, strict=True):
+    (full, of_full), *others = (
+        decoded(pair, SHARP, MIXED, level, prompt) for level in (schema.FULL, schema.LIGHT, schema.EARLY)
+    )
+    for count, (result, found) in zip((len(schema.PAIR.names), schema.PAIR.first), others, strict=True):
         assert full.tokens == result.tokens and found[0] is None
         for whole, scalars in zip(of_full[1:], found[1:], strict=True):
-            assert whole is not None and scalars is not None and set(scalars) == {SCALARS_KEY}
-            assert torch.equal(scalars[SCALARS_KEY], whole[SCALARS_KEY][:count])
-            assert scalars[SCALARS_KEY].dtype == torch.float32
+            assert whole is not None and scalars is not None and set(scalars) == {schema.SCALARS_KEY}
+            assert torch.equal(scalars[schema.SCALARS_KEY], whole[schema.SCALARS_KEY][:count])
+            assert scalars[schema.SCALARS_KEY].dtype == torch.float32
 
 
 @pytest.mark.parametrize("together", [1, 5, 70], ids=str)
@@ -169,14 +154,14 @@ def test_features_from_a_trace_are_those_of_a_decoder_bit_by_bit(pair: ModelPair
     result, _ = decoded(pair, SHARP, [Action(1, 4, 0)])
     text = finished(pair, PROMPT, result.tokens * 3)
     scalars_RF, target, draft = replayed(pair, text, SHARP)
-    known = RootKnowledge(PROMPT, SHARP, (LIGHT,))
+    known = RootKnowledge(PROMPT, SHARP, (schema.LIGHT,))
     known.passed([ModelRow(*(rows[0] for rows in draft))])
     for begin in range(0, len(scalars_RF) - together, together):
         for n in range(begin, begin + together):  # steps without a decision in between
             known.committed(Accepted(target, [n]), [text.tokens[text.start + 1 + n]])
             known.passed([ModelRow(*(rows[n + 1] for rows in draft))])
-        features = known.features(LIGHT)
-        assert features is not None and features[SCALARS_KEY].tolist() == scalars_RF[begin + together].tolist()
+        features = known.features(schema.LIGHT)
+        assert features is not None and features[schema.SCALARS_KEY].tolist() == scalars_RF[begin + together].tolist()
 
 
 def test_a_scalar_that_is_not_finite_is_named() -> None:
@@ -202,7 +187,7 @@ def test_entropies_are_those_of_the_distributions(dtype: torch.dtype) -> None:
 
 GREEDY = Sampling(0.0)
 START = 7
-BY_KEY = [*(scalar.name for scalar in TOKEN_SCALARS), "hit_accepted", "hit_copied", "hit_known"]
+BY_KEY = [*(scalar.name for scalar in schema.TOKEN_SCALARS), "hit_accepted", "hit_copied", "hit_known"]
 
 
 def text_of(seed: int, length: int = 120, vocabulary: int = 6) -> tuple[list[int], list[float]]:
@@ -228,7 +213,7 @@ def knowledge(tokens: list[int], hits: list[float], end: int, step: int = 1) -> 
 def test_scalars_by_definition(seed: int, end: int) -> None:
     tokens, hits = text_of(seed, vocabulary=2 + 2 * seed)
     known = knowledge(tokens, hits, end)
-    found = dict(zip(LOG.names, known.scalars(DRAFTER).tolist(), strict=True))
+    found = dict(zip(schema.LOG.names, known.scalars(schema.DRAFTER).tolist(), strict=True))
     assert sum(found.pop(name) for name in BY_KEY) == 0  # there are no statistics
     expected = by_definition.of_text(tokens[:end], START) | {"batch": 3, "temperature": 0.0, "top_p": 1.0}
     expected |= by_definition.of_hits(tokens[:end], START, hits[: end - START])
@@ -241,9 +226,9 @@ def test_statistics_by_token_are_those_of_the_keys() -> None:
     keys_RJ, values_RK = np.stack([known.keys()] * 3), np.array([[1.0, 2.0], [3.0, 1.0], [0.0, 5.0]])
     known.tokens, _ = TokenStatistics.fit(keys_RJ, values_RK, np.arange(3))
     of_keys = known.tokens.of(known.keys()).astype(np.float32)
-    found_F = known.scalars(DRAFTER)
-    assert found_F[[LOG.index(name) for name in BY_KEY]].tolist() == of_keys.tolist()
-    assert found_F[LOG.index("last_known")] == 3
+    found_F = known.scalars(schema.DRAFTER)
+    assert found_F[[schema.LOG.index(name) for name in BY_KEY]].tolist() == of_keys.tolist()
+    assert found_F[schema.LOG.index("last_known")] == 3
 
 
 @pytest.mark.parametrize("step", [2, 17])
@@ -251,15 +236,15 @@ def test_steps_of_any_size_give_the_same_numbers(step: int) -> None:
     tokens, hits = text_of(3, 700)
     one, other = (knowledge(tokens, hits, 700, each) for each in (1, step))
     for _ in range(2):  # asking changes nothing
-        assert np.array_equal(one.scalars(DRAFTER), other.scalars(DRAFTER))
+        assert np.array_equal(one.scalars(schema.DRAFTER), other.scalars(schema.DRAFTER))
     assert np.array_equal(one.keys(), other.keys())
-    assert other.scalars(TEXT).tolist() == other.scalars(DRAFTER)[: LOG.first].tolist()
+    assert other.scalars(schema.TEXT).tolist() == other.scalars(schema.DRAFTER)[: schema.LOG.first].tolist()
 
 
 def test_keys_are_those_of_equal_places() -> None:
     tokens, hits = [1, 2, 3, 1, 2, 3, 4, 2, 3], [1.0, 1.0]
     keys = {end: knowledge(tokens, hits, end).keys().tolist() for end in (7, 8, 9)}
-    names = [*KEYS, "hit"]
+    names = [*schema.KEYS, "hit"]
     one, other = (dict(zip(names, keys[end], strict=True)) for end in (7, 9))
     assert len({value for own in keys.values() for value in own}) > 15
     assert one["last"] != other["last"]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import json
 import multiprocessing
-import os
 import resource
 import signal
-from collections.abc import Callable
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data_gen.models import gguf
-from data_gen.models.gguf import MARKER, cache_folder, resolved
+from data_gen.models.gguf import cache_folder, resolved
 from data_gen.models.pair import ModelPair
 from selector.schema import InputError
 from tests.data_gen.gguf_files import TEMPLATE, TEXT, VOCABULARY, byte_level, random_model, write
@@ -55,8 +53,7 @@ def test_a_converted_file_is_the_model_that_was_written(
     written = random_model(family, tied)
     folder = resolved(str(write(tmp_path / "Tiny 1.GGUF", written, rule)), "target")
     assert Path(folder).parent == cache and Path(folder).name.startswith("Tiny 1-")
-    (line,) = capfd.readouterr().err.splitlines()  # no bars
-    assert line == f"espalier: Tiny 1.GGUF is converted, once, to {folder} (0 MB)"
+    assert capfd.readouterr().err == f"espalier: Tiny 1.GGUF is converted, once, to {folder} (0 MB)\n"  # no bars
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.dtype == torch.float32 and model.num_parameters() == written.num_parameters()
@@ -74,49 +71,9 @@ def test_a_file_is_converted_once_and_a_changed_file_anew(
 ) -> None:
     first = resolved(str(tiny), "target")
     assert resolved(str(tiny), "draft") == first
-    for file in Path(first).iterdir():  # times that differ, as of a copied cache: the files are read and right
-        os.utime(file)
-    assert resolved(str(tiny), "draft") == first
     write(tiny, random_model("qwen2", tied=True), "qwen2")
     assert resolved(str(tiny), "target") != first
     assert capfd.readouterr().err.count("is converted, once") == 2
-
-
-def cut(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-
-
-def change(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("damage", "fault"),
-    [
-        (cut, "model.safetensors has changed"),
-        (change, "model.safetensors has changed"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
-        (lambda folder: (folder / MARKER).unlink(), f"{MARKER} is missing"),
-        (lambda folder: (folder / MARKER).write_text('{"config.json": 1}'), f"{MARKER} is damaged"),
-    ],
-    ids=["cut", "changed", "missing", "unfinished", "another JSON"],
-)
-def test_a_damaged_folder_is_said_and_converted_anew(
-    tiny: Path, damage: Callable[[Path], object], fault: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = Path(resolved(str(tiny), "target"))
-    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != MARKER}
-    damage(folder)
-    capfd.readouterr()
-    assert resolved(str(tiny), "target") == str(folder)
-    lines = capfd.readouterr().err.splitlines()
-    assert lines[0] == f"espalier: {folder}: {fault}; tiny.gguf is converted anew" and len(lines) == 2
-    assert {file.name: file.read_bytes() for file in folder.iterdir() if file.name != MARKER} == before
-    assert resolved(str(tiny), "target") == str(folder) and not capfd.readouterr().err
 
 
 def together(path: Path) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,32 +22,25 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(written, "_halvings", 0)
 
 
-@pytest.fixture
-def scarce(pair: ModelPair) -> Iterator[Any]:
-    """A draft whose passes over more than 20 tokens ask the real allocator for more than there is."""
+def blocks(pair: ModelPair) -> list[RowBlock]:
+    return written.halving(lambda: list(rows_along(pair, TEXT, Sampling())))
+
+
+def test_the_rows_are_the_same_in_smaller_blocks(pair: ModelPair) -> None:
+    """Passes of the draft over more than 20 tokens ask the real allocator for more than there is."""
 
     def ask(_: object, inputs: tuple[torch.Tensor, ...]) -> None:
         if inputs[0].shape[1] > 20:
             torch.empty(2**60, dtype=torch.uint8)
 
-    with pair.draft.register_forward_pre_hook(ask) as handle:
-        yield handle
-
-
-def blocks(pair: ModelPair) -> list[RowBlock]:
-    return list(rows_along(pair, TEXT, Sampling()))
-
-
-def test_the_rows_are_the_same_in_smaller_blocks(pair: ModelPair, scarce: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.warns(RuntimeWarning, match="halved from here on: .*can't allocate memory") as said:
-        found = written.halving(lambda: blocks(pair))
-    assert len(said) == 1 and max(len(block.draft.probs_NV) for block in found) <= 20
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        again = written.halving(lambda: blocks(pair))
-    scarce.remove()
-    monkeypatch.setattr(written, "_halvings", 0)
     (whole,) = blocks(pair)
+    with pair.draft.register_forward_pre_hook(ask):
+        with pytest.warns(RuntimeWarning, match="halved from here on: .*can't allocate memory") as said:
+            found = blocks(pair)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            again = blocks(pair)
+    assert len(said) == 1 and max(len(block.draft.probs_NV) for block in found) <= 20
     assert len(again) == len(found) > 2
     for rows in (found, again):
         assert torch.allclose(torch.cat([block.draft.probs_NV for block in rows]), whole.draft.probs_NV, atol=1e-5)

@@ -15,10 +15,9 @@ import torch
 from data_gen import timing
 from data_gen.decoding.loop import Step
 from data_gen.models.pair import ModelPair
-from data_gen.timing import BURST, LATE, NODES, WIDTHS, Bursts, Sample, fitted, real_steps, samples_of, times
+from data_gen.timing import BURST, LATE, NODES, WIDTHS, Sample, bursts, fitted, real_steps, samples_of, times
 from selector.actions import EMPTY, Action
-from selector.latency import LatencyProfile, Verification
-from selector.tables import Table
+from selector.latency import LatencyProfile, Table, Verification
 from tests.selector.synthetic import profile
 
 TREES = [(1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8), (2, 0, 2), (2, 4, 4), (3, 8, 1), (4, 0, 8)]
@@ -113,6 +112,6 @@ def test_texts_begin_anew_before_they_are_long(longest: int, pair: ModelPair) ->
 
 
 def test_actions_are_drafted_in_bursts() -> None:
-    chooser = Bursts(MET, random.Random(0))
-    drawn = [[chooser.select(None) for _ in range(BURST)] for _ in range(3 * len(MET))]
+    coming = bursts(MET, random.Random(0))
+    drawn = [[*islice(coming, BURST)] for _ in range(3 * len(MET))]
     assert sorted(each * BURST for each in map(list, zip(MET * 3))) == sorted(drawn)

@@ -6,17 +6,19 @@ The responses in `responses/` have the engines' own keys.
 from __future__ import annotations
 
 import json
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from data_gen.models.sampling import Sampling
 from data_gen.texts.log_labels import VERIFIER, Labeller
-from data_gen.texts.logs import NO_DRAFTER, distinct, drafter_of, read_all, read_logs
-from data_gen.texts.responses import record_of
+from data_gen.texts.logs import NO_DRAFTER, distinct, drafter_of, read_all, read_logs, record_of
+from data_gen.texts.prompts import PACKED
 from selector.actions import ActionSpace
 from selector.schema import InputError
 from tests.pipelines.small_logs import record, write
@@ -48,9 +50,9 @@ def test_survivals_are_read_as_they_are(tmp_path: Path) -> None:
 
 
 def test_of_steps_only_what_was_drafted_is_known(tmp_path: Path) -> None:
-    text = one(tmp_path, drafters={"head": {"steps": [[0, 2, 2], [2, 3, 1]]}})
+    text = one(tmp_path, drafters={"head": {"steps": [[0, 1, 1], [2, 3, 1]]}})
     nan = np.nan
-    expected = [[1, 1, nan], [nan, nan, nan], [1, 0, 0]]
+    expected = [[1, nan, nan], [nan, nan, nan], [1, 0, 0]]
     assert np.array_equal(text.survivals["head"], expected, equal_nan=True)
     assert np.isnan(text.of("head")).any()
 
@@ -71,7 +73,7 @@ def test_which_drafter_is_asked_for_where_there_are_several(tmp_path: Path) -> N
         with pytest.raises(InputError, match=message):
             drafter_of([text], wanted)
     with pytest.raises(InputError, match=r"log\.jsonl:1: no entry of head"):
-        drafter_of([text, one(tmp_path, drafters={"small": {"accepted": [0]}})], "head")
+        drafter_of([text, one(tmp_path, drafters={"small": {"accepted": [0, 0, 0]}})], "head")
 
 
 def test_equal_texts_count_once(tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ def without(answer: dict[str, Any], *path: Any) -> dict[str, Any]:
     return copy
 
 
-VLLM, LLAMA = samples("vllm")[0], samples("llama-server")[0]
+VLLM, LLAMA, GENERATED = samples("vllm")[0], samples("llama-server")[0], samples("sglang")[1]
 METRICS = VLLM["metrics"]["speculative_decoding"]
 
 
@@ -179,16 +181,28 @@ BAD = {
     "huge id": ({**GOOD, "generated_token_ids": [1, 2**40, 3]}, "generated_token_ids.1: Input should be less than"),
     "bool": ({**GOOD, "generated_token_ids": [1, True, 3]}, "generated_token_ids.1: Input should be a valid integer"),
     "empty text": ({**GOOD, "generated_token_ids": []}, "generated_token_ids: List should have at least 1 item"),
-    "no positions": ({**GOOD, "drafters": {"head": {"accepted": []}}}, "drafters.head: no positions"),
+    "no positions": ({**GOOD, "drafters": {"head": {"accepted": []}}}, "drafters.head: 0 entries for 3 generated"),
+    "longer": ({**GOOD, "drafters": {"head": {"accepted": [1, 0, 0, 2]}}}, "drafters.head: 4 entries for 3 generated"),
+    "shorter": ({**GOOD, "drafters": {"head": {"survivals": [[1], []]}}}, "drafters.head: 2 entries for 3 generated"),
+    "twice": (
+        {**GOOD, "drafters": {"head": {"steps": [[0, 3, 1], [1, 3, 0]]}}},
+        "steps: step [1, 3, 0] begins within step [0, 3, 1]",
+    ),
+    "source": ({**GOOD, "source": ["a"]}, "source: Value error, a name is a string or a number"),
     "two": ({**GOOD, "drafters": {"head": {"accepted": [1], "steps": []}}}, "drafters.head: one of accepted, "),
     "negative": ({**GOOD, "drafters": {"head": {"accepted": [1, -1]}}}, "drafters.head.accepted.1: Input should be"),
     "nothing committed": ({**GOOD, "acc_eagle": {"acc_len": [1, 0, 1]}}, "acc_len.1: Input should be greater than"),
-    "rising": ({**GOOD, "drafters": {"head": {"survivals": [[0.2, 0.3]]}}}, "drafters.head.survivals: they never rise"),
+    "rising": (
+        {**GOOD, "drafters": {"head": {"survivals": [[0.2, 0.3], [], []]}}},
+        "drafters.head.survivals: they never rise",
+    ),
     "accepted": ({**GOOD, "drafters": {"head": {"steps": [[0, 1, 2]]}}}, "drafters.head.steps: step [0, 1, 2]"),
     "no ids": (without(VLLM, "choices", 0, "token_ids"), "token_ids is missing in the engine's response"),
     "llama-server's prompt": (without(LLAMA, "prompt_token_ids"), "prompt_token_ids is missing"),
     "two answers": ({**VLLM, "choices": VLLM["choices"] * 2}, "choices: one answer"),
     "lost ids": ({**VLLM, "usage": {"completion_tokens": 11}}, "token_ids: 10 token ids of an answer of 11 tokens"),
+    "SGLang's lost ids": ({**GENERATED, "output_ids": TEXT[:3]}, "output_ids: 3 token ids of an answer of 10 tokens"),
+    "llama-server's lost ids": ({**LLAMA, "tokens": TEXT[:3]}, "tokens: 3 token ids of an answer of 10 tokens"),
     "other lengths": (measured(per_step_accepted=[3, 0]), "differ in length"),
     "no numbers": (measured(per_step_accepted=["a", 0, 3]), "per_step_accepted.0: Input should be a valid integer"),
     "more accepted": (measured(per_step_accepted=[4, 0, 3]), "draft.steps: step [1, 3, 4]"),
@@ -200,7 +214,46 @@ def test_a_bad_line_is_named_with_its_file_and_number(name: str, tmp_path: Path)
     line, message = BAD[name]
     path = tmp_path / "log.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n\n{json.dumps(line)}\n")
+    assert len(read_logs([path], remarks := [])) == 1 and f"{path}:3: " in remarks[0]  # a single one
+    path.write_text(f"{json.dumps(GOOD)}\n\n{json.dumps(line)}\n{json.dumps(line)}\n")
     with pytest.raises(InputError) as error:
         read_logs([path])
     assert str(error.value).startswith(f"{path}:3: ")
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_a_few_bad_lines_are_counted_and_left_out(suffix: str, tmp_path: Path) -> None:
+    lines = [json.dumps({**GOOD, "prompt_token_ids": [n]}) for n in range(78)]
+    lines[40:40] = [
+        '{"error": {"code": 503}}',
+        json.dumps({**GOOD, "prompt_token_ids": []}),
+        '{"error": {"code": 500}}',
+    ]
+    path, content = tmp_path / f"log.jsonl{suffix}", "\n".join([*lines, lines[0][:30]]).encode()
+    packed = pa.compress(content, PACKED[suffix], asbytes=True) if suffix else content
+    path.write_bytes(packed)
+    logs = read_all([path], [], Sampling(0.0))
+    assert len(logs.texts) == 78 and logs.texts[0].kind == "log"
+    for remark, count, number in zip(logs.remarks, (2, 1, 1), (41, 42, 82), strict=True):
+        assert remark.startswith(f"{count} of 82 lines are left out, the first one is {path}:{number}: ")
+    path.write_bytes(packed[:-20])
+    if suffix:
+        with pytest.raises(InputError, match=re.escape(str(path))):
+            read_all([path], [], Sampling(0.0))
+
+
+def test_missing_names_are_none_and_equal_numbers_one_source(tmp_path: Path) -> None:
+    names = [{"source": None, "kind": None, "id": None}, {"source": np.nan}, {"source": 1}, {"source": 1.0}]
+    texts = read_logs([write(tmp_path / "log.jsonl", [{**GOOD, **own} for own in names])])
+    own = [f"{tmp_path / 'log.jsonl'}:{number}" for number in (1, 2)]
+    assert [text.source for text in texts] == [f"log {own[0]}", f"log {own[1]}", "1", "1"]
+    assert (texts[0].name, texts[0].kind) == (own[0], "log")
+
+
+def test_a_source_that_is_held_out_is_not_learned_from(tmp_path: Path) -> None:
+    lines = [{**GOOD, "prompt_token_ids": [n], "source": f"user {n % 3}"} for n in range(9)]
+    train, test = write(tmp_path / "a.jsonl", lines[:6]), write(tmp_path / "b.jsonl", lines[8:])
+    logs = read_all([train], [test], Sampling(0.0))
+    assert {text.source for text in logs.texts} == {"user 0", "user 1"} and len(logs.held_out) == 1
+    assert logs.remarks == ["2 texts are left out, because their sources are held out"]

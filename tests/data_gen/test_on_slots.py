@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from data_gen.trees import ABSENT, DraftTree, Layout, Merged
+from data_gen.trees import DraftTree, Layout
 from data_gen.verification import VERIFIERS, get_verifier
 from data_gen.verification.on_slots import ON_SLOTS, law_on_slots
 from selector.actions import EMPTY, Action
@@ -42,21 +42,6 @@ def test_the_law_of_every_draft_is_that_on_its_merged_tree(action: Action, kind:
                 extra_V = extra(torch.tensor([slot]))[0]
                 law_NV[tree.node_of(texts[slot])] += stops_S[slot] * extra_V / extra_V.sum()
             assert (law_NV - verifier.law(tree, *world.rows(tree))).abs().max() < 1e-12, (name, tokens)
-
-
-def test_what_is_merged() -> None:
-    """Two branches of three share their first token, all three their second."""
-    layout = Layout(Action(3, 1, 2), CPU)
-    merged = Merged(layout, torch.tensor([0, 9, 5, 6, 5, 7, 7, 8]))
-    assert merged.first_S.tolist() == [0, 1, 2, 3, 2, 5, 6, 7]
-    assert merged.entries_SE.tolist()[:5] == [
-        [9, ABSENT, ABSENT],
-        [5, 6, 5],
-        [7, 8, ABSENT],  # the first and the third branch
-        [7, ABSENT, ABSENT],
-        [ABSENT] * 3,  # stands for the same text as slot 2
-    ]
-    assert merged.count_S.tolist() == [1, 3, 2, 1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("name", sorted(set(VERIFIERS) - set(NAMES)))

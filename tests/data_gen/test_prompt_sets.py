@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_gen.texts.prompt_sets import read_set
+from data_gen.texts.prompts import read_set
 from selector.schema import InputError
 from tests.pipelines.small_logs import write
 
@@ -30,6 +30,7 @@ RECORDS: list[tuple[str, dict[str, Any], str, str]] = [  # set, a record of its 
     ("opus_books", {"id": "0", "translation": {"en": "Good day.", "fr": ""}}, TRANSLATE.format("French"), "opus_books"),
     ("opus_subtitles", {"translation": {"en": "Good day.", "hi": ""}}, TRANSLATE.format("Hindi"), "opus_subtitles"),
     ("spec_bench", {"question_id": 5, "category": "qa", "turns": ["Who?"]}, "Who?", "qa"),
+    ("spec_bench", {"question_id": 5, "category": "qa", "turns": "Who?"}, "Who?", "qa"),
     ("mt_bench", {"question_id": 81, "category": "writing", "turns": ["Go.", "Rewrite."]}, "Go.", "writing"),
     ("mt_bench", {"prompt_id": 81, "category": "stem", "prompt": ["Why?", "Rewrite."]}, "Why?", "stem"),
     ("gsm8k", {"question": "How many?", "answer": "#### 3"}, "How many?", "gsm8k"),
@@ -81,6 +82,8 @@ def test_the_same_text_is_taken_once_and_keeps_its_source_in_any_order(tmp_path:
         ('{"question": "b"}\n', "record 1 has not the fields"),
         ('{"problem": "a"}\n{"problem"', "cannot read"),
         ('{"problem": " "}\n', "holds no prompts"),
+        ('{"problem": "2024-01-10"}\n', "record 1: problem is no text, but was read as a datetime"),
+        ('{"problem": ["a"]}\n', "record 1: problem is no text, but was read as a list"),
         ("", "holds no prompts|cannot read"),
         (None, "cannot read .*set.jsonl"),
     ],

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data_gen.models.pair import ModelPair
-from data_gen.texts.prompts import Form, Prompt, joined, read_prompts, split_of, take_evenly, write_prompts
+from data_gen.texts.prompts import LONG, Form, Prompt, joined, read_prompts, split_of, take_evenly, write_prompts
 from selector.schema import InputError
 
 
@@ -43,6 +44,16 @@ def test_a_bad_prompt_file_is_one_line_that_names_it(tmp_path: Path, content: by
     assert message in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(InputError, match=r"none.jsonl: No such file"):
         read_prompts(tmp_path / "none.jsonl")
+
+
+def test_a_conversations_last_user_turn_is_its_text(tmp_path: Path) -> None:
+    turns = [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(("system", "user", "assistant", "user"))]
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"messages": turns}))
+    assert [prompt.text for prompt in read_prompts(path)] == ["user 3"]
+    path.write_text(json.dumps({"messages": turns[:1]}))
+    with pytest.raises(InputError, match="messages: no user's turn"):
+        read_prompts(path)
 
 
 def test_a_source_falls_into_one_split() -> None:
@@ -115,3 +126,21 @@ def test_a_tokenizer_without_a_template_or_system_turn_is_refused(tokenizer: Any
     assert Form(100, "drop", chat=True).whole(tokenizer, one)
     with pytest.raises(InputError, match=r"^prompts.system: the chat template of .* refuses: no system"):
         Form(100, "drop", chat=True, system="be brief").whole(tokenizer, one)
+
+
+def test_a_very_long_prompt_is_not_read_to_its_end(tokenizer: Any) -> None:
+    prompt = Prompt("a", "the quick brown fox jumps over it " * 1000, "text", "a")
+    for longer in ("start", "end", "drop"):
+        form = Form(5, longer)
+        assert len(form.whole(tokenizer, [prompt])[0]) < 5 * LONG
+        whole = tokenizer(prompt.text)["input_ids"]
+        assert form.encode(tokenizer, prompt) == (whole[-5:] if longer == "end" else whole[:5])
+
+
+def test_a_text_that_holds_the_first_token_gets_no_second_one(tokenizer: Any) -> None:
+    """As a template's text does where the tokenizer adds one."""
+    own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"bos_token": "<bos>"})
+    prompts = [Prompt("a", text, "text", "a") for text in ("<bos><bos>the", "<bos>the", "the")]
+    first, second, third = Form(9).whole(own, prompts)
+    assert first == second == [own.bos_token_id, *third]

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from data_gen.text_labels.labels import TextLabeller, label_text
 from data_gen.verification import VERIFIERS, get_verifier, styled
-from data_gen.verification.distributions import Rows
-from data_gen.verification.sorted_rows import SortedRows
+from data_gen.verification.distributions import Rows, SortedRows
 from selector.actions import GREEDY, Action, ActionSpace
 from tests.data_gen.worlds import KINDS, World, normalised
 
@@ -214,17 +213,6 @@ def test_the_ends_of_the_unit_interval_draw_possible_tokens(dtype: torch.dtype) 
     assert (q_PV.gather(-1, drawn_Pn) > 0).all()
 
 
-def test_every_root_has_a_draft_of_its_own() -> None:
-    """Where a head drafts: labels of each root are those of a text that begins there, with the root's own rows."""
-    space, (tokens_T, p_TV, _) = ActionSpace(1, 2, 2), random_text(10, 3, seed=17)
-    q_TDV = torch.rand(10, 4, 3, generator=torch.Generator().manual_seed(18), dtype=torch.float64) + 0.1
-    labels_VRA = label_text(tokens_T, p_TV, q_TDV, LABELLED, space=space)
-    for root in range(6):
-        rows_TV = torch.cat([q_TDV[root], q_TDV[:1, 0]])  # of the last token, whose row drafts nothing
-        own_VA = label_text(tokens_T[root : root + 5], p_TV[root : root + 5], rows_TV, LABELLED, space=space)[:, 0]
-        assert torch.allclose(labels_VRA[:, root], own_VA, atol=1e-12)
-
-
 SMALL = ActionSpace(2, 1, 1)
 
 
@@ -236,16 +224,14 @@ SMALL = ActionSpace(2, 1, 1)
         (5, 5, 5, ["traversel"], SMALL, "unknown verifier 'traversel'"),
         (8, 7, 8, ["naive"], SMALL, "8 tokens need as many rows; target has 7, draft 8"),
         (4, 4, 4, ["naive"], ActionSpace(2, 2, 2), "4 tokens leave no root with a look-ahead of 4"),
-        (8, 8, 0, ["traversal"], ActionSpace(2, 2, 1), "chains: trees of up to 2 branches have no labels"),
     ],
 )
 def test_what_cannot_be_labelled_is_named(
     tokens: int, target: int, draft: int, names: list[str], space: ActionSpace, message: str
 ) -> None:
     tokens_T, p_TV, q_TV = random_text(tokens, 3, seed=8)
-    rows = q_TV[:draft] if draft else q_TV.unsqueeze(1).expand(tokens, 3, 3)  # or a head's
     with pytest.raises(ValueError, match=message):
-        label_text(tokens_T, p_TV[:target], rows, names, space=space)
+        label_text(tokens_T, p_TV[:target], q_TV[:draft], names, space=space)
 
 
 @pytest.mark.parametrize("size", [2, 8])

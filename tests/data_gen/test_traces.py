@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_gen.features.rows import ROW_NUMBERS
+from data_gen.features.root import ROW_NUMBERS
 from data_gen.traces import TraceStore, read_texts, text_schema, to_table
 from selector.actions import ActionSpace
 from selector.schema import FORMAT, HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column

@@ -12,15 +12,14 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from data_gen.features.rows import entropies
+from data_gen.features.root import entropies
 from data_gen.generate import speculative_generate
 from data_gen.models.distilled import LAYERS, is_distilled, load_draft, new_draft, save_draft
-from data_gen.models.pair import ModelPair
+from data_gen.models.pair import ModelPair, scored, shared_tokenizer
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model
-from data_gen.models.vocabulary import scored, shared_tokenizer
 from data_gen.texts.written import rows_along, written_by_target
-from pipelines.evaluate.assisted import Assistant
+from pipelines.evaluate.methods import Assistant
 from selector.actions import Action
 from selector.schema import InputError
 from tests.data_gen.decodes import decode, generated

@@ -1,4 +1,4 @@
-"""The worlds of `data_gen.verification.worlds`, with all trees of a shape verified at once."""
+"""The worlds of `data_gen.verification.checking`, with all trees of a shape verified at once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from data_gen.trees import DraftTree, NodeGroup
-from data_gen.verification import Verifier, worlds
-from data_gen.verification.worlds import KINDS
+from data_gen.verification import Verifier, checking
+from data_gen.verification.checking import KINDS
 
 TOGETHER = 4096  # trees whose laws are computed at once
-__all__ = ["KINDS", "Drafts", "Forest", "World", "normalised"]
+__all__ = ["KINDS", "World", "normalised"]
 
 
 class Forest(DraftTree):
@@ -58,7 +58,7 @@ class Drafts:
     number_N: Tensor
 
 
-class World(worlds.World):
+class World(checking.World):
     """A world whose trees are verified many at once."""
 
     def __init__(self, vocabulary: int, depth: int, kind: str, seed: int) -> None:

@@ -54,14 +54,14 @@ SMALL = [
     "train.objectives=[regressor,policy]",
     "train.hidden=[16,8]",
     "evaluate.prompts=3",
-    "evaluate.assisted=false",  # transformers' assistants are tuned for a third of an evaluation
+    "evaluate.assisted=false",  # they decode for a third of an evaluation
 ]
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
 
 SERVER = multiprocessing.get_context("forkserver")  # its processes begin with everything imported: seconds saved
 SERVER.set_forkserver_preload(
     [
-        *(f"pipelines.{stage}.stage" for stage in (*STAGES, "quick", "logs")),
+        *(f"pipelines.{stage}.stage" for stage in (*STAGES, "compare", "logs")),
         "mlflow.store.tracking.sqlalchemy_store",
         __name__,
     ]
@@ -100,7 +100,7 @@ def write_lines(path: Path, lines: Iterable[Any]) -> Path:
 
 def command(stage: str, *arguments: str, config: str = "demo.yaml") -> list[str]:
     chosen = ["--config", str(ROOT / "configs" / config)] if config else []
-    return [sys.executable, "-m", "pipelines.cli", stage, *chosen, *arguments]
+    return [sys.executable, "-m", "pipelines", stage, *chosen, *arguments]
 
 
 def environment() -> dict[str, str]:
@@ -174,11 +174,7 @@ def refusal(stage: str, *arguments: str) -> str:
 
 def contents() -> dict[Path, bytes]:
     """All files of all runs. What is known of a pair is kept for the next run, whatever comes of this one."""
-    files = (
-        path
-        for path in Path("runs").rglob("*")
-        if path.is_file() and path.name not in ("checksums.json", "checked.json")
-    )
+    files = (path for path in Path("runs").rglob("*") if path.is_file() and path.name != "checked.json")
     return {path: path.read_bytes() for path in files}
 
 

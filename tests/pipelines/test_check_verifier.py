@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from data_gen.verification import VERIFIERS
-from data_gen.verification.checking import check_draws, check_law
-from pipelines.check_verifier import named
+from data_gen.verification.checking import check_draws, check_law, named
 from pipelines.cli import app
 
 PLANTED = "tests.data_gen.verification.planted"
@@ -47,9 +48,13 @@ def test_planted_faults_are_found_at_the_smallest_tree(name: str, style: str, wh
         ([f"{PLANTED}:right", "speed=2"], "after MODULE:NAME comes style=.."),
         (["data_gen.verification:Greedy"], "greedy is not lossless for style 'iid'"),
         (["math:gcd"], "the verifier raises"),
+        (["ends:verify"], "ends:verify: SystemExit: 0"),
+        (["ends_later:verify"], "the verifier raises SystemExit: 0"),
     ],
 )
-def test_what_cannot_be_checked_is_one_line(words: list[str], message: str) -> None:
+def test_what_cannot_be_checked_is_one_line(words: list[str], message: str, inside: Path) -> None:
+    (inside / "ends.py").write_text("raise SystemExit(0)")
+    (inside / "ends_later.py").write_text("def verify(tree, p, q, generator): raise SystemExit(0)")
     done = CliRunner().invoke(app, ["check-verifier", *words])
     assert done.exit_code == 2
     assert message in done.stderr and len(done.stderr.splitlines()) == 1

@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from pipelines.config import Config
-from pipelines.evaluate.assisted import ASSISTED
-from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR, STATIC
+from pipelines.evaluate.methods import ASSISTED, AT_ROOT, BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR, STATIC
 from pipelines.evaluate.table import (
     ALL,
     EFFICIENCY,
@@ -28,6 +27,7 @@ from pipelines.evaluate.table import (
     replayed,
     replayed_figure,
     setting_name,
+    shares,
     summary,
 )
 from pipelines.evaluate.verdict import Evaluation, metrics, next_step, origins, show, verdicts
@@ -157,6 +157,15 @@ def test_rounds_and_prompts_are_compared_each_with_its_own() -> None:
     assert over(mine, other)[0] == pytest.approx(math.sqrt(4 * math.sqrt(1 * 4)))
 
 
+def test_shares_are_of_all_tokens_up_to_the_limit() -> None:
+    """Of a tree, a lookup of which nothing is accepted, plain decoding, and a tree that was cut at the limit."""
+    row: dict[str, Any] = {"tokens": 7, "step_roots": [0, 3, 4, 5], "block_tokens": 9}
+    row["drafted"] = [(2, 1, 3), (1, 4, 0, "copy"), (1, 0, 0), (1, 4, 0)]
+    copy = {"tokens": 5, "drafted": [(1, 4, 0, "copy")], "step_roots": [0], "block_tokens": 5}
+    assert shares([row]) == {"drafted": 4 / 7, "copied": 0, "target": 3 / 7}
+    assert shares([row, copy]) == pytest.approx({"drafted": 4 / 12, "copied": 4 / 12, "target": 4 / 12})
+
+
 def test_what_the_tokens_came_from_is_told_by_kind() -> None:
     """Fifteen steps accept three drafted tokens each; the last one copies more than there is room for."""
     evaluation = evaluated()
@@ -232,6 +241,10 @@ def told(
         (told(NETWORK, (1.9, None, None)), "2.50 ±0.04 times as fast as plain decoding in replay and 1.90 times"),
         (told(NETWORK, lookup_rule=2.6), "in decoding. The lookup rule is faster in replay: 2.60 ±0.04 times."),
         (told(STATIC), "the static tree is exported. It is 1.80 ±0.04 times as fast"),
+        (
+            told(COPYING, (0.8, 0.7, 0.9)),
+            "0.9: A LOSS, slower than plain decoding: the lookup rule is exported. It is 2",
+        ),
         (told(PLAIN), "plain decoding is exported: on the validation texts nothing was surely faster. The net"),
         (
             told(PLAIN, best_static_tree=1.0, lookup_rule=0.9, network=0.8),

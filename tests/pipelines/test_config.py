@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from data_gen.traces import flat
-from pipelines.config import Config, load_config
+from pipelines.cli import SIZES
+from pipelines.config import Config, in_small, load_config
 from pipelines.data.recorded import depends
+from pipelines.train.fitting import module_of
 from selector.schema import InputError
 from tests.pipelines.runs import ROOT, demo_config, write_lines
 
@@ -14,6 +16,15 @@ from tests.pipelines.runs import ROOT, demo_config, write_lines
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_shipped_config_is_valid(file: Path) -> None:
     assert load_config(file, []).name == file.stem
+
+
+def test_a_quick_run_is_the_run_in_small_where_nothing_else_is_said() -> None:
+    """Its sizes give way to the command line, and a draft that the run has trained stays where that run has it."""
+    said = ["name=own", "pair.target=a/b", "pair.draft=distilled", "data.texts=9"]
+    config = in_small(load_config(None, [*SIZES, *said]))
+    assert (config.name, config.data.texts, config.data.tokens) == ("own-quick", 9, 32)
+    assert config.pair.draft == "runs/own/distil/draft"
+    assert in_small(Config(name="own")).pair == Config(name="own").pair
 
 
 @pytest.mark.parametrize(
@@ -29,11 +40,9 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
         ("sampling=[{temprature: 1}]", "unknown key sampling.0.temprature; did you mean sampling.temperature?"),
         ("sampling=[{top_p: 0.5},{top_p: 0.5}]", "sampling: a setting is listed twice"),
         ("name=../x", "name: String should match pattern"),
-        ("pair={head: some/head, draft: some/small}", "pair: draft: a head takes its place"),
         ("data", "'data': an override reads section.key=value"),
         ("name.x=1", "'name.x=1': name is not a section"),
         (f"data.texts={'[' * 100_000}", "data.texts: the value is not YAML"),
-        ("sampling=[{temperature: .inf}]", "temperature: Input should be a finite number"),
         ("sampling=[{top_k: -1}]", "sampling.0.top_k: Input should be greater than or equal to 0"),
         ("sampling=[{min_p: 0.1}, {top_k: 20}]", "settings that differ in top_k or min_p alone need runs of"),
         ("prompts.longer=start", "prompts: longer: a prompt in a chat template cannot be cut: drop"),
@@ -69,6 +78,12 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None
             load_config(tmp_path / f"{name}.yaml", [])
 
 
+def test_a_file_is_utf_8_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "latin-1")  # as another locale's
+    (tmp_path / "run.yaml").write_text("name: x\nprompts: {file: müller.jsonl}", encoding="utf-8")
+    assert load_config(tmp_path / "run.yaml", []).prompts.file == Path("müller.jsonl")
+
+
 def test_overrides_change_only_what_they_name() -> None:
     config, before = demo_config("distil.passes=7", "data.texts=500", "sampling=[{top_p: 0.9}]"), demo_config()
     assert (config.distil.passes, before.distil.passes, config.data.texts) == (7, 3, 500)
@@ -82,12 +97,17 @@ def test_overrides_change_only_what_they_name() -> None:
         {"target": "/models/SmolLM2-135M-Instruct"},
         {"target": "some/model", "draft": "distilled"},
         {"target": "some/model", "draft": "some/small"},
-        {"target": "some/model", "head": "some/head"},
     ],
 )
 def test_every_target_has_a_draft_of_its_own(pair: dict[str, str]) -> None:
     config = load_config(None, ["name=x", *(f"pair.{key}={value}" for key, value in pair.items())])
-    assert config.pair.drafting == pair.get("head", pair.get("draft", "smollm2"))
+    assert config.pair.draft == pair.get("draft", "smollm2")
+
+
+@pytest.mark.parametrize(("own", "used"), [("null", 3e-3), ("0.5", 0.5)])
+def test_the_learning_rate_is_the_one_that_is_set(own: str, used: float) -> None:
+    module = module_of(demo_config(f"train.learning_rate={own}"), "regressor", "light", [])
+    assert module.hparams["learning_rate"] == used
 
 
 @pytest.mark.parametrize(("level", "same"), [("light", True), ("full", False)])

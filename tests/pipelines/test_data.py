@@ -20,10 +20,8 @@ from data_gen.texts.labelled import Work, make_shard
 from data_gen.traces import TraceStore
 from pipelines.config import Config
 from pipelines.data.recorded import against_labels, realised, z_of
-from pipelines.data.shards import shards
-from pipelines.data.stage import plan
-from pipelines.data.workers import devices
-from pipelines.pair.loading import prompts_of, recipe
+from pipelines.data.stage import devices, plan, shards
+from pipelines.pair.stage import prompts_of, recipe
 from selector.actions import GREEDY, Action, ActionSpace
 from selector.schema import InputError
 from selector.train.replay import lawful, outcomes

@@ -26,9 +26,9 @@ from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
 from selector.actions import ActionSpace
 from selector.decision import LookupRule, Mode
-from selector.export.write import write_artefact
+from selector.export.torchscript import write_artefact
+from selector.runtime.artefact import TokenStatistics
 from selector.runtime.selector import load_selector
-from selector.runtime.tokens import TokenStatistics
 from selector.schema import LOG, TEXT, InputError
 from selector.train.module import SelectorModule
 from tests.pipelines.small_logs import record
@@ -117,8 +117,7 @@ def vllm_config(folder: Path, schedule: Any = None) -> Any:
     return SimpleNamespace(
         additional_config={NAME: {"selector": str(folder), "temperature": 0.0}},
         speculative_config=SimpleNamespace(
-            num_speculative_tokens=LONGEST,
-            num_speculative_tokens_per_batch_size=schedule,
+            num_speculative_tokens=LONGEST, num_speculative_tokens_per_batch_size=schedule
         ),
         model_config=SimpleNamespace(max_model_len=ROOM),
     )
@@ -156,19 +155,13 @@ def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(co
 
 
 def request(number: int, done: int) -> Any:
-    """A request as vLLM's scheduler and SGLang's worker know it."""
+    """A request as vLLM's scheduler knows it."""
     prompt, generated = TEXTS[number]
     return SimpleNamespace(
-        rid=str(number),
-        origin_input_ids=prompt,
-        output_ids=generated[:done],
         prompt_token_ids=prompt,
         output_token_ids=generated[:done],
         num_prompt_tokens=len(prompt),
         num_computed_tokens=len(prompt) + done - 1,
-        is_prefill_chunk=False,
-        use_structured_output=False,
-        num_output_placeholders=0,
     )
 
 

@@ -11,8 +11,8 @@ import torch
 
 from data_gen.models.pair import ModelPair
 from pipelines.cli import run
-from pipelines.data.shards import shards
-from pipelines.pair.loading import encode, load_pair, prompts_of
+from pipelines.data.stage import shards
+from pipelines.pair.stage import encode, load_pair, prompts_of
 from selector.schema import InputError
 from selector.train.data import SPLITS
 from tests.data_gen.families import LONGROPE, model_of

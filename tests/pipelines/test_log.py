@@ -16,12 +16,10 @@ import torch
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller
-from data_gen.texts.given import read_log
-from data_gen.texts.labelled import label
-from data_gen.texts.plausibility import Plausibility
+from data_gen.texts.labelled import Plausibility, label, read_log
 from data_gen.texts.written import WrittenText, finished
 from pipelines.config import Config
-from pipelines.pair.loading import encode, prompts_of, recipe
+from pipelines.pair.stage import encode, prompts_of, recipe
 from selector.actions import ActionSpace
 from selector.schema import InputError, survival_column
 from tests.pipelines.runs import SMALL, contents, demo_config, espalier, failure, refusal, write_lines

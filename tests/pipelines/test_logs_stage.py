@@ -4,6 +4,7 @@ numbers are found, and what is replayed."""
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,14 @@ from pipelines.latency.timings import profile_of, read_timings
 from pipelines.logs.gains import PAYOFF_SCALARS, UNIT, Rule, best_rule, entries, payoff_weights, rivals, with_payoff
 from pipelines.train.judging import tune_batch
 from selector.actions import Action, ActionSpace
-from selector.decision import Mode
-from selector.runtime.joint import Shapes, joint_choice, step_clock
-from selector.runtime.selector import Selector, Tuned, load_selector
+from selector.decision import LookupRule, Mode
+from selector.runtime.selector import Selector, Shapes, Tuned, joint_choice, load_selector, step_clock
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import fastest_possible
 from selector.train.tuning import StaticTable, best_static, replay_mode, tune_lookup_rule
-from tests.pipelines.runs import ROOT, espalier, evaluation_of, outcome
+from tests.pipelines.runs import ROOT, espalier, evaluation_of, failure, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
 from tests.selector import logged
 
@@ -69,6 +69,8 @@ def test_there_is_an_entry_for_every_batch_size_level_and_kind_of_batch(logs: di
             for other in ("rule", "fixed"):
                 ratio = each[f"selector_over_{other}"]
                 assert ratio["value"] == pytest.approx(each["selector"] / each[other]) and ratio["error"] >= 0
+            assert 0 < each["charged_over_rule"]["value"] <= each["selector_over_rule"]["value"] + 1e-9
+            assert ("one_length_over_fixed" in each) == entry["mixed"]
             if not entry["mixed"]:
                 assert each["oracle"] >= max(each["selector"], each["rule"], each["fixed"])
 
@@ -132,6 +134,12 @@ def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
         tokens_BA = module.scores(data)[rows].double().numpy()
         expected = joint_choice(tokens_BA, Shapes.of(selector.actions), speed, *prices)
         assert chosen == [selector.actions[a] for a in expected]
+    assert asked.select_jointly([]) == []
+    ruled = Tuned(replace(mode, feature_levels=(DRAFTER,), rule=LookupRule(3, 8), joint=0.0), selector)
+    match_B = data.scalar("match")[rows]
+    assert 0 < int((match_B >= 3).sum()) < len(rows), "the rule both copies and does not"
+    given = [{SCALARS_KEY: data.scalars_RF[row]} for row in rows]
+    assert ruled.select_jointly(given) == [ruled.mode.copied(match) for match in match_B.tolist()]
 
 
 def test_its_card_says_what_it_is_and_generate_refuses_it(
@@ -153,7 +161,7 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     modes = tune_batch(train, validation, told[0], logged.profile(), 4)
     for level, mode in modes.selector.items():
         assert mode.decider == "network" and mode.level == level and mode.joint > 0
-    found = list(entries(modes, test, told[1], logged.profile()))
+    found = list(entries(modes, test, told[1], logged.profile(), dict.fromkeys(LOG.levels, 1e-3)))
     assert [(entry["level"], entry["mixed"]) for entry in found] == [
         (own, m) for m in (False, True) for own in LOG.levels
     ]
@@ -163,15 +171,18 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     assert all(entry["oracle"] >= entry["selector"] for entry in found if not entry["mixed"])
 
 
-def test_a_sparse_log_trains_and_says_that_it_cannot_be_replayed(tmp_path: Path) -> None:
+def test_a_sparse_log_cannot_be_replayed_and_gives_a_selector_only_by_force(tmp_path: Path) -> None:
     small(tmp_path, 1)
     write(tmp_path / "sparse.jsonl", [as_steps(record(n)) for n in range(30)])
-    said = espalier(tmp_path, "logs", *arguments(tmp_path, "sparse.jsonl", "sparse"), config="")
-    assert "no other policy can be replayed" in said
-    found = evaluation_of(tmp_path, "sparse")["logs"]
-    assert not found["dense"] and found["by_batch"] == []
+    line = arguments(tmp_path, "sparse.jsonl", "sparse")
+    espalier(tmp_path, "logs", *line, "logs.force=true", config="")
     selector = load_selector(tmp_path / "runs/sparse/selector")
     assert selector.at(0.0, batch=8).mode.decider == "network" and len(selector.tokens.keys_N) > 0
+    said = espalier(tmp_path, "logs", *line, config="")
+    assert "no other policy can be replayed" in said and "WARNING: no selector is written" in said
+    assert "logs.force=true" in said and not (tmp_path / "runs/sparse/selector").exists()
+    found = evaluation_of(tmp_path, "sparse")["logs"]
+    assert not found["dense"] and not found["exported"] and found["by_batch"] == []
 
 
 def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:
@@ -219,6 +230,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(line: list[str], message: str, tm
     code, said = outcome(tmp_path, "logs", *line, config="")
     assert code == 2 and message in said and len(said.strip().splitlines()) == 1, said
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_pipe_is_no_log(tmp_path: Path) -> None:
+    """It is empty once it is read, so that another one would pass for it."""
+    os.mkfifo(tmp_path / "pipe")
+    assert "a pipe, no file" in failure("logs", "name=piped", f"logs.files=[{tmp_path / 'pipe'}]")
 
 
 def test_a_pairs_traces_give_the_same_speeds_through_this_door(demo: tuple[Path, str], tmp_path: Path) -> None:

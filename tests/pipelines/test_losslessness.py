@@ -10,11 +10,10 @@ import torch
 from data_gen.models.masks import TreeMasks
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.plausibility import tie
+from data_gen.texts.labelled import tie
 from data_gen.texts.prompts import Prompt
-from pipelines.evaluate.assisted import Assistant
-from pipelines.evaluate.losslessness import greedy_check
-from pipelines.pair.loading import encode
+from pipelines.evaluate.methods import Assistant, greedy_check
+from pipelines.pair.stage import encode
 from selector.schema import InputError
 from tests.pipelines.runs import UNTEMPLATED, demo_config
 

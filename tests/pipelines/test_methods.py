@@ -6,7 +6,6 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,37 +15,28 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt
 from data_gen.traces import texts_of
-from pipelines.evaluate.assisted import (
-    ASSISTED,
-    ASSISTED_TUNED,
-    CONSTANTS,
-    LOOKUPS,
-    PROMPT_LOOKUP,
-    ROUND,
-    Assistant,
-    best_of,
-)
 from pipelines.evaluate.methods import (
+    ASSISTANTS,
     AT_ROOT,
     BEST_STATIC,
     BRANCHING,
     CHAIN,
     PLAIN,
+    Assistant,
     Decoding,
     Method,
     static_methods,
 )
-from pipelines.evaluate.stage import tuned_assistants, turns
-from pipelines.pair.loading import recipe
-from pipelines.run import Journal
+from pipelines.evaluate.stage import turns
+from pipelines.pair.stage import recipe
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
-from selector.export.deployed import config_of
+from selector.export.torchscript import config_of
 from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.tuning import StaticTable, best_static
-from tests.pipelines.runs import UNTEMPLATED, demo_config, write_lines
+from tests.pipelines.runs import UNTEMPLATED, demo_config
 from tests.selector.synthetic import gpu_like, opinionated, texts
 
 SPACE = ActionSpace.of_pairs()
@@ -179,7 +169,7 @@ def test_every_method_takes_every_place_over_as_many_rounds_as_there_are_methods
         assert all(len({order.index(item) for order in orders}) == rounds for item in items)
 
 
-@pytest.mark.parametrize("assistant", [Assistant(), Assistant(3), Assistant(4, 3)])
+@pytest.mark.parametrize("assistant", ASSISTANTS)
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, 0.9)], ids=str)
 def test_assisted_generation_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
     pair: ModelPair, sampling: Sampling, assistant: Assistant
@@ -189,41 +179,3 @@ def test_assisted_generation_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
     assert found.tokens == len(found.text) == 24 and found.seconds > 0
     assert 24 / (1 + (assistant.tokens or 20)) <= found.steps <= 24  # one token more than was drafted
     assert pair.draft.generation_config.to_dict() == before
-
-
-@pytest.mark.parametrize("tried", [CONSTANTS, LOOKUPS])
-def test_the_best_assistant_is_the_fastest_of_those_tried(
-    pair: ModelPair, tried: tuple[Assistant, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whichever it is, in tokens per second over all prompts; with fewer and fewer ways after each round."""
-    prompts = [PROMPT] * 4 * ROUND
-    for fastest in tried:
-        calls = []
-
-        def decode(own: Assistant, *_: object, fastest: Assistant = fastest, calls: list = calls) -> Decoding:
-            calls.append(own)
-            return Decoding(8, 1.0, 4, 8) if own == fastest else Decoding(16, 2.5, 4, 16)
-
-        monkeypatch.setattr(Assistant, "decode", decode)
-        assert best_of(tried, pair, Sampling(), prompts, 8, seed=1) == fastest
-        assert len(calls) < 2 * ROUND * len(tried) and calls.count(fastest) >= 3 * ROUND
-
-
-def test_prompt_lookup_is_tuned_over_its_longest_match_too(pair: ModelPair) -> None:
-    """Here the last token alone occurred first in another place than the last two, which the text follows."""
-    assert {(each.tokens, each.match) for each in LOOKUPS} >= {(6, 1), (6, 2)}
-    start = torch.tensor([[8, *PROMPT[1:]]])
-    text = pair.target.generate(start, max_new_tokens=60, do_sample=False, pad_token_id=0)[0].tolist()
-    one, two = (Assistant(6, match).decode(pair, Sampling(0), text, 24, seed=1).steps for match in (1, 2))
-    assert two < one
-
-
-def test_an_interruption_costs_no_tuning(pair: ModelPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what is tuned anew could come out otherwise than the prompts that are already decoded."""
-    file, journal = tmp_path / "prompts.jsonl", tmp_path / "tuned.jsonl"
-    write_lines(file, ({"text": f"the quick brown fox {n}"} for n in range(8)))
-    config = demo_config(*UNTEMPLATED, f"prompts.file={file}", "data.tokens=4", "sampling=[{temperature: 0.5}]")
-    found = tuned_assistants(config, pair, Journal(journal, {}))
-    assert [each.name for each in found[Sampling(0.5)]] == [ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP]
-    monkeypatch.setattr("pipelines.evaluate.stage.best_of", None)
-    assert tuned_assistants(config, pair, Journal(journal, {})) == found

@@ -12,7 +12,7 @@ import mlflow
 import pytest
 import torch
 
-from pipelines.export.registry import alias_of
+from pipelines.export.stage import alias_of
 from selector.runtime.selector import load_selector
 from tests.pipelines.runs import SMALL, STAGES, TEXTS, environment, espalier, evaluation_of, versions
 

@@ -8,23 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli import STAGES, module_of
-from pipelines.config import Config, load_config
-from pipelines.pair.loading import PROMPTS
-from pipelines.planning import planned
-from tests.pipelines.runs import DRAFT, ROOT, SMALL, TARGET, contents, espalier
+from pipelines.cli import STAGES
+from pipelines.pair.stage import PROMPTS
+from pipelines.run import planned
+from tests.pipelines.runs import DRAFT, SMALL, TARGET, contents, demo_config, espalier
 
 REUSED = STAGES[1:]  # the pair is loaded and checked every time
-
-
-def config_of(*overrides: str) -> Config:
-    return load_config(ROOT / "configs" / "demo.yaml", [*SMALL, *overrides])
 
 
 def plan(*overrides: str) -> dict[str, list[str]]:
     """The lines of the plan of all stages, by stage."""
     before, found = contents(), {}
-    for line in planned(config_of(*overrides), {name: importlib.import_module(module_of(name)) for name in STAGES}):
+    modules = {name: importlib.import_module(f"pipelines.{name}.stage") for name in STAGES}
+    for line in planned(demo_config(*SMALL, *overrides), modules):
         name, _, words = line.partition(": ")
         found.setdefault(name, []).append(words)
     assert contents() == before
@@ -74,7 +70,7 @@ def test_the_time_is_that_of_the_last_run(copy: Path) -> None:
 def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
     """Where nothing is there yet."""
     output = espalier(tmp_path, "demo", "--plan")
-    config = load_config(ROOT / "configs" / "demo.yaml", [])
+    config = demo_config()
     assert f"data: {len(config.sampling)} sampling settings x {config.data.texts} texts (" in output
     assert f"evaluate: {config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings" in output
     assert {line.partition(": ")[0] for line in output.splitlines()} >= set(STAGES)

@@ -13,7 +13,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import read_prompts
 from pipelines.cli import run
 from pipelines.config import load_config
-from pipelines.pair.loading import all_prompts, encode, prompts_of
+from pipelines.pair.stage import all_prompts, encode, prompts_of
 from selector.schema import InputError
 from selector.train.data import SPLITS
 from tests.data_gen.test_prompt_sets import RECORDS

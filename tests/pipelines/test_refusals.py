@@ -22,7 +22,6 @@ OTHER = "runs/demo/traces: made from other inputs ({}); choose another name= or 
     [
         ("trian", [], "No such command 'trian'. Did you mean 'train'?"),
         ("train", ["--plam"], "No such option: --plam"),
-        ("data", ["data.textz=9"], "unknown key data.textz; did you mean data.texts?"),
         ("data", ["data.texts=48"], OTHER.format("data.texts: 40 -> 48")),
         ("evaluate", ["sampling=[{temperature: 0.2}]"], "runs/demo/traces: made from other inputs (sampling"),
         ("evaluate", ["train.epochs=4"], "train stage was run with other inputs (train.epochs: 2 -> 4): run it again"),
@@ -86,7 +85,7 @@ def test_a_model_that_reads_positions_off_its_cache(copy: Path) -> None:
     sizes = {"vocab_size": 300, "d_model": 32, "n_layers": 2, "n_heads": 4}
     config = MptConfig(**sizes, max_position_embeddings=512)  # which its own config would not say
     AutoModelForCausalLM.from_config(config).save_pretrained(target)
-    for stage, dtype in (("pair", "bfloat16"), ("quick", "float32")):
+    for stage, dtype in (("pair", "bfloat16"), ("latency", "float32")):
         arguments = [*SMALL, "name=other", f"pair.target={target}", f"pair.draft={draft}", f"pair.dtype={dtype}"]
         expected = f"{target}: a pass over a token tree is not what plain passes give: behind 6 tokens"
         assert expected in failure(stage, *arguments)
@@ -99,7 +98,7 @@ def test_a_model_that_passed_its_check_is_not_checked_again(copy: Path, monkeypa
         raise AssertionError
 
     espalier(copy, "pair", *SMALL)
-    monkeypatch.setattr("pipelines.pair.loading.check_model", check)
+    monkeypatch.setattr("pipelines.pair.stage.check_model", check)
     assert "runs/demo/traces: made from other inputs" in refusal("data", *SMALL, "data.texts=48")
     with pytest.raises(AssertionError):
         failure("data", *SMALL, "data.tokens=100")

@@ -17,8 +17,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.prompts import read_prompts, split_of
 from data_gen.texts.written import rows_along, written_by_target
-from pipelines.config import load_config
-from pipelines.config.sections import SHIPPED
+from pipelines.config import SHIPPED, load_config
 from selector.schema import sha256
 from tests.pipelines.runs import ROOT
 
@@ -33,7 +32,8 @@ def test_the_drafts_files_are_small_and_say_where_they_come_from() -> None:
     files = [path for path in SHIPPED.rglob("*") if path.is_file()]
     assert 10**7 < sum(path.stat().st_size for path in files) < 16 * 10**6
     assert ABOUT["weights"] == sha256(SHIPPED / "model.safetensors")
-    assert "Apache-2.0" in ABOUT["licence"] and "SmolLM2" in ABOUT["licence"]
+    licence = (SHIPPED.parent / "README.md").read_text()
+    assert "Apache-2.0" in licence and "SmolLM2" in licence
     own = load_config(ROOT / "configs" / "draft.yaml", []).distil.model_dump(mode="json")
     assert {key: ABOUT["config"][key] for key in own} == own
     assert is_distilled(str(SHIPPED)) and str(Path.home()) not in (SHIPPED / "config.json").read_text()

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.cli import NAMES, only_one
+from pipelines.cli import APART, STAGES, only_one
 from pipelines.config import Config
-from pipelines.run import Journal, Stage, read_record, require, verify, write_json
+from pipelines.run import Journal, Stage, console, read_record, require, table, verify, watched, write_json
 from selector.files import atomically
 from selector.schema import InputError
 from tests.pipelines.runs import ROOT, demo_config
@@ -152,6 +152,15 @@ def test_damage_is_named_and_made_anew(
     assert f"fake: {path} {said}" in capsys.readouterr().out
 
 
+def test_a_users_names_are_no_markup(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    stage_of(config).say("20 [/b], 20 [v2], 20 :smile:")
+    console.print(table([{"kind": "[/b]"}], "of [v2]"))
+    for _ in watched([1], "reading [/b]"):
+        pass
+    said = capsys.readouterr().out
+    assert "fake: 20 [/b], 20 [v2], 20 :smile:" in said and said.count("[v2]") == 2 and said.count("[/b]") == 3
+
+
 def test_other_inputs_are_named(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     run(stage_of(config))
     changes = "number: 1 -> 2; shape.width: 10 -> 20"
@@ -214,4 +223,4 @@ def test_messages_send_a_user_to_stages_that_exist(config: Config) -> None:
         with pytest.raises(InputError) as error:
             read_record(config, record)
         named |= set(re.findall(r"run the ([\w-]+) stage", str(error.value)))
-    assert len(RECORDS) > 6 and len(named) > 6 and named <= set(NAMES)
+    assert len(RECORDS) > 6 and len(named) > 6 and named <= {*STAGES, *APART}

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pipelines.statistics import paired, with_interval
+from pipelines.evaluate.table import paired, with_interval
 
 TRIALS = 1500  # one standard error of a coverage of 95% is then 0.6 points
 

@@ -1,26 +1,20 @@
-"""An engine's own step times, read into a profile with a batch axis; and times of a pair without weights."""
+"""An engine's own step times, read into a profile with a batch axis; and the clocks of pairs without their weights."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig
 
-from data_gen import timing
-from pipelines.cli import run
-from pipelines.latency import clocks
-from pipelines.latency.stage import summary, unsteady
+from pipelines.latency.stage import unsteady
 from pipelines.latency.timings import misfit, profile_of, read_timings
-from pipelines.pair.loading import load_pair
-from selector.actions import EMPTY, Action, ActionSpace
+from selector.actions import EMPTY, ActionSpace
 from selector.latency import LatencyProfile
 from selector.schema import InputError
+from tests.engines import clocks
 from tests.pipelines.gpus import BATCHES, CONTEXT, VERIFIED, Seconds, flat, step, stepped, timings
-from tests.pipelines.runs import DEMO, demo_config
 from tests.selector.synthetic import profile
 
 SPACE = ActionSpace.default()
@@ -84,6 +78,9 @@ def test_drafting_once_each_pass_and_verification_are_told_apart(tmp_path: Path)
         (HEAD + "1,100,1,0\n", "line 2: seconds: Input should be a valid number"),
         (HEAD + "1,100,1,0,0.01\n1,100,1,0,0.01,7\n", "not a CSV file"),
         (HEAD + "0,100,1,0,0.01\n", "line 2: batch: Input should be greater than 0"),
+        (HEAD + "100000,100,1,0,0.01\n", "line 2: batch: Input should be less than or equal to 4096"),
+        (HEAD + f"1,1{'0' * 30},1,0,0.01\n", "line 2: context: Input should be less than 2147483648"),
+        (HEAD + "1,100,1,0,1e308\n", "line 2: seconds: Input should be less than 3600"),
         (HEAD + "1,100,1,0,0.01\n1,100,1,0,0.02\n", "line 3: the step of an earlier line again"),
         (HEAD + "1,100,1,0,0.01\n1,100,2,1,0.02\n", "batch 1, context 100: drafting cannot be told from"),
         (HEAD + "1,100,1,0,0.02\n1,100,1,1,0.01\n", "batch 1, context 100: by least squares, a pass of the draft"),
@@ -117,35 +114,10 @@ def test_damaged_batches_are_a_damaged_profile(spoilt: dict, tmp_path: Path) -> 
         LatencyProfile.load(path)
 
 
-SHAPE = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16}
-
-
-@pytest.fixture
-def shapes(inside: Path) -> list[str]:
-    """A pair of configs without weights: times can be measured, and nothing else."""
-    for role, layers in (("target", 2), ("draft", 1)):
-        Gemma3TextConfig(**SHAPE, num_hidden_layers=layers, num_key_value_heads=1).save_pretrained(role)
-    return ["pair.target=./target", "pair.draft=./draft"]
-
-
-def test_the_profile_of_a_pair_without_weights_says_so(shapes: list[str]) -> None:
-    pair = load_pair(demo_config(*shapes), shapes=True)
-    cases = [("traversal", action) for action in (EMPTY, Action(1, 4, 0))]
-    own = timing.fitted(pair, timing.real_steps(pair, cases, [[1, 2, 3]], 60, 20), (20,), "here")
-    assert own.pair.startswith("random weights, ") and own.target.at(100, 5) > 0
-    row = {"action": "(1, 4, 0)", "predicted": 1.0, "measured": 1.0, "ratio": 1.0}
-    assert "random weights" in str(summary(replace(own, decide={}), [row]).title)
-
-
 def test_predictions_that_miss_the_measured_steps_are_noticed() -> None:
     near, far = ([{"ratio": 1 + sign * share} for sign in (1, -1)] for share in (0.08, 0.16))
     assert unsteady([]) == unsteady(near) == ""
     assert unsteady([*near, *far]).startswith("predicted step times are 12% away")
-
-
-def test_other_stages_want_weights(shapes: list[str]) -> None:
-    with pytest.raises(InputError, match=r"pair.target: ./target holds a config and no weights"):
-        run("data", DEMO, shapes, plan=False)
 
 
 def test_the_clock_of_a_pair_needs_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,13 @@ from scipy import stats
 from pipelines.config import Config
 from pipelines.train.fitting import MONITOR, fitted
 from pipelines.train.fitting import module_of as new_module
-from pipelines.train.judging import judge, judge_rules, monitored, statics, step_times, tune_rules
-from pipelines.train.packaging import count_differing
-from pipelines.train.result import rule_of
-from pipelines.train.stage import choose, keep_if_ahead, kinds, row_of, trained
+from pipelines.train.judging import judge, judge_rules, keep_if_ahead, monitored, statics, step_times
+from pipelines.train.result import count_differing
+from pipelines.train.stage import choose, kinds, row_of, trained
 from selector.decision import NETWORK, LookupRule, Mode
-from selector.export.write import write_artefact
-from selector.latency import LatencyProfile
+from selector.export.torchscript import write_artefact
 from selector.sampling import Sampling
-from selector.schema import EARLY, FULL, LIGHT, PAIR, InputError
+from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, Replayed
@@ -55,8 +53,8 @@ def splits(told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
     }
 
 
-def by_setting(data: Texts, verifier: str = "traversal", clock: LatencyProfile | None = None) -> list[Timed]:
-    return [Timed(data.setting_of(setting), verifier, clock or profile()) for setting in (HOT, COLD)]
+def by_setting(data: Texts) -> list[Timed]:
+    return [timed(data.setting_of(setting)) for setting in (HOT, COLD)]
 
 
 def no_rules(judged: list[Judged]) -> list[Judged]:
@@ -138,30 +136,14 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float
     assert (by_one.decider == NETWORK) == (what == "network" or (network, rule) == (1.2, 1.1))
 
 
-def test_rules_are_tuned_with_the_trained_and_with_the_fastest_verifier() -> None:
-    """Here with one of which fewer tokens are accepted, and the fastest; as later stages read them."""
-    data = {"train": splits()["train"]}
-    survivals = data["train"].survivals
-    data["train"] = replace(data["train"], survivals={**survivals, "block": survivals["traversal"] / 2})
-    clock = replace(profile(), verify=dict.fromkeys(("traversal", "block"), profile().verify["traversal"]))
-    bases = {name: statics(by_setting(data["train"], name, clock)) for name in ("traversal", "block")}
-    for trained_one, names in (("block", ["block", "traversal"]), ("traversal", ["traversal"])):
-        rules = tune_rules(by_setting(data["train"], trained_one, clock), bases)
-        assert [list(own) for own in rules] == [names, names]
-        result = {"rules": [{"verifier": name, **mode.row()} for own in rules for name, mode in own.items()]}
-        for setting, own in zip((HOT, COLD), rules, strict=True):
-            for name, mode in own.items():
-                mine = Timed(data["train"].setting_of(setting), name, clock)
-                static = next(base for base in bases[name] if base.sampling == setting)
-                assert mode == rule_of(result, setting, name) == tune_lookup_rule(mine, static)
-    with pytest.raises(InputError, match="no rule for lookups with block: run the train stage again"):
-        rule_of(result, HOT, "block")
-    others = by_setting(splits()["validation"])
-    for judged, texts_of, base in zip(
-        judge_rules(rules, others, bases["traversal"]), others, bases["traversal"], strict=True
-    ):
-        speed = replay_mode(texts_of, {}, judged.mode).speed
-        assert judged.ratio.value == pytest.approx(speed / static_replay(texts_of, base.action).speed)
+def test_lookup_rules_are_tuned_on_the_training_texts_and_judged_on_others() -> None:
+    train, validation = (by_setting(data) for data in splits().values())
+    bases = statics(train)
+    found = judge_rules(train, validation, bases)
+    for judged, own, others, base in zip(found, train, validation, bases, strict=True):
+        assert judged.mode == tune_lookup_rule(own, base)
+        speed = replay_mode(others, {}, judged.mode).speed
+        assert judged.ratio.value == pytest.approx(speed / static_replay(others, base.action).speed)
 
 
 def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import torch
 
 from selector.actions import Action, ActionSpace
-from selector.latency import LatencyProfile, Verification
+from selector.latency import Batches, LatencyProfile, Table, Verification
 from selector.sampling import Sampling
 from selector.schema import LEVELS, LOG, PAIR
-from selector.tables import Batches, Table
 from selector.train.data import Texts, Timed
 
 SPACE = ActionSpace.chains(5, 6)

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 from selector.actions import Action
 from selector.decision import Mode
+from selector.runtime.artefact import FILE, TokenStatistics
 from selector.runtime.selector import load_selector
 from selector.schema import EARLY_SCALARS, FORMAT, FULL, HIDDEN_STATES, LIGHT, PAIR, InputError, sha256
 from tests.selector.exported import FALLBACK, batch_of, early_of, export, loaded, modes_of, roots_of, scripted
@@ -185,12 +187,52 @@ def test_a_config_of_another_version_or_whose_parts_do_not_fit_is_refused(
     copy: Path, change: Callable[[dict], object], message: str
 ) -> None:
     """Though its checksum goes with it."""
-    path, sums = copy / "config.json", copy / "SHA256SUMS"
-    old, config = sha256(path), json.loads(path.read_text())
+    config = json.loads((copy / "config.json").read_text())
     change(config)
-    path.write_text(json.dumps(config))
-    sums.write_text(sums.read_text().replace(old, sha256(path)))
+    resealed(copy, "config.json", json.dumps(config).encode())
     with pytest.raises(InputError, match=message):
+        load_selector(copy)
+
+
+def resealed(folder: Path, name: str, content: bytes) -> None:
+    """Other content of a file, with its checksum."""
+    path, sums = folder / name, folder / "SHA256SUMS"
+    old = sha256(path) if path.exists() else "none"
+    path.write_bytes(content)
+    sums.write_text(sums.read_text().replace(old, sha256(path)))
+
+
+WEIGHTS, BODY = "model.safetensors", "network.body."
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "spoil"),
+    [
+        (WEIGHTS, f"{BODY}mlp.4.bias", lambda values: values[:3]),
+        (WEIGHTS, f"{BODY}mlp.2.weight", lambda values: values.T.copy()),
+        (WEIGHTS, f"{BODY}mlp.0.bias", lambda values: values * np.float32(np.inf)),
+        (WEIGHTS, f"{BODY}mean_F", lambda values: values[:1]),
+        (WEIGHTS, f"{BODY}low_F", lambda values: values * np.float32(np.nan)),
+        (WEIGHTS, f"{BODY}scale_F", lambda values: 0 * values),
+        (FILE, "counts_N", lambda values: values[:-1]),
+        (FILE, "means_K", lambda values: values + np.float32(np.nan)),
+        (FILE, "sums_NK", lambda values: values.ravel()),
+    ],
+)
+def test_arrays_that_are_short_of_other_shapes_or_not_finite_are_refused(
+    copy: Path, name: str, array: str, spoil: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """And a file that is cut off, though its checksum goes with it."""
+    statistics, _ = TokenStatistics.fit(np.array([[1], [1], [2], [2]]), np.ones((4, 2)), np.arange(4))
+    (copy / FILE).write_bytes(safetensors.numpy.save(statistics.to_tensors()))
+    load_selector(copy)
+    content = (copy / name).read_bytes()
+    tensors = safetensors.numpy.load(content)
+    resealed(copy, name, safetensors.numpy.save({**tensors, array: spoil(tensors[array])}))
+    with pytest.raises(InputError, match=rf"{name}: {array} is missing, of another shape or not finite"):
+        load_selector(copy)
+    resealed(copy, name, content[: len(content) // 2])
+    with pytest.raises(InputError, match=f"{name}: damaged"):
         load_selector(copy)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_gen.features.rows import ROW_NUMBERS
+from data_gen.features.root import ROW_NUMBERS
 from data_gen.traces import TraceStore, read_texts, text_schema, texts_of, to_table
 from selector.actions import ActionSpace
 from selector.sampling import Sampling

@@ -141,3 +141,13 @@ def test_a_mode_without_a_network_needs_no_selector() -> None:
         Tuned(COPIES).select({})
     with pytest.raises(InputError):
         Tuned(SOME)
+
+
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(50), torch.full((len(PAIR.scalars),), torch.nan), torch.zeros(len(PAIR.scalars)).double()]
+)
+def test_the_exported_module_refuses_scalars_of_another_kind(
+    artefacts: dict[tuple[str, str], Path], wrong: torch.Tensor
+) -> None:
+    with pytest.raises(torch.jit.Error, match="scalars are "):
+        scripted(artefacts["regressor", LIGHT])({SCALARS_KEY: wrong})

@@ -11,7 +11,7 @@ from types import FunctionType
 import numpy as np
 
 import selector
-from selector.jit import jit
+from selector.train.replay import jit
 
 
 def test_a_function_without_a_file_is_compiled_all_the_same() -> None:

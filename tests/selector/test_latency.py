@@ -8,14 +8,9 @@ import pytest
 import torch
 
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.latency import (
-    LatencyProfile,
-    Verification,
-    interpolated_at,
-)
+from selector.latency import LatencyProfile, Table, Verification, interpolated_at
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, EARLY, FORMAT, FULL, LIGHT, MATCH, TEXT, InputError
-from selector.tables import Table
 from tests.selector.synthetic import profile
 
 FLAT = LatencyProfile(
@@ -60,28 +55,19 @@ def test_a_greedy_tree_takes_the_time_of_its_nodes_where_it_can_be_drafted() -> 
 
 
 LATE = [((LIGHT,), 10_000), ((FULL,), 20_000), ((EARLY, LIGHT), 15_000), ((EARLY, FULL), 25_000)]
+OTHERS = [((EARLY,), 5000), ((TEXT,), 3000), ((DRAFTER,), 4000), ((MATCH,), 0), ((), 0)]
 
 
-@pytest.mark.parametrize(("feature_levels", "own"), LATE)
-def test_a_selector_pays_for_itself_and_for_the_root_pass(feature_levels: tuple[str, ...], own: float) -> None:
+@pytest.mark.parametrize(("feature_levels", "own", "passes"), [(*e, 2) for e in LATE] + [(*e, 0) for e in OTHERS])
+def test_a_selector_pays_for_itself_and_where_it_looks_at_the_drafts_rows_for_the_root_pass(
+    feature_levels: tuple[str, ...], own: float, passes: float
+) -> None:
     """For every decision that it has made, and for the pass whether or not the draft then drafts."""
-    assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(own + 2 + 100)
-    assert FLAT.action_seconds(Action.copy(8), 15, "traversal", feature_levels) == pytest.approx(own + 2 + 108)
+    assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(own + passes + 100)
+    assert FLAT.action_seconds(Action.copy(8), 15, "traversal", feature_levels) == pytest.approx(own + passes + 108)
     for action in (Action(1, 1, 0), Action(3, 2, 2)):  # where something is drafted the draft passes the root anyway
         base = FLAT.action_seconds(action, 15, "traversal")
         assert FLAT.action_seconds(action, 15, "traversal", feature_levels) == pytest.approx(base + own)
-
-
-@pytest.mark.parametrize(
-    ("feature_levels", "own"), [((EARLY,), 5000), ((TEXT,), 3000), ((DRAFTER,), 4000), ((MATCH,), 0), ((), 0)]
-)
-def test_what_needs_no_draft_takes_no_pass_of_it(feature_levels: tuple[str, ...], own: float) -> None:
-    """Unless its rows are looked at."""
-    assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(own + 100)
-    assert FLAT.action_seconds(Action.copy(8), 15, "traversal", feature_levels) == pytest.approx(own + 108)
-    assert FLAT.action_seconds(Action(1, 1, 0), 15, "traversal", feature_levels) == pytest.approx(
-        own + 2 + 101 + 1000.1
-    )
 
 
 def test_tables_are_linear_between_and_constant_beyond_the_grid() -> None:
@@ -115,24 +101,25 @@ def test_a_decision_that_was_not_measured_is_named() -> None:
 
 def test_a_profile_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
-    whole = replace(profile(), drafting=1e-4, late=Table([0], [0, 4], [[0.0, 1e-3]]))
+    late, different = Table([0], [0, 4], [[0.0, 1e-3]]), {"T=0": [[1.0] * 8] * 3}
+    whole = replace(profile(), drafting=1e-4, late=late, different=different)
     for own in (profile(), whole):
         path.write_text(json.dumps({**own.to_json(), "check": []}))
         assert LatencyProfile.load(path) == own
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 3, "draft": 3}', "null", "\udcff"])
+WHOLE = profile().to_json()
+MISFITS = [{"T=0": rows} for rows in ([[1.0] * 8] * 2, [[1.0] * 7] * 3, [[-1.0] * 8] * 3, [["1"] * 8] * 3, 5)]
+DAMAGED = [
+    *({name: WHOLE[name] for name in WHOLE if name != lacking} for lacking in ("draft", "verify", "decide", "format")),
+    *({**WHOLE, "different": different} for different in MISFITS),  # numbers of nodes that do not fit
+]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": 3, "draft": 3}', "\udcff", *map(json.dumps, DAMAGED)])
 def test_a_damaged_profile_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "latency.json"
     path.write_text(content, encoding="utf-8", errors="surrogateescape")
-    with pytest.raises(InputError, match=r"latency.json: not a latency profile"):
-        LatencyProfile.load(path)
-
-
-@pytest.mark.parametrize("name", ["draft", "verify", "decide", "late", "format"])
-def test_a_profile_without_a_part_is_named(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "latency.json"
-    path.write_text(json.dumps({key: value for key, value in profile().to_json().items() if key != name}))
     with pytest.raises(InputError, match=r"latency.json: not a latency profile"):
         LatencyProfile.load(path)
 

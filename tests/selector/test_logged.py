@@ -3,6 +3,7 @@ the joint choice for different requests in one batch against all choices."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from itertools import product
 
@@ -12,14 +13,14 @@ import torch
 
 from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Mode
-from selector.runtime.joint import Shapes, joint_choice, step_clock
+from selector.runtime.selector import Shapes, joint_choice, step_clock
 from selector.sampling import Sampling
 from selector.schema import InputError
 from selector.train.mixed import PARTS, MixedBatches
 from selector.train.replay import fastest_possible
 from selector.train.tuning import replay_mode
 from tests.selector import synthetic
-from tests.selector.logged import SPACE, committed, profile, ten_lines, timed
+from tests.selector.logged import SIZES, SPACE, committed, profile, ten_lines, timed
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -78,23 +79,30 @@ def test_a_clock_without_a_batch_axis_is_refused() -> None:
         step_clock(synthetic.profile(), 4)
 
 
-def walk(batches: MixedBatches, action_R: torch.Tensor, batch: int) -> tuple[float, float]:
-    """Tokens and seconds of all streams, in plain Python."""
-    data, own = timed(batch), profile()
+def step_seconds(nodes: list[int], passes: int, context: float) -> float:
+    """Of requests that verify so many drafted tokens each, after so many draft passes of all."""
+    own = profile()
     assert own.batches is not None
-    draft, target = (tables[(1, 2, 4).index(batch)] for tables in (own.batches.draft, own.batches.target))
+    draft, target = (tables[SIZES.index(len(nodes))] for tables in (own.batches.draft, own.batches.target))
+    low, high = (target.at(context, size) for size in (1, 64))
+    return low + (high - low) * (sum(nodes) / len(nodes)) / 63 + passes * draft.at(context, 1)
+
+
+def walk(batches: MixedBatches, choose: Callable[[list[int]], list[int]], batch: int) -> tuple[float, float]:
+    """Tokens and seconds of all streams, in plain Python; `choose` gets the roots of a step, and returns actions."""
+    data = timed(batch)
     begin = torch.cumsum(data.texts.size_X, 0) - data.texts.size_X
     tokens = seconds = 0.0
     for stream in batches._streams:
         waiting, flight = list(stream[batch:]), [[int(text), 0] for text in stream[:batch]]
         while waiting:
             rows = [int(begin[text]) + at for text, at in flight]
-            chosen = [SPACE.actions[int(action_R[row])] for row in rows]
-            context = float(data.texts.length_R[rows].float().mean())
-            verified = 1 + sum(action.nodes for action in chosen) / batch
-            low, high = (target.at(context, size) for size in (1, 64))
-            seconds += low + (high - low) * (verified - 1) / 63
-            seconds += max(action.drafts and action.nodes for action in chosen) * draft.at(context, 1)
+            chosen = [SPACE.actions[a] for a in choose(rows)]
+            context, passes = (
+                float(data.texts.length_R[rows].float().mean()),
+                max(own.drafts and own.nodes for own in chosen),
+            )
+            seconds += step_seconds([action.nodes for action in chosen], passes, context)
             for place, (row, action) in enumerate(zip(rows, chosen, strict=True)):
                 text, at = flight[place]
                 size, more = int(data.texts.size_X[text]), committed(data, row, action)
@@ -113,8 +121,34 @@ def test_replay_of_decisions_that_are_made_alone_is_a_walk(batch: int) -> None:
     generator = torch.Generator().manual_seed(1)
     action_R = torch.randint(len(SPACE), (len(data.texts.length_R),), generator=generator)
     found = batches.replay(action_R)
-    tokens, seconds = walk(batches, action_R, batch)
+    tokens, seconds = walk(batches, lambda rows: action_R[rows].tolist(), batch)
     assert float(found.tokens_P.sum()) == tokens
+    assert float(found.seconds_P.sum()) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("speed", [20.0, 400.0])
+def test_one_length_for_all_requests_of_a_step_is_the_best_chain(speed: float) -> None:
+    """By the sum of their predicted tokens and the time of the step, priced by `speed`."""
+    data, batch = timed(4), 4
+    batches = MixedBatches(data, profile(), batch)
+    generator = torch.Generator().manual_seed(2)
+    efficiency_RA = 1 + 3 * torch.rand(len(data.texts.length_R), len(SPACE), generator=generator).double()
+    chosen = set()
+
+    def choose(rows: list[int]) -> list[int]:
+        context = float(data.texts.length_R[rows].float().mean())
+
+        def worth(nodes: int) -> float:
+            seconds = step_seconds([nodes] * batch, nodes, context)
+            return float(efficiency_RA[rows, SPACE.index(SPACE.chain(nodes))].sum()) - speed * seconds
+
+        best = max(range(SPACE.depth + 1), key=worth)
+        chosen.add(best)
+        return [SPACE.index(SPACE.chain(best))] * batch
+
+    found = batches.select(efficiency_RA, speed, common=True)
+    tokens, seconds = walk(batches, choose, batch)
+    assert float(found.tokens_P.sum()) == tokens and len(chosen) > 1
     assert float(found.seconds_P.sum()) == pytest.approx(seconds)
 
 

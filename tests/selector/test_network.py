@@ -8,7 +8,7 @@ import torch
 from selector.actions import ActionSpace
 from selector.schema import Scalar, Schema
 from selector.train.network import RootNetwork, SurvivalNetwork
-from tests.selector.test_actions import SPACES, name_of, own_survivals
+from tests.selector.test_actions import SPACES, name_of
 
 WIDTHS = [6, 4, 4]
 SCALARS, EARLY = 3, 2
@@ -56,9 +56,8 @@ def test_survivals_never_rise_along_a_path(space: ActionSpace, widths: list[int]
         survivals_BS = own(*inputs(widths), PASSED).exp()
     assert survivals_BS.shape == (20, len(space.sums_SA))
     assert bool(((survivals_BS > 0) & (survivals_BS <= 1)).all())
-    place = {name_of(space, s): s for s in range(len(space.sums_SA))}
-    for action in space:
-        path_BD = survivals_BS[:, [place[name] for name in own_survivals(action)]]
+    for action, place_D in zip(space, space.survival_of_AD, strict=True):
+        path_BD = survivals_BS[:, place_D[place_D < len(space.sums_SA)]]
         assert bool((path_BD.diff(dim=-1) <= 0).all()), action
 
 
@@ -132,17 +131,3 @@ def test_what_is_for_the_decision_alone_is_not_seen() -> None:
     assert torch.allclose(own(other_BF, [], passed_B1), all_seen(at_means_BF, [], passed_B1), atol=1e-5)
     seen_BF = scalars_BF + torch.tensor([0.0, 5.0, 0.0])
     assert not torch.allclose(own(seen_BF, [], passed_B1), own(scalars_BF, [], passed_B1), atol=1e-3)
-
-
-def test_numbers_of_tokens_go_in_by_their_logarithm() -> None:
-    scalars_BF = torch.rand(16, 3) * 30
-    torch.manual_seed(3)
-    counting, plain = (RootNetwork(schema(3, 1, counts), [], 5) for counts in ((0, 2), ()))
-    plain.load_state_dict({**counting.state_dict(), "count_F": plain.count_F})
-    logarithms_BF = scalars_BF.clone()
-    logarithms_BF[:, [0, 2]] = logarithms_BF[:, [0, 2]].log1p()
-    counting.standardise(scalars_BF)
-    plain.standardise(logarithms_BF)
-    outputs = counting(scalars_BF, [], torch.ones(16, 1))
-    assert torch.allclose(outputs, plain(logarithms_BF, [], torch.ones(16, 1)), atol=1e-6)
-    assert not torch.allclose(outputs, plain(scalars_BF, [], torch.ones(16, 1)), atol=0.1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import ActionSpace
-from selector.train.objective import policy_loss, policy_ratios, survival_loss
+from selector.train.module import policy_loss, policy_ratios, survival_loss
 
 SPACE = ActionSpace(3, 2, 2, (1, 3))
 

@@ -1,4 +1,4 @@
-"""Replay against the decoder that it stands for, by enumeration and by simulation, on worlds of the last token."""
+"""Replay against the decoder that it stands for, by enumeration, on worlds of the last token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import random
 from collections import defaultdict
 from dataclasses import replace
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -24,7 +24,6 @@ from tests.selector.synthetic import some_survivals
 
 SPACE = ActionSpace(2, 1, 2)
 COPYING = ActionSpace(2, 1, 2, (1, 3))
-NEVER = torch.zeros(1, dtype=torch.float64)  # late
 VERIFIERS = ["specinfer", "nss", "traversal", "lifted_uniform"]
 Tokens = tuple[int, ...]
 Appended = list[tuple[Tokens, float]]
@@ -64,22 +63,19 @@ class LastTokenWorld:
             for path in product(range(2), repeat=length)
         ]
 
-    def appended(self, name: str, last: int, trunk: Tokens, branches: list[Tokens]) -> Appended:
-        """What the verifier may append after a drafted tree, with its probability: its law, which `verify` draws from
-        (`test_verify.py`)."""
-        return self._appended(name, last, DraftTree.from_paths(trunk, branches))
-
     def copied(self, name: str, text: Tokens, length: int) -> Appended:
-        """The same after a lookup; where the last token is new, nothing is drafted."""
+        """As `appended`, after a lookup; where the last token is new, nothing is drafted."""
         draft = draft_lookup(LookupIndex(text).proposal(length), 2, torch.device("cpu"))
-        return self._appended(name, text[-1], draft.tree, draft.probs_NV.double())
+        return self.appended(name, text[-1], draft.tree, draft.probs_NV.double())
 
     def foretold(self, text: Tokens, root: int, most: int) -> list[float]:
         """Survivals of lookups at a root, by depth."""
         right = LookupIndex(text[: root + 1]).agreement(text[root + 1 : root + 1 + most])
         return [float(depth <= right) for depth in range(1, most + 1)]
 
-    def _appended(self, name: str, last: int, tree: DraftTree, draft_NV: Tensor | None = None) -> Appended:
+    def appended(self, name: str, last: int, tree: DraftTree, draft_NV: Tensor | None = None) -> Appended:
+        """What the verifier may append after a drafted tree, with its probability: its law, which `verify` draws from
+        (`test_verify.py`)."""
         token_N = tree.tokens_N.clone()
         token_N[0] = last
         draft_NV = self.draft_VV[token_N] if draft_NV is None else draft_NV
@@ -90,12 +86,12 @@ class LastTokenWorld:
         ]
 
 
-def action_at(position: int, last: int, space: ActionSpace = SPACE) -> int:
+def action_at(position: int, last: int, space: ActionSpace) -> int:
     """A policy that decides by what is known at a root."""
     return (7 * position + 7 * last * (position + 1)) % len(space)
 
 
-def seconds_at(position: int, action: int, space: ActionSpace = SPACE) -> float:
+def seconds_at(position: int, action: int, space: ActionSpace) -> float:
     """A step takes longer with more drafted tokens, and later in the text."""
     return 1.0 + 0.3 * space.actions[action].nodes + 0.1 * position
 
@@ -105,9 +101,7 @@ def passes_at(position: int, action: int, space: ActionSpace) -> bool:
     return bool(space.needs_draft_A[action]) or position == 2
 
 
-def replayed(
-    survivals_XRS: Tensor, texts: list[Tokens], space: ActionSpace = SPACE, late_M: Tensor = NEVER
-) -> Replayed:
+def replayed(survivals_XRS: Tensor, texts: list[Tokens], space: ActionSpace, late_M: Tensor) -> Replayed:
     """The policy on texts of one length."""
     X, R, S = survivals_XRS.shape
     actions = [[action_at(n, text[n], space) for n in range(R)] for text in texts]
@@ -148,7 +142,8 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, late: list[float]) -> Non
                     (tokens, on_trunk * math.prod(p for _, p in branches) * probability)
                     for trunk, on_trunk in world.continued(last, L1)
                     for branches in product(world.continued((last, *trunk)[-1], L2), repeat=K)
-                    for tokens, probability in world.appended(name, last, trunk, [path for path, _ in branches])
+                    for tree in [DraftTree.from_paths(trunk, [path for path, _ in branches])]
+                    for tokens, probability in world.appended(name, last, tree)
                 ]
             return laws[last, action]
 
@@ -176,31 +171,30 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, late: list[float]) -> Non
 
 def decoded(world: LastTokenWorld, name: str, roots: int, count: int, rng: random.Random) -> Tensor:
     """Seconds and steps of decodings that stop once no root is left, [count, 2]."""
-    laws: dict[tuple, tuple[list[Tokens], list[float]]] = {}
+    laws: dict[tuple[object, ...], tuple[list[Tokens], list[float]]] = {}
     q1 = world.draft_VV[:, 1].tolist()
 
-    def draft(last: int, length: int) -> Tokens:
-        path: list[int] = []
+    def draft(last: int, length: int) -> list[int]:
+        path = [last]
         for _ in range(length):
-            last = int(rng.random() < q1[last])
-            path.append(last)
-        return tuple(path)
+            path.append(int(rng.random() < q1[path[-1]]))
+        return path[1:]
 
     totals = []
     for _ in range(count):
         position, last, seconds, steps = 0, 0, 0.0, 0
         while position < roots:
-            action = action_at(position, last)
+            action = action_at(position, last, SPACE)
             K, L1, L2, _ = SPACE.actions[action]
             trunk = draft(last, L1)
-            branches = [draft((last, *trunk)[-1], L2) for _ in range(K)]
-            key = (last, trunk, *branches)
+            branches = [draft([last, *trunk][-1], L2) for _ in range(K)]
+            key = (last, *trunk, *map(tuple, branches))
             if key not in laws:
-                tokens, probabilities = zip(*world.appended(name, last, trunk, branches), strict=True)
-                laws[key] = list(tokens), list(accumulate(probabilities))
-            appended = rng.choices(laws[key][0], cum_weights=laws[key][1])[0]
-            seconds, steps = seconds + seconds_at(position, action), steps + 1
-            position, last = position + len(appended), appended[-1]
+                appended = world.appended(name, last, DraftTree.from_paths(trunk, branches))
+                laws[key] = [tokens for tokens, _ in appended], [probability for _, probability in appended]
+            tokens = rng.choices(*laws[key])[0]
+            seconds, steps = seconds + seconds_at(position, action, SPACE), steps + 1
+            position, last = position + len(tokens), tokens[-1]
         totals.append((seconds, steps))
     return torch.tensor(totals, dtype=torch.float64)
 
@@ -208,21 +202,20 @@ def decoded(world: LastTokenWorld, name: str, roots: int, count: int, rng: rando
 @pytest.mark.parametrize("name", ["specinfer", "traversal"])
 def test_replay_of_drawn_texts_and_siblings_is_a_simulated_decoder(name: str) -> None:
     """Some 50,000 steps of a decoder against drawn texts, labelled with drawn siblings: seconds and steps agree within
-    4 standard errors, and tokens are those of the texts. A wrong alarm in 3e-4 of other seeds (4 comparisons).
-    """
+    4 standard errors, and tokens are those of the texts. A wrong alarm in 3e-4 of other seeds (4 comparisons)."""
     world, roots, rng = LastTokenWorld(seed=3), 24, random.Random(4)
     simulated_X2 = decoded(world, name, roots, 4000, rng)
     assert simulated_X2[:, 1].sum() > 40_000
     texts = [world.drawn_text(roots + SPACE.depth, rng) for _ in range(600)]
-    generator = torch.Generator().manual_seed(5)
+    generator, never = torch.Generator().manual_seed(5), torch.zeros(1, dtype=torch.float64)
     survivals_XRS = torch.stack([world.survivals(text, [name], 1, generator)[0] for text in texts])
-    mine = replayed(survivals_XRS, texts)
+    mine = replayed(survivals_XRS, texts, SPACE, never)
     assert mine.tokens_X.tolist() == pytest.approx([roots] * len(texts), rel=1e-6)
     mine_X2 = torch.stack([mine.seconds_X, mine.steps_X], dim=-1)
     error_2 = (simulated_X2.var(0) / len(simulated_X2) + mine_X2.var(0) / len(mine_X2)).sqrt()
     assert ((mine_X2.mean(0) - simulated_X2.mean(0)).abs() < 4 * error_2).all()
     assert (error_2 < 0.02 * simulated_X2.mean(0)).all()  # close enough to tell
-    other = replayed(survivals_XRS.roll(1, dims=1), texts)  # labels of the wrong roots: noticed
+    other = replayed(survivals_XRS.roll(1, dims=1), texts, SPACE, never)  # labels of the wrong roots: noticed
     assert not ((other.steps_X.mean() - simulated_X2[:, 1].mean()).abs() < 4 * error_2[1])
 
 

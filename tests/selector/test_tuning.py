@@ -15,13 +15,11 @@ from selector.latency import Table
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, MATCH
 from selector.train.data import Timed
-from selector.train.potential import potential
 from selector.train.replay import Lateness, Replayed, replay
 from selector.train.tuning import (
     LEASTS,
     RARE,
     SPEEDS,
-    TIE,
     StaticTable,
     best_static,
     common,
@@ -139,13 +137,11 @@ def test_only_trees_that_are_never_missed_are_left_out(data: Timed) -> None:
     for action, visits in zip(action_R.tolist(), visits_R.tolist(), strict=True):
         steps_A[action] += visits
     share_A = steps_A / steps_A.sum()
-    assert list(kept) == sorted(set(kept))
-    assert SPACE.index(EMPTY) in kept
+    assert list(kept) == sorted({*kept, SPACE.index(EMPTY)})
     of_use = [a for a in kept if a != SPACE.index(EMPTY)]
     assert float(share_A[of_use].sum()) >= 1 - RARE
     assert float(share_A[of_use].sum() - share_A[of_use].min()) < 1 - RARE
     assert float(share_A[of_use].min()) >= float(share_A[[a for a in range(len(SPACE)) if a not in kept]].max())
-    assert len(of_use) < int((share_A > 0).sum())
 
 
 def by_loop(
@@ -188,14 +184,8 @@ def test_roots_are_decided_one_after_the_other(
         for a, times, first in zip(actions, asked, firsts, strict=True)
     ]
     assert found.seconds_R.tolist() == pytest.approx(seconds, rel=1e-6)
-    kinds = set()
-    for r in (~data.texts.unknown_R & (data.texts.length_R >= 100)).nonzero()[:, 0].tolist():  # the last time measured
-        action, seen = SPACE.actions[actions[r]], feature_levels[: asked[r]]
-        free = data.profile.action_seconds(action, 100, data.verifier)
-        own = sum(data.profile.decide[each] for each in seen)
-        own += data.profile.draft.at(100, 2) * (not action.drafts and seen != (EARLY,))
-        assert seconds[r] == pytest.approx(free + own, rel=1e-5)
-        kinds.add((not action.drafts, len(seen)))
+    known = (~data.texts.unknown_R).nonzero()[:, 0].tolist()
+    kinds = {(not SPACE.actions[actions[r]].drafts, asked[r]) for r in known}
     expected = {(True, 1), (True, 2), (False, 2)} if len(feature_levels) == 2 else {(True, 1), (False, 1)}
     assert kinds == expected
 
@@ -281,15 +271,3 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
     assert (*mode.rule, mode.action) == max(every, key=every.__getitem__)
     assert replay_mode(data, {}, mode).speed == pytest.approx(speed(*mode.rule, mode.action))
     assert replay_mode(data, {}, mode).speed > 1.1 * static.speed
-
-
-@pytest.mark.parametrize("repeats", [True, False])
-def test_the_potential_is_over_the_rule_where_texts_repeat_themselves_and_over_the_static_tree_elsewhere(
-    repeats: bool,
-) -> None:
-    """There the rule has most of what can be gained over a tree, and a feature that tells nothing adds nothing;
-    elsewhere a feature that tells gains."""
-    made = {"repeats": 0.4, "told": False} if repeats else {}
-    found = potential(*(timed(texts(24, seed=seed, **made)) for seed in (1, 2)))
-    assert found.over == ("lookup rule" if repeats else "static tree")
-    assert (found.gain.value > 1 + 2 * TIE * found.gain.error) != repeats

@@ -6,7 +6,6 @@ What a verifier appends, continued from the target to the full length, must foll
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import pytest
 import torch
@@ -74,25 +73,6 @@ def test_equivalences_from_the_papers() -> None:
         for name in same[1:]:
             assert torch.allclose(laws[same[0]], laws[name], atol=1e-14), name
     assert not torch.allclose(laws["naive"], laws["block"], atol=1e-3)
-
-
-RIGHT_ORDER, RIGHT_CHILDREN = DraftTree.postorder, DraftTree.children
-
-
-def discovery_order(tree: DraftTree, visits: Any = None, root: int = 0) -> list[int]:
-    """Leaves first, instead of depth-first."""
-    return sorted(RIGHT_ORDER(tree, visits, root), key=lambda node: (-int(tree.depths_N[node]), node))
-
-
-def without_copies(tree: DraftTree, node: int) -> list[int]:
-    return list(dict.fromkeys(RIGHT_CHILDREN(tree, node)))
-
-
-@pytest.mark.parametrize(("name", "wrong"), [("postorder", discovery_order), ("children", without_copies)])
-def test_the_enumeration_notices_known_mistakes(name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traversal is not lossless in another order of visits, nor if it is updated once per distinct child."""
-    monkeypatch.setattr(DraftTree, name, wrong)
-    assert error_of(World(3, depth=3, kind="peaked", seed=5), "traversal", "iid", 3, 0, 2) > 1e-6
 
 
 def test_the_enumeration_notices_a_verifier_of_the_wrong_style() -> None:

@@ -8,8 +8,8 @@ Every part is kept in `runs/vllm/`, and the same command goes on from there.
 from __future__ import annotations
 
 import json
+import math
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -27,10 +27,10 @@ import torch
 from data_gen.models.checkpoints import load_tokenizer
 from data_gen.models.gguf import SMOLLM2, resolved
 from data_gen.texts.prompts import Form, Prompt, read_prompts, split_of, take_evenly
-from pipelines.engines.wrong import COUNT
-from pipelines.pair.loading import PROMPTS
+from pipelines.evaluate.table import paired
+from pipelines.pair.stage import PROMPTS
 from pipelines.run import console
-from pipelines.statistics import paired
+from tests.engines.wrong import COUNT
 
 FOLDER, PYTHON, PORT = Path("runs/vllm"), ".venv-vllm/bin/python", 8711
 TOKENS, CONTEXT = 64, 1024  # new tokens of an answer; the longest context
@@ -44,40 +44,38 @@ SERVER = {
     **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
     **{"OMP_NUM_THREADS": "2", "KMP_BLOCKTIME": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
 }
+OPTIONS = f"--served-model-name smol --dtype float32 --enforce-eager --max-model-len {CONTEXT}"
 Answer = dict[str, Any]  # of the server, with `seconds`
 
 
 @contextmanager
 def server(port: int, speculative: dict[str, Any] | None, additional: dict[str, Any] | None = None) -> Iterator[str]:
     """A server of the loopback, once it answers; its address."""
-    command = [
-        PYTHON,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        resolved(SMOLLM2, "target"),
-        "--port",
-        str(port),
-    ]
-    command += ["--served-model-name", "smol", "--dtype", "float32", "--enforce-eager", "--max-model-len", str(CONTEXT)]
-    command += ["--per-request-spec-decode-metrics", "detailed"] if speculative else []
-    for option, value in (("--speculative-config", speculative), ("--additional-config", additional)):
-        command += [option, json.dumps(value)] if value else []
+    command = [*f"{PYTHON} -m vllm.entrypoints.openai.api_server {OPTIONS} --port {port}".split()]
+    command += ["--model", resolved(SMOLLM2, "target")]
+    if speculative:
+        command += ["--per-request-spec-decode-metrics", "detailed", "--speculative-config", json.dumps(speculative)]
+    if additional:
+        command += ["--additional-config", json.dumps(additional)]
     address, log = f"http://127.0.0.1:{port}", FOLDER / f"server-{port}.log"
     environment = {**os.environ, **SERVER, "PYTHONPATH": str(Path.cwd()), COUNT: str(FOLDER / "wrong.txt")}
     with log.open("w") as said, subprocess.Popen(command, stdout=said, stderr=said, env=environment) as process:
         try:
-            while True:
-                try:
-                    urllib.request.urlopen(f"{address}/health", timeout=5).close()
-                    break
-                except OSError:
-                    if process.poll() is not None:
-                        raise SystemExit(f"{log}: the server ended: {log.read_text()[-2000:]}") from None
-                    time.sleep(1)
+            while not _answers(f"{address}/health"):
+                if process.poll() is not None:
+                    raise SystemExit(f"{log}: the server ended: {log.read_text()[-2000:]}")
+                time.sleep(1)
             yield address
         finally:
             process.terminate()
+
+
+def _answers(address: str) -> bool:
+    try:
+        urllib.request.urlopen(address, timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def ask(address: str, prompt: Prompt, tokens: int = TOKENS, to_the_end: bool = False) -> Answer:
@@ -103,37 +101,25 @@ def ask_all(
     return answers, time.perf_counter() - begin
 
 
-def ids(answer: Answer) -> list[int]:
-    found: list[int] = answer["choices"][0]["token_ids"]
-    return found
-
-
 def step_times(prompts: Sequence[Prompt]) -> pd.DataFrame:
     """Seconds of a step by requests and verified tokens: how much longer answers of more tokens take."""
     rows, file = [], FOLDER / "wrong.txt"
     file.write_text("0")
-    with server(
-        PORT,
-        {
-            "method": "custom_class",
-            "model": "pipelines.engines.wrong.WrongTokens",
-            "num_speculative_tokens": max(WRONG),
-        },
-    ) as address:
+    with server(PORT, drafter("tests.engines.wrong.WrongTokens", max(WRONG))) as address:
         ask_all(address, prompts[:2], 2)
-        taken: dict[tuple[int, int], list[float]] = {}
         for _, batch, count in product(range(3), CONCURRENCY, WRONG):
             file.write_text(str(count))
-            seconds = []
-            for tokens in (4, 4 + TIMED):  # the prompts' passes are in both
-                seconds.append(ask_all(address, prompts[:batch], batch, tokens, to_the_end=True)[1])
-            taken.setdefault((batch, count), []).append((seconds[1] - seconds[0]) / TIMED)
-    context = 100
-    for (batch, count), each in taken.items():
-        rows.append(
-            {"batch": batch, "context": context, "verified": count + 1, "passes": 0, "seconds": statistics.median(each)}
-        )
-    return pd.DataFrame(rows)
+            asked = address, prompts[:batch], batch
+            short, long = (ask_all(*asked, tokens, to_the_end=True)[1] for tokens in (4, 4 + TIMED))
+            seconds = (long - short) / TIMED  # the prompts' passes are in both
+            rows.append({"batch": batch, "context": 100, "verified": count + 1, "passes": 0, "seconds": seconds})
+    columns = list(rows[0])
+    return pd.DataFrame(rows).groupby(columns[:-1], as_index=False)["seconds"].median()
+
+
+def drafter(name: str, most: int) -> dict[str, Any]:
+    """A class of ours as vLLM's drafter of up to so many tokens."""
+    return {"method": "custom_class", "model": name, "num_speculative_tokens": most}
 
 
 def tuned_ngram(prompts: Sequence[Prompt]) -> dict[str, Any]:
@@ -170,20 +156,11 @@ def main() -> None:
     if not timings.exists():
         step_times(training).to_csv(timings, index=False)
         console.print(timings.read_text())
-    words = [
-        "logs",
-        str(log),
-        "--timings",
-        str(timings),
-        "--name",
-        "vllm-copies",
-        "logs.drafter=none",
-        "latency.stepped=false",
-    ]
+    words = f"logs {log} --timings {timings} --name vllm-copies logs.drafter=none latency.stepped=false".split()
     subprocess.run([sys.executable, "-m", "pipelines", *words], check=True)
     ngram = kept("ngram.json", lambda: tuned_ngram(training[:TUNING]))
     del ngram["seconds"]
-    custom = {"method": "custom_class", "model": "data_gen.engines.vllm.Proposer", "num_speculative_tokens": 20}
+    custom = drafter("data_gen.engines.vllm.Proposer", 20)
     ours = {"espalier": {"selector": str(Path("runs/vllm-copies/selector").absolute()), "temperature": 0.0}}
     methods: dict[str, tuple[Any, ...]] = {PLAIN: (None,), NGRAM: (ngram,), OURS: (custom, ours)}
     rounds = FOLDER / "rounds.jsonl"
@@ -199,13 +176,13 @@ def main() -> None:
             size = max(CONCURRENCY) if concurrency == 1 else len(held_out)
             groups = [held_out[begin : begin + size] for begin in range(0, len(held_out), size)] * ROUNDS[concurrency]
             for number, group in enumerate(groups):
-                names = [*methods]
-                for name in names[number % len(names) :] + names[: number % len(names)]:
+                first = number % len(METHODS)
+                for name in (*METHODS[first:], *METHODS[:first]):
                     at = {"concurrency": concurrency, "group": number, "method": name}
                     if any(each.items() >= at.items() for each in done):
                         continue
                     answers, seconds = ask_all(addresses[name], group, concurrency)
-                    own = [[each["seconds"], ids(each), each["kind"]] for each in answers]
+                    own = [[each["seconds"], each["choices"][0]["token_ids"], each["kind"]] for each in answers]
                     with rounds.open("a") as file:
                         file.write(json.dumps(at | {"seconds": seconds, "answers": own}) + "\n")
     report([json.loads(line) for line in rounds.read_text().splitlines()])
@@ -232,10 +209,8 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
                 cell[f"over {rival}"] = f"{server[name] / server[rival]:.2f}"
                 cell[f"each over {rival}"] = f"{value:.2f} [{low:.2f}, {high:.2f}]"
                 if rival == PLAIN:
-                    kinds = {a[2] for a in own}
-                    each = {k: float(ratio_XR[[a[2] == k for a in own]].mean().exp()) for k in kinds}
-                    least = min(each, key=each.__getitem__)
-                    cell["least kind"] = f"{least} {each[least]:.2f}"
+                    means = pd.Series(ratio_XR[:, 0].numpy()).groupby([a[2] for a in own]).mean()
+                    cell["least kind"] = f"{means.idxmin()} {math.exp(means.min()):.2f}"
             equal = sum(a[1] == b[1] for a, b in zip(own, answers[PLAIN], strict=True))
             cells.append(cell | {"equal texts": f"{equal} of {len(own)}"})
     console.print(pd.DataFrame(cells).to_string(index=False), soft_wrap=True)

@@ -1,26 +1,48 @@
 """The trained network and its decisions in one scriptable module, which engines run.
 
+Here its artefact directory is written, too, whose files the model card lists (`card.j2`).
+
 Legend: B roots, S modes, L context lengths, A actions, D hidden width, F scalars.
 """
 
 # Annotations are not postponed, because TorchScript reads those of a module's attributes as objects.
 
-from collections.abc import Sequence
+import io
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
+import safetensors.numpy
+import safetensors.torch
 import torch
+from jinja2 import StrictUndefined, Template
 from torch import Tensor, nn
 
 from selector.actions import Action
 from selector.decision import NETWORK, NEVER, LookupRule, Mode, net_tokens, of_batch
+from selector.files import atomically, json_text
 from selector.latency import LatencyProfile, interpolated_at
-from selector.runtime.artefact import ArtefactConfig
+from selector.runtime.artefact import CHECKSUMS, FILE, ArtefactConfig, TokenStatistics
+from selector.runtime.selector import Selector, load_selector
 from selector.sampling import FAR
-from selector.schema import EARLY, HIDDEN_STATES, LOG, TEXT
+from selector.schema import EARLY, HIDDEN_STATES, LOG, TEXT, sha256
 from selector.train.module import SelectorModule
 
 NO_MATCH, NO_LIMIT = 1 << 20, 1 << 30  # longer than any match, and than any text
 ANY_LEVEL = -1.0
 FARTHER = 1e3  # added to the distance of a mode that does not cover the setting
+CARD = Template(
+    Path(__file__).with_name("card.j2").read_text(),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    undefined=StrictUndefined,
+    autoescape=True,  # names come from users
+)
 
 
 class DeployedSelector(nn.Module):
@@ -86,11 +108,17 @@ class DeployedSelector(nn.Module):
         self.eval()
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The position of the chosen action, int64 [] or [B], and scores, float32 [A] or [B, A].
+        """The position of the chosen action, int64 [] or [B], and scores, float32 [A] or [B, A]. An error where the
+        scalars are of another width or dtype, or not finite.
 
         `features` are float32 [F] and [D], or [B, F] and [B, D], or the scalars of the schema's first level alone.
         """
         scalars = features["scalars"]
+        count, dtype = scalars.size(-1), scalars.dtype
+        if dtype != torch.float32 or (count != self.early and count != self.scalars):
+            raise ValueError(f"scalars are {dtype} [{count}]; float32 [{self.scalars}] or [{self.early}] is needed")
+        if not bool(scalars.sum().isfinite()):
+            raise ValueError("scalars are not finite")
         single = scalars.dim() == 1
         if single:
             scalars = scalars.unsqueeze(0)
@@ -98,8 +126,7 @@ class DeployedSelector(nn.Module):
         states: list[Tensor] = []
         if scalars.size(-1) < self.scalars:
             passed_B1 = torch.zeros_like(passed_B1)
-            padding = scalars.new_zeros((scalars.size(0), self.scalars - scalars.size(-1)))
-            scalars = torch.cat([scalars, padding], dim=-1)
+            scalars = nn.functional.pad(scalars, [0, self.scalars - scalars.size(-1)])
             states = [scalars.new_zeros((scalars.size(0), width)) for width in self.hidden_widths]
         else:
             for name in self.hidden_names:
@@ -153,3 +180,58 @@ def config_of(module: SelectorModule, verifier: str, fallback: Action, modes: Se
         fallback=fallback,
         modes=tuple(modes),
     )
+
+
+def write_artefact(
+    folder: Path,
+    module: SelectorModule,
+    profile: LatencyProfile,
+    verifier: str,
+    fallback: Action,
+    modes: Sequence[dict[str, Any]],
+    facts: dict[str, Any],
+    check: Callable[[Path], None] = lambda _: None,
+    tokens: TokenStatistics | None = None,
+) -> Selector:
+    """Writes the directory under a temporary name, checks it, renames it over an earlier one, and loads the selector.
+
+    Args:
+        modes: `Mode.row` of each sampling setting; further entries are kept in `config.json`.
+        facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
+        check: called with the temporary directory; if it raises, an earlier directory is unchanged.
+        tokens: statistics by token, for a log's selector.
+    """
+    config = config_of(module, verifier, fallback, [Mode.of(mode) for mode in modes])
+    made = DeployedSelector(module, profile, config.modes, verifier)
+    with atomically(folder) as partial:
+        partial.mkdir()
+        scripted = io.BytesIO()  # libtorch ends the process when it writes to a full disk
+        with torchscript():
+            torch.jit.save(torch.jit.script(made), scripted)
+        (partial / "selector.pt").write_bytes(scripted.getvalue())
+        (partial / "model.safetensors").write_bytes(safetensors.torch.save(made.state_dict()))
+        if tokens is not None:
+            (partial / FILE).write_bytes(safetensors.numpy.save(tokens.to_tensors()))
+        (partial / "latency.json").write_text(json_text(profile.to_json(), indent=1) + "\n")
+        versions = {name: version(name) for name in ("torch", "pytorch-lightning")}
+        config = replace(config, pair=facts["pair"], facts={"modes": list(modes), "versions": versions, **facts})
+        (partial / "config.json").write_text(json_text(config.to_json(), indent=1) + "\n")
+        (partial / "README.md").write_text(CARD.render(config=config, of_log=config.schema == LOG))
+        names = sorted(path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file())
+        (partial / CHECKSUMS).write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in names))
+        check(partial)
+    return load_selector(folder)
+
+
+def load_script(folder: Path) -> torch.jit.ScriptModule:
+    """The TorchScript of an artefact directory."""
+    with torchscript():
+        return torch.jit.load(str(folder / "selector.pt"), map_location="cpu").eval()
+
+
+@contextmanager
+def torchscript() -> Iterator[None]:
+    """Suppresses the warning that TorchScript is deprecated."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".?torch\.jit\.\w+.? is deprecated", category=DeprecationWarning)
+        yield

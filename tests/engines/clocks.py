@@ -1,6 +1,6 @@
 """Step times of pairs of real sizes on this GPU, without their weights: a CSV file for each pair (`make gpu`).
 
-    python -m pipelines.latency.clocks configs/clocks
+    python -m tests.engines.clocks configs/clocks
 
 Weights are random, but a pass takes as long with them. All requests of a batch have contexts of one length, every pass
 is a CUDA graph, and attention reads each cached key once, as an engine's does. A file that exists is not made again.
@@ -63,8 +63,7 @@ def packed(
     """Attention of W tokens to the whole cache, or its window, without a mask: the heads that share keys are one."""
     if window := kwargs.get("sliding_window"):
         key, value = key[:, :, -window:], value[:, :, -window:]
-    batch, _, _, width = query_BHWD.shape
-    shared = query_BHWD.reshape(batch, key.shape[1], -1, width)
+    shared = query_BHWD.reshape(len(query_BHWD), key.shape[1], -1, query_BHWD.shape[-1])
     found = scaled_dot_product_attention(shared, key, value, scale=kwargs["scaling"])
     return found.view_as(query_BHWD).transpose(1, 2).contiguous(), None
 
@@ -86,7 +85,6 @@ class _Layer(StaticLayer):
 
 
 def model_of(config: dict[str, Any], device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A model with random weights."""
     ALL_ATTENTION_FUNCTIONS.register(packed.__name__, packed)
     own = AutoConfig.for_model(**config, max_position_embeddings=8192)
     with torch.device(device):
@@ -142,16 +140,14 @@ def rows_of(target: dict[str, Any], draft: dict[str, Any], device: str, dtype: t
                 seconds = seconds_of(pass_of(model, batch, context, width))
             except torch.OutOfMemoryError:
                 continue  # so large a batch does not fit
-            yield Row(
-                batch=batch, context=context, verified=0 if drafts else width, passes=int(drafts), seconds=seconds
-            )
+            sizes = {"batch": batch, "context": context, "verified": 0 if drafts else width, "passes": int(drafts)}
+            yield Row(**sizes, seconds=seconds)
         del model
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 def main(folder: Path, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write the file of every pair that has none."""
     card = (re.findall(r"[A-Z]+\d+", torch.cuda.get_device_name()) if device == "cuda" else []) or [device]
     for name, pair in PAIRS.items():
         path = folder / f"{card[0].lower()}_{name}.csv"

