@@ -37,7 +37,7 @@ def test_make_targets_exist_and_their_options_are_valid(line: str) -> None:
     help_ = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True).stdout
     assert re.search(rf"^\s+{target}\s", help_, flags=re.MULTILINE)
     options = dict(assignment.split("=", 1) for assignment in assignments)
-    load_config(ROOT / options.get("CONFIG", "configs/demo.yaml"), options.get("ARGS", "").split())
+    load_config(ROOT / options.get("CONFIG", "configs/demo.yaml"), shlex.split(options.get("ARGS", "")))
 
 
 @pytest.mark.parametrize("line", [line for line in COMMANDS if "espalier" in line])
