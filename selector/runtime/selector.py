@@ -349,16 +349,16 @@ class Tuned:
 
     def select_jointly(self, features: Sequence[Features]) -> list[Action]:
         """The choices of several requests that share their draft passes, from the features of each, as in `select`.
-        By the lookup rule where a network was tuned on a log and joint decisions were not ahead of that.
-
-        Raises InputError as `select`.
-        """
+        By the lookup rule where a network was tuned on a log and joint decisions were not ahead of that. Raises
+        InputError as `select`."""
         mode = self.mode
-        if features and all(map(self._only_first, features)):
+        if not features:
+            return []
+        if all(map(self._only_first, features)):
             return self._less.select_jointly(features)  # type: ignore[union-attr]
-        if features and not mode.joint and mode.batch > 1 and mode.rule and mode.decider == NETWORK:
+        if not mode.joint and mode.batch > 1 and mode.rule and mode.decider == NETWORK:
             return [mode.copied(self._scalar(self._read(each), MATCH)) for each in features]
-        if not features or not mode.joint:
+        if not mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
         shapes, clock = self._shared
         tokens_BA, length = self._predicted(features, np.arange(len(self._own.actions)))
