@@ -31,8 +31,7 @@ from data_gen.models.pair import ModelPair, ModelRow
 from data_gen.models.sampling import Sampling
 from data_gen.trees import Layout, layout_of
 from data_gen.verification import COPIED
-from data_gen.verification.distributions import invert
-from data_gen.verification.on_slots import check_on_slots, verify_slots
+from data_gen.verification.on_slots import check_on_slots, drawn, verify_slots
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.schema import EARLY, LIGHT, MATCH, InputError
 
@@ -40,6 +39,7 @@ FILL = 512  # tokens of a pass over a prompt
 ROWS = 512  # a cache's rows are a multiple of this, so that texts of many lengths share memory and graphs
 LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass; after a drafted step, one or two are new to it
 ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
+LENGTHS = 64  # how often a pass may be compiled: for each model and number of rows, twice
 WARM = 1  # runs before work is recorded as a CUDA graph
 
 Two = tuple[Tensor, Tensor]
@@ -170,7 +170,7 @@ class GraphDecoder(Loop):
         verifier = COPIED if action.copies else self.verifier
         ends_2 = text.memory.uniforms[layout.size - 1 : layout.size + 1]
         if layout.size == 1:
-            return layout.order_S, invert(rows[1][0], ends_2[1:])
+            return layout.order_S, drawn(rows[1][0], ends_2[1:])
         return verify_slots(verifier, layout, drafted[0], rows[1], drafted[1], ends_2)
 
     def _commit(self, text: _SlotText, action: Action, drafted: Two, rows: Two, verdict: Two) -> Tensor:
@@ -223,7 +223,7 @@ def _draw(layout: Layout, slots: slice, uniforms: Tensor, tokens_S: Tensor, q_SV
     rows, first = slots.stop - slots.start, slots.stop  # the first slot below
     each = layout.K if first == layout.L1 + 1 and layout.L2 > 0 else 1  # tokens below a row
     end = first + rows * each
-    tokens_S[first:end] = invert(q_SV[slots], uniforms[first - 1 : end - 1].view(rows, each)).flatten()
+    tokens_S[first:end] = drawn(q_SV[slots], uniforms[first - 1 : end - 1].view(rows, each)).flatten()
 
 
 class _SlotText(Text):
@@ -289,6 +289,7 @@ class PreallocatedModel:
         self._cache = Cache(layers=[*self._layers])  # layers with a sliding window keep all rows: the mask hides them
         self._masks = TreeMasks(model.config)
         self.fill(torch.zeros(1, dtype=torch.int64, device=model.device))  # allocates the caches
+        self._states = self._together()
 
     @torch.inference_mode()
     def fill(self, tokens_T: Tensor) -> None:
@@ -296,11 +297,19 @@ class PreallocatedModel:
         for begin in range(0, len(tokens_T), FILL):
             part_W = tokens_T[begin : begin + FILL]
             base, over = torch.tensor(begin, device=part_W.device), run_window(len(part_W), part_W.device)
-            self.forward(part_W, base, over, last=1)
+            self._forward(part_W, base, over, last=1)
 
-    def forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
-        """Write the rows of a window's tokens; logits [W, V], or those of the `last` tokens. `base` is int64 [], on the
-        device."""
+    def forward(self, tokens_W: Tensor, base: Tensor, over: Window) -> Tensor:
+        """Write the rows of a window's tokens; logits [W, V]. `base` is int64 [], on the device."""
+        if not tokens_W.is_cuda:
+            return self._forward(tokens_W, base, over)
+        if len(tokens_W) > 1:  # compiled once for one token, and once for several
+            for tensor in (tokens_W, over.slots_W, over.visible_WS):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        with torch._dynamo.config.patch(recompile_limit=LENGTHS):
+            return _compiled()(self, tokens_W, base, over)
+
+    def _forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
         self._place["rows_W"] = base + over.slots_W
         offsets_W = over.depths_S[over.slots_W]
         masks = self._masks.preallocated(over.visible_WS, over.depths_S, offsets_W, base, self.rows, self.model.dtype)
@@ -317,10 +326,28 @@ class PreallocatedModel:
     def keep(self, path_D: Tensor, base: Tensor) -> None:
         """Move the rows of an accepted path behind the root's; `path_D` are its slots from depth 1 on, int64."""
         from_D, to_D = base + path_D, base + torch.arange(1, len(path_D) + 1, device=path_D.device)
-        for layer in self._layers:
-            if layer.is_initialized:
-                for states in layer.states:
-                    states.index_copy_(2, to_D, states.index_select(2, from_D))
+        for states in self._states:
+            states.index_copy_(3, to_D, states.index_select(3, from_D))
+
+    def _together(self) -> list[Tensor]:
+        """The cached keys and values of all layers, those of one shape in one tensor, of which the layers hold parts: a
+        GPU moves their rows at once."""
+        parts = [(layer, name) for layer in self._layers if layer.is_initialized for name in ("keys", "values")]
+        by_shape: dict[torch.Size, list[tuple[_Layer, str]]] = {}
+        for part in parts:
+            by_shape.setdefault(getattr(*part).shape, []).append(part)
+        result = [torch.stack([getattr(*part) for part in alike]) for alike in by_shape.values()]
+        for alike, states in zip(by_shape.values(), result, strict=True):
+            for part, own in zip(alike, states.unbind(), strict=True):
+                setattr(*part, own)
+        return result
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    """`PreallocatedModel._forward` with a quarter of the kernels: on a GPU, a small model's pass takes as long as it
+    has kernels."""
+    return torch.compile(PreallocatedModel._forward)
 
 
 class Passes(NamedTuple):

@@ -394,8 +394,9 @@ class TextLabeller:
                 own.append(below)
 
     def survivals(self) -> Tensor:
-        """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once all rows are added."""
-        if self._seen < len(self.tokens_T):
+        """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once all rows are added;
+        the one after the last token is not needed."""
+        if self._seen < len(self.tokens_T) - 1:
             raise ValueError(f"{len(self.tokens_T)} tokens need as many rows; there are {self._seen}")
         drafted_TD, chain = self._chain()
         max_L2, result = self.space.max_L2, []

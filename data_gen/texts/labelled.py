@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import repeat
 from pathlib import Path
@@ -30,9 +30,18 @@ from data_gen.decoding.loop import Random
 from data_gen.features.root import ROW_NUMBERS, foretold, row_numbers
 from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling
-from data_gen.text_labels.labels import TextLabeller
+from data_gen.text_labels.labels import TextLabeller, block_rows
 from data_gen.texts.prompts import Form, Prompt, Record, check_ids, joined, read_lines
-from data_gen.texts.written import WrittenText, finished, halving, rows_along, seed_of, written_by_target
+from data_gen.texts.written import (
+    RowBlock,
+    WrittenText,
+    fewer,
+    finished,
+    halving,
+    rows_along,
+    seed_of,
+    written_by_target,
+)
 from data_gen.verification import get_verifier
 from selector.actions import GREEDY, Action, ActionSpace
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
@@ -49,6 +58,7 @@ Given = Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[int, Fiel
 UNLIKELY = 1e-3  # less probable tokens are counted: a text of another model or sampling setting has too many
 SUMS = 1e-4  # the logits of two passes that add the same numbers in another order may differ by so much, in float32
 SPACINGS = 4  # of neighbouring numbers at the best logit: rounding may move each of two logits by two of them
+GPU_BLOCKS = 8  # of `block_rows` are labelled together on a GPU
 FALSE_ALARMS = 1e-6  # the share of the target's own logs that are taken for foreign ones, at most
 
 
@@ -226,6 +236,10 @@ class _Written(NamedTuple):
     verifier: str | None
     place: str
 
+    @property
+    def roots(self) -> int:
+        return max(0, len(self.text.tokens) - self.text.start - DEPTH)
+
 
 @dataclass
 class Shard:
@@ -238,15 +252,25 @@ class Shard:
 
 def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
     """Make a shard; InputError where a model gives numbers that are not finite, or a given text cannot be the target's,
-    which names the prompt, or the log and its line."""
+    which names the prompt, or the log and its line.
+
+    A text is cut before a token to which the target's pass gives probability 0 if rounding explains that."""
     start, plausibility = time.perf_counter(), Plausibility()
     texts = list(_written(pair, recipe, work))
     between = time.perf_counter()
-    rows = [_row(pair, recipe, work, written, plausibility) for written in texts]
+    columns: list[dict[str, Any]] = []
+    while len(columns) < len(texts):
+        with suppress(ImpossibleToken):  # texts were cut
+            columns, plausibility = halving(lambda: _label(pair, recipe, texts, work))
+    rows = [_row(written, work, stride_of(recipe, work)) | own for written, own in zip(texts, columns, strict=True)]
     seconds = dict.fromkeys(PARTS, 0.0) | {"labelled": time.perf_counter() - between}
     seconds["decoded" if work.decoded else "written"] = between - start
     schema = traces.text_schema(recipe.verifiers, recipe.hidden, SPACE)
     return Shard(traces.to_table(rows, schema), seconds, plausibility)
+
+
+def stride_of(recipe: Recipe, work: Work) -> int:
+    return recipe.stride if work.split == "train" else 1
 
 
 def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
@@ -285,17 +309,13 @@ def _naming(place: str) -> Iterator[None]:
         raise InputError(f"{place}: {error}") from error
 
 
-def _row(pair: ModelPair, recipe: Recipe, work: Work, written: _Written, seen: Plausibility) -> dict[str, Any]:
-    prompt, text, stride = written.prompt, written.text, recipe.stride if work.split == "train" else 1
-    with _naming(written.place):
-        labelled = label(pair, recipe, text, work.sampling, seen, stride)
-    roots = max(0, len(text.tokens) - text.start - DEPTH)
+def _row(written: _Written, work: Work, stride: int) -> dict[str, Any]:
+    prompt, text, roots = written.prompt, written.text, written.roots
     steps = [step for step in text.steps if step.length - 1 - text.start < roots]
     return {
         **{"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source},
         **asdict(work.sampling),
         **{"tokens": text.tokens, "start": text.start, "roots": roots},
-        **labelled,
         "hidden_stride": stride,
         "step_root": [step.length - 1 - text.start for step in steps],
         "step_action": [SPACE.index(step.action) for step in steps],
@@ -304,52 +324,80 @@ def _row(pair: ModelPair, recipe: Recipe, work: Work, written: _Written, seen: P
     }
 
 
-def label(
-    pair: ModelPair, recipe: Recipe, text: WrittenText, sampling: Sampling, seen: Plausibility, stride: int = 1
-) -> dict[str, Any]:
-    """Trace columns of both models' rows along a text and of its labels, with hidden states at every `stride`-th root.
-    The text's tokens are added to `seen`. The text is cut before a token to which the target's pass gives probability 0
-    if rounding explains that; InputError if not."""
-    while True:
-        try:
-            columns, own = halving(lambda: _label(pair, recipe, text, sampling, stride))
-        except ImpossibleToken as impossible:
-            if not impossible.at_a_tie:
-                raise InputError(f"{impossible}: the text is not the target's own under {sampling}") from impossible
-            text.tokens = text.tokens[: impossible.position]
-        else:
-            seen.join(own)
-            return columns
-
-
 @torch.inference_mode()
 def _label(
-    pair: ModelPair, recipe: Recipe, text: WrittenText, sampling: Sampling, stride: int
-) -> tuple[dict[str, Any], Plausibility]:
-    seen, roots = Plausibility(), len(text.tokens) - text.start - DEPTH
-    columns = [survival_column(name) for name in recipe.verifiers]
-    if roots < 1:
-        return dict.fromkeys((*ROW_NUMBERS, LOOKUP_COLUMN, *columns, *HIDDEN_STATES), ()), seen
-    own = text.tokens[text.start :]
-    generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *own))
-    tokens_T = torch.tensor(own, device=pair.device)
+    pair: ModelPair, recipe: Recipe, texts: Sequence[_Written], work: Work
+) -> tuple[list[dict[str, Any]], Plausibility]:
+    """Trace columns of both models' rows along some texts, and of their labels; ImpossibleToken where texts were cut.
+
+    The texts are labelled as one, because a GPU takes as long for few roots as for many. No root looks ahead beyond its
+    own text, so the rows after the texts' last tokens are left out.
+    """
+    seen, stride = Plausibility(), stride_of(recipe, work)
+    names = [survival_column(name) for name in recipe.verifiers]
+    columns: list[dict[str, Any]] = [
+        dict.fromkeys((*ROW_NUMBERS, LOOKUP_COLUMN, *names, *HIDDEN_STATES), ()) for _ in texts
+    ]
+    rooted = [(each, own) for each, own in zip(texts, columns, strict=True) if each.roots > 0]
+    if not rooted:
+        return columns, seen
+    following = [token for each, _ in rooted for token in each.text.tokens[each.text.start + 1 :]]
+    generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *following))
+    tokens_T = torch.tensor([0, *following], device=pair.device)  # no row comes before the first one
     labeller = TextLabeller(tokens_T, recipe.verifiers, recipe.siblings, generator, SPACE)
-    numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
-    hidden: list[tuple[Tensor, Tensor]] = []
-    for block in rows_along(pair, text, sampling):
-        begin = text.start + len(numbers["target_entropy"]) + 1
-        following = text.tokens[begin : begin + len(block.target.probs_NV)]
-        seen.add(block.target, begin, following, sampling)
-        for name, values in row_numbers(block.target, block.draft, following).items():
-            numbers[name] += values
-        labeller.add(block.target.probs_NV, block.draft.probs_NV, block.draft.logits_NV)
+    together = fewer(block_rows(pair.vocabulary)) * (GPU_BLOCKS if pair.device.type == "cuda" else 1)
+    waiting: list[list[Tensor]] = []  # rows of probabilities and logits
+    cut: ImpossibleToken | None = None
+    for each, own in rooted:
+        numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
+        hidden: list[tuple[Tensor, Tensor]] = []
+        try:
+            for (target, draft), following in _blocks(pair, each, work.sampling, seen):
+                if cut is not None:
+                    continue  # the other texts are only looked through
+                for name, values in row_numbers(target, draft, following).items():
+                    numbers[name] += values
+                if waiting and sum(len(rows[0]) for rows in waiting) + len(following) > together:
+                    labeller.add(*map(torch.cat, zip(*waiting, strict=True)))
+                    waiting = []
+                rows = target.probs_NV, draft.probs_NV, draft.logits_NV
+                waiting.append([each_NV[: len(following)] for each_NV in rows])
+                if recipe.hidden:
+                    hidden.append((target.hidden_ND.half().cpu(), draft.hidden_ND.half().cpu()))
+        except ImpossibleToken as impossible:
+            cut = impossible
+        own |= {name: values[: each.roots] for name, values in numbers.items()}
+        own[LOOKUP_COLUMN] = foretold(each.text.tokens, each.text.start, each.roots, DEPTH)
         if recipe.hidden:
-            hidden.append((block.target.hidden_ND.half().cpu(), block.draft.hidden_ND.half().cpu()))
-    result: dict[str, Any] = {name: values[:roots] for name, values in numbers.items()}
-    result[LOOKUP_COLUMN] = foretold(text.tokens, text.start, roots, DEPTH)
-    result |= dict(zip(columns, labeller.survivals().cpu(), strict=True))
-    if recipe.hidden:
-        target_ND, draft_ND = (torch.cat(parts) for parts in zip(*hidden, strict=True))
-        at = torch.arange(1, roots, stride)
-        result |= dict(zip(HIDDEN_STATES, (target_ND[at - 1], draft_ND[at - 1], draft_ND[at]), strict=True))
-    return result, seen
+            target_ND, draft_ND = (torch.cat(parts) for parts in zip(*hidden, strict=True))
+            at = torch.arange(1, each.roots, stride)
+            own |= dict(zip(HIDDEN_STATES, (target_ND[at - 1], draft_ND[at - 1], draft_ND[at]), strict=True))
+    if cut is not None:
+        raise cut
+    labeller.add(*map(torch.cat, zip(*waiting, strict=True)))
+    survivals_vRS, first = labeller.survivals().cpu(), 0
+    for each, own in rooted:
+        own |= dict(zip(names, survivals_vRS[:, first : first + each.roots], strict=True))
+        first += each.roots + DEPTH - 1
+    return columns, seen
+
+
+def _blocks(
+    pair: ModelPair, written: _Written, sampling: Sampling, seen: Plausibility
+) -> Iterator[tuple[RowBlock, list[int]]]:
+    """Both models' rows along a text, with the tokens that follow them, which are added to `seen`. Before a token to
+    which the target's pass gives probability 0, the text is cut, and ImpossibleToken raised, if rounding explains that;
+    InputError if not."""
+    text, begin = written.text, written.text.start + 1
+    with _naming(written.place):
+        for block in rows_along(pair, text, sampling):
+            following = text.tokens[begin : begin + len(block.target.probs_NV)]
+            try:
+                seen.add(block.target, begin, following, sampling)
+            except ImpossibleToken as impossible:
+                if not impossible.at_a_tie:
+                    raise InputError(f"{impossible}: the text is not the target's own under {sampling}") from impossible
+                text.tokens = text.tokens[: impossible.position]
+                raise
+            yield block, following
+            begin += len(following)

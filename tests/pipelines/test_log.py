@@ -16,8 +16,9 @@ import torch
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller
-from data_gen.texts.labelled import Plausibility, label, read_log
-from data_gen.texts.written import WrittenText, finished
+from data_gen.texts.labelled import GivenText, Work, make_shard, read_log
+from data_gen.texts.prompts import Prompt
+from data_gen.texts.written import finished
 from pipelines.config import Config
 from pipelines.pair.stage import encode, prompts_of, recipe
 from selector.actions import ActionSpace
@@ -185,17 +186,30 @@ def test_a_token_that_cannot_be_the_targets_is_named(logged: Path, store: str, p
 @pytest.mark.parametrize("place", [12, 30])
 @torch.no_grad()
 def test_a_token_at_the_very_edge_of_the_nucleus_ends_the_text(logged: Path, pair: ModelPair, place: int) -> None:
-    """Another pass may round to the other side; a token well beyond the edge is an error, all the same."""
+    """Another pass may round to the other side; a token well beyond the edge is an error, all the same. Texts beside it
+    stay as they are."""
     config, start = config_of(logged), 7
-    tokens = list(range(30, 38))
+    greedy = list(range(30, 38))
     for _ in range(40):  # greedy, so that nothing else is in the way
-        tokens.append(int(pair.target(torch.tensor([tokens])).logits[0, -1].argmax()))
-    probs, order = pair.target(torch.tensor([tokens[:place]])).logits[0, -1].double().softmax(-1).sort(descending=True)
-    tokens[place] = int(order[5])
+        greedy.append(int(pair.target(torch.tensor([greedy])).logits[0, -1].argmax()))
+    probs, order = pair.target(torch.tensor([greedy[:place]])).logits[0, -1].double().softmax(-1).sort(descending=True)
+    text = [*greedy[:place], int(order[5]), *greedy[place + 1 :]]
     before = float(probs[:5].sum())
-    text = WrittenText(list(tokens), start)
-    columns = label(pair, recipe(config), text, Sampling(1.0, before - 5e-4), Plausibility())
-    assert text.tokens == tokens[:place]
-    assert len(columns["target_prob"]) == max(0, place - start - SPACE.depth)
-    with pytest.raises(InputError, match=f"^token {place} of the text \\({tokens[place]}\\) has probability 0"):
-        label(pair, recipe(config), WrittenText(list(tokens), start), Sampling(1.0, before - 5e-3), Plausibility())
+
+    def rows(top_p: float) -> list[dict[str, Any]]:
+        setting = Sampling(1.0, top_p)
+        given = tuple(
+            GivenText(Prompt("a", "a", "a", "a"), tokens[: start + 1], tokens[start + 1 :], setting, f"log:{number}")
+            for number, tokens in enumerate((greedy, text, greedy), 1)
+        )
+        return make_shard(pair, recipe(config), Work("test", setting, (), given=given)).table.to_pylist()
+
+    first, own, last = rows(before - 5e-4)
+    assert own["tokens"] == text[:place] and first["tokens"] == last["tokens"] == greedy
+    assert [len(row["target_prob"]) for row in (first, own)] == [
+        max(0, len(row["tokens"]) - start - SPACE.depth) for row in (first, own)
+    ]
+    chains = [survivals_of(row, "traversal")[:, : SPACE.depth] for row in (first, last)]
+    np.testing.assert_allclose(*chains, rtol=1e-12)
+    with pytest.raises(InputError, match=f"^log:2: token {place} of the text \\({text[place]}\\) has probability 0"):
+        rows(before - 5e-3)
