@@ -39,6 +39,7 @@ FILL = 512  # tokens of a pass over a prompt
 ROWS = 512  # a cache's rows are a multiple of this, so that texts of many lengths share memory and graphs
 LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass; after a drafted step, one or two are new to it
 ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
+SPARE = 128  # rows beyond the text, for two trees; kernels like powers of two
 LENGTHS = 64  # how often a pass may be compiled: for each model and number of rows, twice
 WARM = 1  # runs before work is recorded as a CUDA graph
 
@@ -69,7 +70,7 @@ class GraphDecoder(Loop):
         if len({weights.device for model in (pair.target, pair.draft) for weights in model.parameters()}) > 1:
             raise InputError("the graph decoder needs target and draft whole on one device")
         self.slow_steps = WARM + 1 if pair.device.type == "cuda" else 1
-        self._rows = -(-self.length // ROWS) * ROWS + 2 * ROOM
+        self._rows = -(-self.length // ROWS) * ROWS + SPARE
         self._needs_rows, self._needs_entropies = LIGHT in levels, bool({EARLY, LIGHT} & set(levels))
         self._law = self.verifier.name, self.sampling, self._needs_rows, self._needs_entropies
 
@@ -380,6 +381,8 @@ class Memory:
         self.base = torch.zeros((), dtype=torch.int64, device=pair.device)  # the root's row, which is its position
         self.uniforms = torch.zeros(ROOM + 2, dtype=torch.float64, device=pair.device)
         self.copied = torch.zeros(ROOM, dtype=torch.int64, device=pair.device)  # a lookup's tokens
+        # pinned once, or a step would wait for the copy, or for memory that is pinned
+        self._host = torch.zeros(ROOM, dtype=torch.int64, pin_memory=pair.device.type == "cuda")
         dtype = torch.promote_types(pair.draft.dtype, torch.float32)
         self.root_1V = torch.zeros(1, pair.vocabulary, dtype=dtype, device=pair.device)  # the draft's distribution
         self.records = pair.device.type == "cuda"
@@ -396,10 +399,8 @@ class Memory:
             model.fill(text_T[:-1])
 
     def copy_in(self, copied: list[int]) -> None:
-        host = torch.tensor(copied, dtype=torch.int64)
-        if self.copied.is_cuda:
-            host = host.pin_memory()  # else the copy would wait
-        self.copied[: len(copied)].copy_(host, non_blocking=True)
+        self._host[: len(copied)] = torch.tensor(copied, dtype=torch.int64)
+        self.copied.copy_(self._host, non_blocking=True)
 
     def run(self, key: object, work: Callable[[], Tensor]) -> Tensor:
         """Do some work. After `WARM` runs on a GPU it is recorded as a CUDA graph and then replayed."""

@@ -59,6 +59,7 @@ UNLIKELY = 1e-3  # less probable tokens are counted: a text of another model or 
 SUMS = 1e-4  # the logits of two passes that add the same numbers in another order may differ by so much, in float32
 SPACINGS = 4  # of neighbouring numbers at the best logit: rounding may move each of two logits by two of them
 GPU_BLOCKS = 8  # of `block_rows` are labelled together on a GPU
+PASSES = 4  # by how many ties two passes may differ, of which one is over a batch
 FALSE_ALARMS = 1e-6  # the share of the target's own logs that are taken for foreign ones, at most
 
 
@@ -126,7 +127,8 @@ def tie(best: float, dtype: torch.dtype) -> float:
 
 def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
     edge = 1e-3 if logits_V.dtype == torch.float32 else 32 * float(torch.finfo(logits_V.dtype).eps)
-    edge = max(edge, tie(float(logits_V.max()), logits_V.dtype))  # a batch and a text alone differ at large logits
+    # a batch and a text alone differ at large logits; a GPU adds up bfloat16 in parts, which are rounded, too
+    edge = max(edge, PASSES * tie(float(logits_V.max()), logits_V.dtype))
     logits_V = logits_V.double()
     if sampling.temperature == 0:
         return float(logits_V.max() - logits_V[token]) <= edge

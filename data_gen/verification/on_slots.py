@@ -70,7 +70,10 @@ def verify_slots(
 
 def drawn(probs_V: Tensor, u: Tensor) -> Tensor:
     """As `invert`, compiled on a GPU: it has twenty small steps."""
-    return (_compiled() if u.is_cuda else invert)(probs_V, u)
+    if not u.is_cuda:
+        return invert(probs_V, u)
+    # all calls in one form, or each would be compiled
+    return _compiled()(probs_V.view(-1, probs_V.shape[-1]), u.clone().view(-1, u.shape[-1])).view(u.shape)
 
 
 @cache
