@@ -261,9 +261,9 @@ class DrafterKnowledge:
             known += self._of_drafter.scalars() + by_key[of_text:]
         return np.array(known, np.float32)
 
-    def keys(self) -> NDArray[np.int64]:
-        """The keys that group training roots, int64 [J]; the last one also depends on the drafter's hits."""
-        return np.array([*self.text.keys(), self._of_drafter.key])
+    def keys(self) -> list[int]:
+        """The keys that group training roots; the last one also depends on the drafter's hits."""
+        return [*self.text.keys(), self._of_drafter.key]
 
     def features(self, level: str) -> dict[str, Tensor]:
         """The scalars as a selector's input."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +80,17 @@ class TokenStatistics:
         K = len(MEANS)
         return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, K)), np.zeros(K))
 
-    def of(self, keys_J: Array) -> Array:
+    def of(self, keys_J: Sequence[int]) -> Array:
         """The scalars of some keys, float64 [F]: for each key its means, and its number of occurrences."""
-        at_J = np.searchsorted(self.keys_N, keys_J)
-        known_J = np.searchsorted(self.keys_N, keys_J, "right") > at_J
-        counts_J, sums_JK = np.zeros(len(keys_J)), np.zeros((len(keys_J), len(self.means_K)))
-        counts_J[known_J], sums_JK[known_J] = self.counts_N[at_J[known_J]], self.sums_NK[at_J[known_J]]
-        return _shrunk(counts_J, sums_JK, self.means_K).ravel()
+        place_of, rows_NF = self._by_key
+        found: Array = rows_NF[[place_of.get(key, -1) for key in keys_J]].ravel()
+        return found
+
+    @cached_property
+    def _by_key(self) -> tuple[dict[int, int], Array]:
+        # each key's row among the scalars; the last row is for unknown keys
+        counts_N, sums_NK = np.append(self.counts_N, 0.0), np.append(self.sums_NK, 0.0 * self.means_K[None], axis=0)
+        return {key: place for place, key in enumerate(self.keys_N.tolist())}, _shrunk(counts_N, sums_NK, self.means_K)
 
     def to_tensors(self) -> dict[str, Array]:
         numbers = {name: getattr(self, name).astype(np.float32) for name in ("counts_N", "sums_NK", "means_K")}

@@ -104,20 +104,15 @@ def joint_choice(
 ) -> Array:
     """Positions of the requests' actions, int64 [B], from predicted block efficiencies, float64; `speed` is g, and the
     times are those of `StepClock.prices`. Replay compiles it."""
-    B, A = tokens_BA.shape
-    token, most = speed * token_seconds, shapes.passes_A.max()
-    best_MB = np.full((most + 1, B), -np.inf)  # with up to m passes
-    action_MB = np.zeros((most + 1, B), np.int64)
-    for a in range(A):
-        m, worth_B = shapes.passes_A[a], tokens_BA[:, a] - token * shapes.drafted_A[a]
-        better_B = worth_B > best_MB[m]
-        best_MB[m], action_MB[m] = np.where(better_B, worth_B, best_MB[m]), np.where(better_B, a, action_MB[m])
-    for m in range(1, most + 1):
-        fewer_B = best_MB[m - 1] >= best_MB[m]
-        best_MB[m] = np.where(fewer_B, best_MB[m - 1], best_MB[m])
-        action_MB[m] = np.where(fewer_B, action_MB[m - 1], action_MB[m])
-    passes_M = np.arange(most + 1)
-    return action_MB[(best_MB.sum(axis=1) - speed * (pass_seconds * passes_M + once_seconds * (passes_M > 0))).argmax()]
+    order_A = np.argsort(shapes.passes_A, kind="mergesort")  # keeps the order of those with equally many passes
+    passes_A = shapes.passes_A[order_A]
+    worth_AB = (tokens_BA - speed * token_seconds * shapes.drafted_A).T.copy()[order_A]
+    best_AB = worth_AB.copy()  # of the first actions, which are those with up to so many passes
+    for a in range(1, len(best_AB)):
+        best_AB[a] = np.maximum(best_AB[a - 1], best_AB[a])
+    shared_A = speed * (pass_seconds * passes_A + once_seconds * (passes_A > 0))
+    last = (best_AB.sum(axis=1) - shared_A).argmax()
+    return order_A[worth_AB[: last + 1].argmax(axis=0)]
 
 
 class Selector:
@@ -468,7 +463,7 @@ class OneRoot:
         self._layers = [(own[f"mlp.{i}.weight"], own[f"mlp.{i}.bias"]) for i in numbers]
         if early:
             self._layers[0] = self._layers[0][0][:, :F], self._layers[0][1]
-        self._path_AD = config.space.survival_of_AD.numpy()
+        self._factors_SS, self._sums_SA = config.space.survival_factors().numpy(), config.space.sums_SA.numpy()
         asked = [each for each in mode.feature_levels if not early or each == schema.levels[0]]
         times = selector.latency.at_batch(mode.batch)
         lengths_L, seconds_LA = times.table(selector.actions, selector.verifier, asked, mode.sampling)
@@ -498,11 +493,10 @@ class OneRoot:
             values_I = values_I @ weight_OI.T + bias_O
         if not self._regressor:
             return values_I[..., actions_K]
-        # Survivals are products of the probabilities whose logits are the outputs (`SurvivalNetwork`).
-        beyond = np.full((*rows, 1), -np.inf, np.float32)  # an action's own depth
-        accepted_S = np.concatenate([-np.logaddexp(0, -values_I), beyond], axis=-1)
-        tokens_K: Array = 1 + np.exp(accepted_S[..., self._path_AD[actions_K]].cumsum(-1)).sum(-1)
-        return tokens_K
+        # survivals are products of the probabilities whose logits are the outputs (`SurvivalNetwork`)
+        survivals_S = np.exp(-np.logaddexp(0, -values_I) @ self._factors_SS)
+        tokens_A: Array = 1 + survivals_S @ self._sums_SA
+        return tokens_A[..., actions_K]
 
     def net(self, tokens_K: Array, length: float, actions_K: Array) -> Array:
         """`E - price T` (`selector.decision.net_tokens`) of some actions at a context length."""

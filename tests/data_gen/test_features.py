@@ -243,19 +243,19 @@ def test_steps_of_any_size_give_the_same_numbers(step: int) -> None:
 
 def test_keys_are_those_of_equal_places() -> None:
     tokens, hits = [1, 2, 3, 1, 2, 3, 4, 2, 3], [1.0, 1.0]
-    keys = {end: knowledge(tokens, hits, end).keys().tolist() for end in (7, 8, 9)}
+    keys = {end: knowledge(tokens, hits, end).keys() for end in (7, 8, 9)}
     names = [*schema.KEYS, "hit"]
     one, other = (dict(zip(names, keys[end], strict=True)) for end in (7, 9))
     assert len({value for own in keys.values() for value in own}) > 15
     assert one["last"] != other["last"]
-    again = dict(zip(names, knowledge([9, 9, 9, 9, 9, 9, 9, 2, 3], hits, 9).keys().tolist(), strict=True))
+    again = dict(zip(names, knowledge([9, 9, 9, 9, 9, 9, 9, 2, 3], hits, 9).keys(), strict=True))
     assert (again["last"], again["two"], again["hit"]) == (other["last"], other["two"], other["hit"])
     assert again["next"] != other["next"] and again["copy"] != other["copy"]
 
 
 def test_keys_are_those_that_artefacts_hold() -> None:
     """A change of these would make the statistics of every artefact meaningless without an error."""
-    assert knowledge([1, 2, 3, 1, 2, 3, 4, 2, 3], [1.0, 1.0], 9).keys().tolist() == [
+    assert knowledge([1, 2, 3, 1, 2, 3, 4, 2, 3], [1.0, 1.0], 9).keys() == [
         *(3698634717145261875, 2567005027096588903, 3316454189254552019),
         *(2787508183354919297, 6199581249243900810, 2049445783360526295),
     ]
