@@ -84,10 +84,11 @@ def bursts(actions: Sequence[Action], shuffled: random.Random) -> Iterator[Actio
             yield from repeat(action, BURST)
 
 
-def samples_of(pair: ModelPair, cases: Sequence[Case], prompt: list[int], longest: int, seed: int) -> Generator[Sample]:
+def samples_of(
+    pair: ModelPair, verifier: str, actions: Iterator[Action], prompt: list[int], longest: int, seed: int
+) -> Generator[Sample]:
     """Endless steps of one verifier behind a prompt, in texts of about `longest` tokens at most. The first step of a
     burst counts only where the draft is late, and a lookup only where it finds a match."""
-    verifier, actions = cases[0][0], bursts([action for _, action in cases], random.Random(seed))
     chooser = Rehearsal(FixedTree(EMPTY), actions)
     seen = Counter[Action]()
     for number in count(seed):
@@ -115,22 +116,21 @@ def real_steps(
     longest: int,
     steps: int,
     tick: Callable[[], object] = lambda: None,
-    until: float = math.inf,
 ) -> list[Sample]:
-    """So many steps of all cases and prompts together, or those until the moment `until` of `now`, but at least one of
-    each case that is no lookup; in texts of about `longest` tokens at most. Decodings take turns in a random order, so
-    that slow moments affect all alike."""
+    """So many steps of all cases and prompts together, but at least one of each case that is no lookup; in texts of
+    about `longest` tokens at most. Decodings take turns in a random order, so that slow moments affect all alike."""
     found: list[Sample] = []
     shuffled = random.Random(0)
     missing = {case for case in cases if not case[1].copies}
     with ExitStack() as stack:
         running = []
         for name in dict.fromkeys(name for name, _ in cases):
-            own = [case for case in cases if case[0] == name]
+            own = [action for verifier, action in cases if verifier == name]
+            actions = bursts(own, random.Random(0))  # which all texts share, so that all are soon seen
             for number, prompt in enumerate(prompts):
-                each = stack.enter_context(closing(samples_of(pair, own, prompt, longest, 1000 * number)))
+                each = stack.enter_context(closing(samples_of(pair, name, actions, prompt, longest, 1000 * number)))
                 running += [each] * len(own)  # by the number of its actions
-        while missing or (len(found) < steps and now(pair) < until):
+        while missing or len(found) < steps:
             taken = [*islice(shuffled.choice(running), TURN)]
             missing -= {(sample.verifier, sample.step.action) for sample in taken}
             found += taken

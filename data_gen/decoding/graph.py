@@ -31,7 +31,7 @@ from data_gen.models.pair import ModelPair, ModelRow
 from data_gen.models.sampling import Sampling
 from data_gen.trees import Layout, layout_of
 from data_gen.verification import COPIED
-from data_gen.verification.on_slots import check_on_slots, drawn, verify_slots
+from data_gen.verification.on_slots import check_on_slots, compiled, drawn, verify_slots
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.schema import EARLY, LIGHT, MATCH, InputError
 
@@ -308,7 +308,7 @@ class PreallocatedModel:
             for tensor in (tokens_W, over.slots_W, over.visible_WS):
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         with torch._dynamo.config.patch(recompile_limit=LENGTHS):
-            return _compiled()(self, tokens_W, base, over)
+            return compiled(PreallocatedModel._forward)(self, tokens_W, base, over)
 
     def _forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
         self._place["rows_W"] = base + over.slots_W
@@ -342,13 +342,6 @@ class PreallocatedModel:
             for part, own in zip(alike, states.unbind(), strict=True):
                 setattr(*part, own)
         return result
-
-
-@cache
-def _compiled() -> Callable[..., Tensor]:
-    """`PreallocatedModel._forward` with a quarter of the kernels: on a GPU, a small model's pass takes as long as it
-    has kernels."""
-    return torch.compile(PreallocatedModel._forward)
 
 
 class Passes(NamedTuple):

@@ -1,9 +1,7 @@
 """The decisions of the engines' plug-ins, from token ids alone.
 
-The selector is one that `espalier logs` trained; it decides at the level `text`. What it decides depends on the engine:
-
-    copies   for each request, the tokens that are copied from its own text, perhaps none
-    length   one length for all requests of a batch, whose chains a drafter then drafts
+The selector is one that `espalier logs` trained without a drafter; it decides at the level `text` for each request how
+many tokens of its own text are copied, perhaps none.
 
 Legend: N tokens.
 """
@@ -23,7 +21,6 @@ from numpy.typing import NDArray
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
 from selector.files import first_line
-from selector.runtime.artefact import Features
 from selector.runtime.selector import Tuned, load_selector
 from selector.schema import LOG, TEXT, InputError
 
@@ -32,30 +29,25 @@ OPTIONS = ("selector", "temperature", "top_p")
 
 
 class TextSelector:
-    """Decides for an engine whose requests have one sampling setting, with an artefact of `espalier logs`; `lengths`
-    are of the chains that the engine's drafter drafts, none where it copies. InputError where the artefact cannot be
-    read, is not one of a log, or was not trained for what the engine does; or the setting is out of range."""
+    """Decides for an engine whose requests have one sampling setting, with an artefact of `espalier logs`. InputError
+    where the artefact cannot be read, is not one of a log, or was trained beside a drafter; or the setting is out of
+    range."""
 
-    def __init__(
-        self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0, lengths: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0) -> None:
         self._selector, self._sampling = load_selector(selector), Sampling(temperature, top_p)
         if self._selector.schema != LOG:
             raise InputError(f"{selector}: plug-ins see token ids alone; train a selector for that: espalier logs")
-        longest = max(action.nodes for action in self._selector.actions if not action.copies)
-        if longest > 0 and not lengths:
+        if any(action.drafts for action in self._selector.actions):
             raise InputError(f"{selector}: it was trained beside a drafter; train it with logs.drafter=none")
-        if max(lengths, default=0) > longest:
-            raise InputError(f"{selector}: chains of {max(lengths)} tokens; it knows up to {longest}")
-        self._at, self._followed = lru_cache(maxsize=None)(self._tuned), dict[str, DrafterKnowledge]()
-        self._tuned(1, ())  # checks the setting
+        self._at = lru_cache(maxsize=None)(self._tuned)
+        self._tuned(1)  # checks the setting
 
     @classmethod
-    def of(cls, options: object, lengths: Sequence[int] = ()) -> TextSelector:
+    def of(cls, options: object) -> TextSelector:
         """From an engine's configuration, a mapping with `OPTIONS`; InputError where it lacks or has others."""
         if not isinstance(options, Mapping) or "selector" not in options or not set(options) <= set(OPTIONS):
             raise InputError(f"{NAME}: the engine's configuration needs the keys {', '.join(OPTIONS)}, got {options}")
-        return cls(**options, lengths=lengths)
+        return cls(**options)
 
     def text(self, ids: Sequence[int] | NDArray[Any], prompt: int) -> DrafterKnowledge:
         """A request's text, whose first `prompt` tokens are its prompt."""
@@ -64,35 +56,18 @@ class TextSelector:
         known.committed(tokens[prompt:])
         return known
 
-    def follow(self, requests: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> list[DrafterKnowledge]:
-        """The texts of the requests that are decoded next, from the prompt and the further tokens of each by its id;
-        those of earlier calls grow, and requests that are not named are forgotten."""
-        kept: dict[str, DrafterKnowledge] = {}
-        for name, (prompt, output) in requests.items():
-            kept[name] = self._followed.get(name) or self.text(prompt, len(prompt))
-            kept[name].committed(list(output[len(kept[name].text.index) - len(prompt) :]))
-        self._followed = kept
-        return list(kept.values())
-
     def copies(self, texts: Sequence[DrafterKnowledge], most: Sequence[int]) -> list[list[int]]:
         """For requests that are decoded together, the tokens that each copies, at most `most` of them."""
-        tuned, features = self._at(len(texts), ()), self._features(texts)
+        for text in texts:
+            text.batch = len(texts)
+        tuned, features = self._at(len(texts)), [text.features(TEXT) for text in texts]
         chosen = [tuned.select(features[0])] if len(texts) == 1 else tuned.select_jointly(features)
         lengths = [action.L1 if action is not None and action.copies else 0 for action in chosen]
         limited = zip(texts, lengths, most, strict=True)
         return [text.text.index.proposal(min(length, limit)) for text, length, limit in limited]
 
-    def length(self, texts: Sequence[DrafterKnowledge], lengths: Sequence[int]) -> int:
-        return self._at(len(texts), tuple(lengths)).select_common(self._features(texts)).nodes
-
-    def _features(self, texts: Sequence[DrafterKnowledge]) -> list[Features]:
-        for text in texts:
-            text.batch = len(texts)
-        return [text.features(TEXT) for text in texts]
-
-    def _tuned(self, batch: int, lengths: tuple[int, ...]) -> Tuned:
-        shapes = [(1, length, 0) for length in lengths] or None
-        return self._selector.at(self._sampling.temperature, self._sampling.top_p, shapes, batch, TEXT)
+    def _tuned(self, batch: int) -> Tuned:
+        return self._selector.at(self._sampling.temperature, self._sampling.top_p, None, batch, TEXT)
 
 
 def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""A plug-in of vLLM: a proposer that copies as a selector decides. `data_gen.engines.vllm_scheduler` is another one.
+"""A plug-in of vLLM: a proposer that copies as a selector decides.
 
 Read in vLLM 0.33.0 (`v1/spec_decode/custom_class_proposer.py`, `v1/worker/gpu_model_runner.py`). vLLM calls the
 interface experimental.

@@ -337,9 +337,8 @@ def _label(
     """
     seen, stride = Plausibility(), stride_of(recipe, work)
     names = [survival_column(name) for name in recipe.verifiers]
-    columns: list[dict[str, Any]] = [
-        dict.fromkeys((*ROW_NUMBERS, LOOKUP_COLUMN, *names, *HIDDEN_STATES), ()) for _ in texts
-    ]
+    empty = (*ROW_NUMBERS, LOOKUP_COLUMN, *names, *HIDDEN_STATES)
+    columns: list[dict[str, Any]] = [dict.fromkeys(empty, ()) for _ in texts]
     rooted = [(each, own) for each, own in zip(texts, columns, strict=True) if each.roots > 0]
     if not rooted:
         return columns, seen

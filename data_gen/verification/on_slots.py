@@ -72,13 +72,14 @@ def drawn(probs_V: Tensor, u: Tensor) -> Tensor:
     """As `invert`, compiled on a GPU: it has twenty small steps."""
     if not u.is_cuda:
         return invert(probs_V, u)
-    # all calls in one form, or each would be compiled
-    return _compiled()(probs_V.view(-1, probs_V.shape[-1]), u.clone().view(-1, u.shape[-1])).view(u.shape)
+    given = probs_V.view(-1, probs_V.shape[-1]), u.clone().view(-1, u.shape[-1])  # one form, so that few are compiled
+    return compiled(invert, dynamic=True)(*given).view(u.shape)
 
 
 @cache
-def _compiled() -> Callable[[Tensor, Tensor], Tensor]:
-    return torch.compile(invert, dynamic=True)
+def compiled(work: Callable[..., Tensor], dynamic: bool | None = None) -> Callable[..., Tensor]:
+    """Some work with fewer kernels: on a GPU, small work takes as long as it has kernels."""
+    return torch.compile(work, dynamic=dynamic)
 
 
 def law_on_slots(

@@ -25,15 +25,7 @@ from data_gen.texts.prompts import split_of
 from data_gen.traces import TraceStore, text_bytes
 from pipelines.config import Config
 from pipelines.data.recorded import depends, realised, traces_folder
-from pipelines.pair.stage import (
-    check_models,
-    hidden_widths,
-    known_fingerprint,
-    load_pair,
-    no_prompts,
-    prompts_of,
-    recipe,
-)
+from pipelines.pair import stage as pairs
 from pipelines.run import Stage, ticking
 from pipelines.tracking import describe, log_traces, mlflow_run
 from selector.actions import ActionSpace
@@ -51,7 +43,7 @@ def plan(config: Config) -> list[str]:
     if config.data.log is not None:
         return [f"the texts of {config.data.log}, one teacher-forced pass of each model over each"]
     counts, settings, data = split_counts(config), len(config.sampling), config.data
-    hidden = sum(hidden_widths(config)) * data.tokens if data.features == FULL else 0
+    hidden = sum(pairs.hidden_widths(config)) * data.tokens if data.features == FULL else 0
     tokens = config.prompts.tokens + data.tokens + BEYOND
     each = {
         split: text_bytes(tokens, data.tokens, len(config.verifiers), hidden // stride, ActionSpace.recorded())
@@ -68,12 +60,12 @@ def plan(config: Config) -> list[str]:
 def stage_of(config: Config, pair: str | None = None) -> Stage:
     """The stage with what it depends on; `pair` is the pair's fingerprint, None for the recorded one."""
     folder = traces_folder(config)
-    inputs = depends(config, pair or known_fingerprint(config))
+    inputs = depends(config, pair or pairs.known_fingerprint(config))
     return Stage("data", config, inputs, (folder,), hashed=(folder / "manifest.json",))
 
 
 def run(config: Config) -> None:
-    pair: Any = load_pair(config)
+    pair: Any = pairs.load_pair(config)
     fingerprint, folder = pair.fingerprint, traces_folder(config)
     stage = stage_of(config, fingerprint)
     work = shards(config, pair)
@@ -94,7 +86,7 @@ def run(config: Config) -> None:
             torch.cuda.empty_cache()
             made = made_by_ray(config, fingerprint, todo)
         else:
-            made = ((name, make_shard(pair, recipe(config), each)) for name, each in todo.items())
+            made = ((name, make_shard(pair, pairs.recipe(config), each)) for name, each in todo.items())
         for name, shard in made:
             store.write(name, shard.table, plausibility=asdict(shard.plausibility))
             _judge(config, seen, shard.plausibility)
@@ -147,7 +139,7 @@ def shards(config: Config, pair: ModelPair) -> dict[str, Work]:
 
 def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
     for split, count in split_counts(config).items():
-        prompts = prompts_of(config, pair, split)
+        prompts = pairs.prompts_of(config, pair, split)
         for sampling in (setting.build() for setting in config.sampling):
             texts = tuple((prompts[n % len(prompts)], n // len(prompts)) for n in range(count))
             if sampling.temperature == 0:  # all greedy texts of one prompt are the same
@@ -174,10 +166,12 @@ def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
         longest = max(longest, count)
         split = split_of(text.prompt, config.prompts.validation, config.prompts.test)
         texts.setdefault((split, sampling), []).append(text)
-    check_models(config, pair, longest)  # no trees are drafted behind these texts
+    pairs.check_models(config, pair, longest)  # no trees are drafted behind these texts
     for split, sampling in product(SPLITS, settings.values()):
         if (split, sampling) not in texts:
-            raise no_prompts(config, path, [text.prompt for text in given if text.sampling.law == sampling.law], split)
+            raise pairs.no_prompts(
+                config, path, [text.prompt for text in given if text.sampling.law == sampling.law], split
+            )
     for (split, sampling), part in texts.items():
         yield Work(split, sampling, (), given=tuple(part))
 
@@ -193,13 +187,13 @@ class Worker:
 
     def make(self, name: str, todo: Work) -> tuple[str, Shard]:
         """A shard, and its name; InputError if the pair is missing, or differs from the driver's."""
-        return name, make_shard(self._pair, recipe(self.config), todo)
+        return name, make_shard(self._pair, pairs.recipe(self.config), todo)
 
     @cached_property
     def _pair(self) -> ModelPair:
         os.chdir(self.folder)
         torch.set_num_threads(self.threads)
-        pair = load_pair(self.config)
+        pair = pairs.load_pair(self.config)
         if pair.fingerprint != self.fingerprint:
             raise InputError("the pair of a worker is not the driver's")
         return pair

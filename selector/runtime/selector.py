@@ -356,25 +356,13 @@ class Tuned:
         if not mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
         shapes, clock = self._shared
-        tokens_BA, length = self._predicted(features, np.arange(len(self._own.actions)))
+        tokens_BA, length = self._predicted(features)
         prices = clock.prices(length, mode.batch)
         chosen_B = joint_choice(tokens_BA.astype(np.float64), shapes, mode.joint, *prices)
         return [self._own.actions[a] for a in chosen_B]
 
-    def select_common(self, features: Sequence[Features]) -> Action:
-        """One choice for all requests of a batch, from the features of each: the best for the means of their predicted
-        tokens and context lengths. It is for a network that decides from one level of features.
-
-        Raises InputError as `select`.
-        """
-        if self.mode.decider != NETWORK:
-            return self.mode.action
-        tokens_BK, length = self._predicted(features, self._allowed_K)
-        net_K = self._root_of(features[0]).net(tokens_BK.mean(0), length, self._allowed_K)
-        return self._own.actions[self._allowed_K[net_K.argmax()]]
-
-    def _predicted(self, features: Sequence[Features], actions_K: Array) -> tuple[Array, float]:
-        # the predicted tokens of some actions for each request, [B, K], and the mean context length
+    def _predicted(self, features: Sequence[Features]) -> tuple[Array, float]:
+        # the predicted tokens of all actions for each request, [B, A], and the mean context length
         try:
             names = [name for name in self._own.widths if all(name in each for each in features)]
             together = {name: torch.stack([each[name] for each in features]) for name in names}
@@ -384,7 +372,7 @@ class Tuned:
             raise InputError("features: requests of one batch know different ones") from error
         read = checked(together, self._own.widths, 2, self._own.schema.first)
         at_root = self._root_of(read)
-        return at_root.tokens(read, actions_K), float(read[SCALARS_KEY][:, at_root.length_at].mean())
+        return at_root.tokens(read), float(read[SCALARS_KEY][:, at_root.length_at].mean())
 
     @property
     def _own(self) -> Selector:
@@ -471,13 +459,22 @@ class OneRoot:
 
     def worth(self, features: Features, actions_K: Array) -> Array:
         """`E - price T` of some actions in tokens, or a policy's logits, [K]; from float32 tensors on the CPU."""
-        values_K = self.tokens(features, actions_K)
+        values_K = self.tokens(features)[actions_K]
         if not self._regressor:
             return values_K
-        return self.net(values_K, float(features[SCALARS_KEY][self.length_at]), actions_K)
+        # `selector.decision.net_tokens` at the root's context length
+        lengths_L, length = self._lengths_L, float(features[SCALARS_KEY][self.length_at])
+        length = min(max(length, lengths_L[0]), lengths_L[-1])
+        above = max(1, int(np.searchsorted(lengths_L, length)))
+        share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
+        low_K, high_K = self._seconds_LA[above - 1 : above + 1, actions_K]
+        seconds_K = low_K + share * (high_K - low_K)
+        speed, rho = self._mode.speed, self._mode.rho
+        net_K: Array = values_K - speed ** (1 - rho) * (values_K / seconds_K).max() ** rho * seconds_K
+        return net_K
 
-    def tokens(self, features: Features, actions_K: Array) -> Array:
-        """Predicted block efficiencies of some actions, or a policy's logits, [K]; of a batch [B, K]."""
+    def tokens(self, features: Features) -> Array:
+        """Predicted block efficiencies of all actions, or a policy's logits, [A]; of a batch [B, A]."""
         scalars_F = np.clip(features[SCALARS_KEY].numpy()[..., : self._F], self._low_F, self._high_F)
         scalars_F = np.where(self._count_F, np.log1p(np.maximum(scalars_F, 0)), scalars_F)
         rows = scalars_F.shape[:-1]
@@ -492,23 +489,11 @@ class OneRoot:
                 values_I = np.maximum(values_I, 0) if self._regressor else _gelu(values_I)
             values_I = values_I @ weight_OI.T + bias_O
         if not self._regressor:
-            return values_I[..., actions_K]
+            return values_I
         # survivals are products of the probabilities whose logits are the outputs (`SurvivalNetwork`)
         survivals_S = np.exp(-np.logaddexp(0, -values_I) @ self._factors_SS)
         tokens_A: Array = 1 + survivals_S @ self._sums_SA
-        return tokens_A[..., actions_K]
-
-    def net(self, tokens_K: Array, length: float, actions_K: Array) -> Array:
-        """`E - price T` (`selector.decision.net_tokens`) of some actions at a context length."""
-        lengths_L = self._lengths_L
-        length = min(max(length, lengths_L[0]), lengths_L[-1])
-        above = max(1, int(np.searchsorted(lengths_L, length)))
-        share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
-        low_K, high_K = self._seconds_LA[above - 1 : above + 1, actions_K]
-        seconds_K = low_K + share * (high_K - low_K)
-        speed, rho = self._mode.speed, self._mode.rho
-        net_K: Array = tokens_K - speed ** (1 - rho) * (tokens_K / seconds_K).max() ** rho * seconds_K
-        return net_K
+        return tokens_A
 
 
 def _gelu(values_I: Array) -> Array:

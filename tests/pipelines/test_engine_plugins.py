@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -71,13 +69,7 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported(tmp_path_factory.mktemp("copies") / "selector", 0)
 
 
-@pytest.fixture(scope="module")
-def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exported(tmp_path_factory.mktemp("chains") / "selector", 5)
-
-
-LENGTHS = range(6)  # of a drafter's chains
-loaded, deciding = cache(load_selector), cache(lambda folder: TextSelector(folder, lengths=LENGTHS))
+loaded = cache(load_selector)
 
 
 def afresh(folder: Path, prompt: list[int], generated: list[int]) -> DrafterKnowledge:
@@ -104,21 +96,17 @@ def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
     assert len(set(lengths)) > 1
 
 
-def test_a_selector_of_chains_does_not_copy_and_one_of_copies_has_no_lengths(copies: Path, chains: Path) -> None:
+def test_a_selector_of_chains_does_not_copy(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="drafter=none"):
-        TextSelector(chains)
-    with pytest.raises(InputError, match="chains of 3 tokens; it knows up to 0"):
-        TextSelector(copies, lengths=[0, 3])
+        TextSelector(exported(tmp_path / "selector", 5))
     with pytest.raises(InputError, match="selector, temperature, top_p"):
         TextSelector.of({"artefact": "x"})
 
 
-def vllm_config(folder: Path, schedule: Any = None) -> Any:
+def vllm_config(folder: Path) -> Any:
     return SimpleNamespace(
         additional_config={NAME: {"selector": str(folder), "temperature": 0.0}},
-        speculative_config=SimpleNamespace(
-            num_speculative_tokens=LONGEST, num_speculative_tokens_per_batch_size=schedule
-        ),
+        speculative_config=SimpleNamespace(num_speculative_tokens=LONGEST),
         model_config=SimpleNamespace(max_model_len=ROOM),
     )
 
@@ -154,57 +142,6 @@ def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(co
     assert proposer.propose([[1]] * 4, counts, ids) == [[], [], [], []]
 
 
-def request(number: int, done: int) -> Any:
-    """A request as vLLM's scheduler knows it."""
-    prompt, generated = TEXTS[number]
-    return SimpleNamespace(
-        prompt_token_ids=prompt,
-        output_token_ids=generated[:done],
-        num_prompt_tokens=len(prompt),
-        num_computed_tokens=len(prompt) + done - 1,
-    )
-
-
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
-    """The token ids of the texts for which a length is asked from now on."""
-    found: list[list[list[int]]] = []
-    length = TextSelector.length
-
-    def recorded(self: TextSelector, texts: Any, lengths: Any) -> int:
-        found.append([list(text.text.index.tokens) for text in texts])
-        return length(self, texts, lengths)
-
-    monkeypatch.setattr(TextSelector, "length", recorded)
-    return found
-
-
-def test_followed_requests_grow_come_and_go(chains: Path) -> None:
-    chosen = TextSelector(chains, lengths=LENGTHS)
-    for done, numbers in ((1, [0, 1]), (4, [1, 0]), (4, [1, 2]), (30, [0, 2])):
-        texts = chosen.follow({str(number): (TEXTS[number][0], TEXTS[number][1][:done]) for number in numbers})
-        assert [text.text.index.tokens for text in texts] == [TEXTS[n][0] + TEXTS[n][1][:done] for n in numbers]
-        assert chosen.length(texts, [0, 2, 5]) == best(chains, done, numbers, [0, 2, 5])
-
-
-def best(folder: Path, done: int, numbers: Sequence[int], lengths: list[int]) -> int:
-    """The length for texts that are read at once."""
-    chosen = deciding(folder)
-    texts = [chosen.text([*p, *g[:done]], len(p)) for p, g in (TEXTS[number] for number in numbers)]
-    return chosen.length(texts, lengths)
-
-
-def test_one_request_alone_gets_the_length_that_its_own_decision_gives(chains: Path) -> None:
-    found = set()
-    for lengths, done, number in product(([0, 5], [0, 1, 2, 3, 5], [3, 4, 5]), range(1, 60, 9), range(len(TEXTS))):
-        alone = loaded(chains).at(0.0, shapes=[(1, length, 0) for length in lengths], level=TEXT)
-        prompt, generated = TEXTS[number]
-        action = alone.select(afresh(chains, prompt, generated[:done]).features(TEXT))
-        assert action is not None
-        found.add(action.nodes)
-        assert best(chains, done, range(number, number + 1), lengths) == action.nodes
-    assert len(found) > 1
-
-
 def stand_ins(monkeypatch: pytest.MonkeyPatch, ours: str, held: dict[str, dict[str, Any]]) -> Any:
     """A plug-in of ours that is imported with modules of its engine that hold these."""
     for name, values in held.items():
@@ -213,30 +150,6 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, ours: str, held: dict[str, dict[s
         monkeypatch.setitem(sys.modules, name, stub)
     monkeypatch.delitem(sys.modules, ours, raising=False)
     return import_module(ours)
-
-
-def test_vllms_scheduler_schedules_the_length_that_its_requests_ask_for(
-    chains: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class AsyncScheduler:
-        def __init__(self, vllm_config: Any) -> None:
-            self.requests: dict[str, Any] = {}
-
-        def _update_after_schedule(self, scheduler_output: Any) -> None:
-            scheduler_output.spread = scheduler_output.num_spec_tokens_to_schedule
-
-    held: dict[str, dict[str, Any]] = {"vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": AsyncScheduler}}
-    selected = stand_ins(monkeypatch, "data_gen.engines.vllm_scheduler", held).SelectedLength
-    with pytest.raises(InputError, match="num_speculative_tokens_per_batch_size"):
-        selected(vllm_config(chains))
-    made = selected(vllm_config(chains, [(1, 2, 5), (3, 8, 2), (9, 64, 0)]))
-    seen = asked(monkeypatch)
-    for done in range(1, 40, 4):
-        made.requests = {str(number): request(number, done) for number in range(4)}
-        output = SimpleNamespace(num_scheduled_tokens=dict.fromkeys(made.requests, 1))
-        made._update_after_schedule(output)
-        assert seen[-1] == [each.prompt_token_ids + each.output_token_ids for each in made.requests.values()]
-        assert output.num_spec_tokens_to_schedule == best(chains, done, range(4), [0, 2, 5]) == output.spread
 
 
 def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
