@@ -139,17 +139,20 @@ def pipeline_of(mlflow: Any) -> str:
 
 def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
     """Log splits of a trace store as data sets of the current run: name, digest, place and sizes."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    found, shards = [], read_manifest(folder)["shards"]
+    shards = read_manifest(folder)["shards"]
     for split in splits:
         own = [shard for name, shard in sorted(shards.items()) if name.startswith(f"{split}/")]
-        digest = hashlib.sha256("".join(shard["sha256"] for shard in own).encode()).hexdigest()[:16]
+        digest = hashlib.sha256("".join(shard["sha256"] for shard in own).encode()).hexdigest()
         sizes = {"num_rows": sum(shard["rows"] for shard in own), "bytes": sum(shard["bytes"] for shard in own)}
-        source = json.dumps({"uri": str((folder / split).resolve())})
-        data = Dataset(f"traces {split}", digest, "local", source, profile=json.dumps(sizes))
-        found.append(DatasetInput(data, [InputTag("mlflow.data.context", split)]))
-    mlflow.MlflowClient().log_inputs(mlflow.active_run().info.run_id, found)
+        log_data(mlflow, f"traces {split}", split, digest, folder / split, sizes)
+
+
+def log_data(mlflow: Any, name: str, split: str, digest: str, place: Path, sizes: Mapping[str, int]) -> None:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    data = Dataset(name, digest[:16], "local", json.dumps({"uri": str(place.resolve())}), profile=json.dumps(sizes))
+    own = DatasetInput(data, [InputTag("mlflow.data.context", split)])
+    mlflow.MlflowClient().log_inputs(mlflow.active_run().info.run_id, [own])
 
 
 def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:

@@ -254,25 +254,20 @@ class Shard:
 
 def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
     """Make a shard; InputError where a model gives numbers that are not finite, or a given text cannot be the target's,
-    which names the prompt, or the log and its line.
-
-    A text is cut before a token to which the target's pass gives probability 0 if rounding explains that."""
-    start, plausibility = time.perf_counter(), Plausibility()
+    which names the prompt, or the log and its line. A text is cut before a token to which the target's pass gives
+    probability 0 if rounding explains that."""
+    start, plausibility, stride = time.perf_counter(), Plausibility(), recipe.stride if work.split == "train" else 1
     texts = list(_written(pair, recipe, work))
     between = time.perf_counter()
     columns: list[dict[str, Any]] = []
     while len(columns) < len(texts):
         with suppress(ImpossibleToken):  # texts were cut
-            columns, plausibility = halving(lambda: _label(pair, recipe, texts, work))
-    rows = [_row(written, work, stride_of(recipe, work)) | own for written, own in zip(texts, columns, strict=True)]
+            columns, plausibility = halving(lambda: _label(pair, recipe, texts, work.sampling, stride))
+    rows = [_row(each, work, stride) | own for each, own in zip(texts, columns, strict=True)]
     seconds = dict.fromkeys(PARTS, 0.0) | {"labelled": time.perf_counter() - between}
     seconds["decoded" if work.decoded else "written"] = between - start
     schema = traces.text_schema(recipe.verifiers, recipe.hidden, SPACE)
     return Shard(traces.to_table(rows, schema), seconds, plausibility)
-
-
-def stride_of(recipe: Recipe, work: Work) -> int:
-    return recipe.stride if work.split == "train" else 1
 
 
 def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
@@ -328,15 +323,12 @@ def _row(written: _Written, work: Work, stride: int) -> dict[str, Any]:
 
 @torch.inference_mode()
 def _label(
-    pair: ModelPair, recipe: Recipe, texts: Sequence[_Written], work: Work
+    pair: ModelPair, recipe: Recipe, texts: Sequence[_Written], sampling: Sampling, stride: int
 ) -> tuple[list[dict[str, Any]], Plausibility]:
-    """Trace columns of both models' rows along some texts, and of their labels; ImpossibleToken where texts were cut.
-
+    """Trace columns of both models' rows along some texts, and of their labels; ImpossibleToken where a text was cut.
     The texts are labelled as one, because a GPU takes as long for few roots as for many. No root looks ahead beyond its
-    own text, so the rows after the texts' last tokens are left out.
-    """
-    seen, stride = Plausibility(), stride_of(recipe, work)
-    names = [survival_column(name) for name in recipe.verifiers]
+    own text, so the rows after last tokens are left out."""
+    seen, names = Plausibility(), [survival_column(name) for name in recipe.verifiers]
     empty = (*ROW_NUMBERS, LOOKUP_COLUMN, *names, *HIDDEN_STATES)
     columns: list[dict[str, Any]] = [dict.fromkeys(empty, ()) for _ in texts]
     rooted = [(each, own) for each, own in zip(texts, columns, strict=True) if each.roots > 0]
@@ -353,7 +345,7 @@ def _label(
         numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
         hidden: list[tuple[Tensor, Tensor]] = []
         try:
-            for (target, draft), following in _blocks(pair, each, work.sampling, seen):
+            for (target, draft), following in _blocks(pair, each, sampling, seen):
                 if cut is not None:
                     continue  # the other texts are only looked through
                 for name, values in row_numbers(target, draft, following).items():
@@ -386,9 +378,8 @@ def _label(
 def _blocks(
     pair: ModelPair, written: _Written, sampling: Sampling, seen: Plausibility
 ) -> Iterator[tuple[RowBlock, list[int]]]:
-    """Both models' rows along a text, with the tokens that follow them, which are added to `seen`. Before a token to
-    which the target's pass gives probability 0, the text is cut, and ImpossibleToken raised, if rounding explains that;
-    InputError if not."""
+    """Both models' rows along a text, with the tokens that follow them, which are added to `seen`. Before a token of
+    probability 0, the text is cut, and ImpossibleToken raised, if rounding explains that; InputError if not."""
     text, begin = written.text, written.text.start + 1
     with _naming(written.place):
         for block in rows_along(pair, text, sampling):

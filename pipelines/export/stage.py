@@ -64,7 +64,11 @@ def run(config: Config) -> None:
         stage.replace()
         splits = load_traces(config, load_profile(config).pair)
         selector = build(config, folder, splits, metrics={"evaluation": evaluation})
-        register(stage, mlflow, selector, folder)
+        figures: dict[str, str] = {}  # the selector's speed over the best static tree
+        for row in (evaluation or {}).get("by_setting", []):
+            replayed = Ratio(row["replay_ratio"], math.inf if row["replay_error"] is None else row["replay_error"])
+            figures |= named({EXPORTED: str(replayed)}, row)
+        register(stage, mlflow, selector, folder, figures)
         compared = selector.config.metrics["actions_compared"]
         found = f"its actions equal the trained module's at all {compared} roots of the validation texts"
         mlflow.log_metric("roots compared", compared)
@@ -73,9 +77,9 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path) -> None:
+def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path, figures: dict[str, str]) -> None:
     """Log the artefact directory as a model of the current run and make it a version of the registered model `MODEL`,
-    whose alias is the run's name; a warning where there is no registry."""
+    whose alias is the run's name and whose tags are the figures; a warning where there is no registry."""
     from mlflow.models import ModelSignature
     from mlflow.types.schema import Array, ColSpec, Schema
 
@@ -95,10 +99,6 @@ def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path) -> Non
         input_example=example,
         pip_requirements=["torch", "numpy", "pandas"],
     )
-    figures: dict[str, str] = {}  # the selector's speed over the best static tree
-    for row in (own.metrics["evaluation"] or {}).get("by_setting", []):
-        replayed = Ratio(row["replay_ratio"], math.inf if row["replay_error"] is None else row["replay_error"])
-        figures |= named({EXPORTED: str(replayed)}, row)
     tags = {"pair": own.pair["fingerprint"], "verifier": selector.verifier, "objective": own.objective, **figures}
     about = "\n".join([f"{selector}\n", *(f"- {name}: {value}" for name, value in figures.items())])
     client, alias, run = mlflow.MlflowClient(), alias_of(stage.config.name), mlflow.active_run().info.run_id

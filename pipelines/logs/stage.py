@@ -17,11 +17,12 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.log_labels import VERIFIER, Labeller, splits_of
 from data_gen.texts.logs import NO_DRAFTER, LoggedText, Logs, drafter_of, read_all
 from pipelines.config import Config
+from pipelines.export.stage import register
 from pipelines.latency.timings import misfit, profile_of, read_timings
 from pipelines.logs.gains import Figures, entries, rival_rows
 from pipelines.report.page import write_page
 from pipelines.run import Stage, console, provenance, watched, write_json
-from pipelines.tracking import describe, mlflow_run
+from pipelines.tracking import describe, log_data, mlflow_run
 from pipelines.train.fitting import fitted, module_of
 from pipelines.train.judging import BatchModes, monitored, tune_batch, untuned
 from pipelines.train.result import package
@@ -29,7 +30,7 @@ from selector.actions import ActionSpace
 from selector.decision import Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Selector
+from selector.runtime.selector import Selector, load_selector
 from selector.schema import DRAFTER, LOG, TEXT, InputError, sha256
 from selector.train.data import SPLITS, Texts, Timed
 from selector.train.module import SelectorModule
@@ -85,6 +86,12 @@ def run(config: Config) -> None:
         words = written(config, found)
         for path in outputs:
             mlflow.log_artifact(str(path))
+        for split, paths in (("train", config.logs.files), ("test", config.logs.test)):
+            for path in paths:
+                log_data(mlflow, path.name, split, stage.depends["files"][str(path)], path, found["roots"])
+        if profile is not None:
+            gains = {name.replace("/", " "): f"{value:.3f}" for name, value in metrics(found).items()}
+            register(stage, mlflow, load_selector(config.folder / "selector"), config.folder / "selector", gains)
         describe(mlflow, words, metrics(found))
     console.print(words, soft_wrap=True)
     stage.finish()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pytest
 import torch
@@ -26,7 +27,7 @@ from pipelines.train.judging import tune_batch
 from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.runtime.selector import Selector, Shapes, Tuned, joint_choice, load_selector, step_clock
-from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
+from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError, sha256
 from selector.train.data import SPLITS, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import fastest_possible
@@ -55,6 +56,17 @@ def logs(run: tuple[Path, str]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def selector(run: tuple[Path, str]) -> Selector:
     return load_selector(run[0] / "runs/small/selector")
+
+
+def test_mlflow_holds_the_selector_its_gains_and_the_logs(run: tuple[Path, str], logs: dict[str, Any]) -> None:
+    """In the shape of all other runs: a version of the registered model, whose tags are figures, and data sets."""
+    client = mlflow.MlflowClient(f"sqlite:///{run[0]}/mlruns/mlflow.db")
+    (version,) = client.search_model_versions("name = 'espalier-selector'")
+    own = next(e for e in logs["by_batch"] if (e["batch"], e["level"], e["mixed"]) == (8, DRAFTER, True))
+    assert version.tags["test mixed drafter over_rule batch_8"] == f"{own['selector_over_rule']['value']:.3f}"
+    held = [each.dataset for each in client.get_run(version.run_id).inputs.dataset_inputs]
+    assert held and all(each.digest == sha256(run[0] / each.name)[:16] for each in held)
+    assert client.get_model_version_by_alias("espalier-selector", "small").version == version.version
 
 
 def test_there_is_an_entry_for_every_batch_size_level_and_kind_of_batch(logs: dict[str, Any]) -> None:
