@@ -167,11 +167,9 @@ def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
         split = split_of(text.prompt, config.prompts.validation, config.prompts.test)
         texts.setdefault((split, sampling), []).append(text)
     pairs.check_models(config, pair, longest)  # no trees are drafted behind these texts
-    for split, sampling in product(SPLITS, settings.values()):
+    for split, (law, sampling) in product(SPLITS, settings.items()):
         if (split, sampling) not in texts:
-            raise pairs.no_prompts(
-                config, path, [text.prompt for text in given if text.sampling.law == sampling.law], split
-            )
+            raise pairs.no_prompts(config, path, [text.prompt for text in given if text.sampling.law == law], split)
     for (split, sampling), part in texts.items():
         yield Work(split, sampling, (), given=tuple(part))
 
