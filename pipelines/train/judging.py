@@ -24,7 +24,7 @@ from selector.train.replay import Ratio
 from selector.train.tuning import Judged, Predictions, StaticTable, best_static, decide, judge_mode, tune_lookup_rule
 
 # Standard errors by which a log's network must be ahead of the rule and of the fixed length, on the validation texts.
-# At large batches a few long texts take most of the time, so errors are large, although the gain is largest there.
+# Errors are large there, as few long texts take most of the time. With two, no network decides on the page's logs.
 OF_LOGS = tuning.TIE
 
 
@@ -77,11 +77,11 @@ def judge_rules(train: list[Timed], validation: list[Timed], bases: list[Mode]) 
 
 def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, errors: float = tuning.SURE) -> Judged:
     """The network where it is ahead of the static tree and of the lookup rule by so many standard errors; else the rule
-    where it is ahead of the static tree; else that. Beyond the `longest` text of the network's training, unless that is
-    0, the rule decides."""
+    where it is ahead of the static tree by one, as it has few parameters; else that. Beyond the `longest` text of the
+    network's training, unless that is 0, the rule decides."""
     if judged.ratio.is_ahead(errors) and judged.is_ahead_of(rule, errors):  # less may be luck: it was tuned on them
         return replace(judged, mode=replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest))
-    return rule if rule.ratio.is_ahead(errors) else Judged(static, Ratio(1.0, 0.0))
+    return rule if rule.ratio.is_ahead(tuning.TIE) else Judged(static, Ratio(1.0, 0.0))
 
 
 class BatchModes(NamedTuple):
