@@ -39,8 +39,7 @@ FILL = 512  # tokens of a pass over a prompt
 ROWS = 512  # a cache's rows are a multiple of this, so that texts of many lengths share memory and graphs
 LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass; after a drafted step, one or two are new to it
 ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
-SPARE = 128  # rows beyond the text, for two trees; kernels like powers of two
-LENGTHS = 64  # how often a pass may be compiled: for each model and number of rows, twice
+SPARE = -(-2 * ROOM // 64) * 64  # rows beyond the text, for two trees; kernels like multiples of 64
 WARM = 1  # runs before work is recorded as a CUDA graph
 
 Two = tuple[Tensor, Tensor]
@@ -307,8 +306,7 @@ class PreallocatedModel:
         if len(tokens_W) > 1:  # compiled once for one token, and once for several
             for tensor in (tokens_W, over.slots_W, over.visible_WS):
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        with torch._dynamo.config.patch(recompile_limit=LENGTHS):
-            return compiled(PreallocatedModel._forward)(self, tokens_W, base, over)
+        return compiled(PreallocatedModel._forward)(self, tokens_W, base, over)
 
     def _forward(self, tokens_W: Tensor, base: Tensor, over: Window, last: int = 0) -> Tensor:
         self._place["rows_W"] = base + over.slots_W

@@ -32,16 +32,7 @@ from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller, block_rows
 from data_gen.texts.prompts import Form, Prompt, Record, check_ids, joined, read_lines
-from data_gen.texts.written import (
-    RowBlock,
-    WrittenText,
-    fewer,
-    finished,
-    halving,
-    rows_along,
-    seed_of,
-    written_by_target,
-)
+from data_gen.texts.written import WrittenText, fewer, finished, halving, rows_along, seed_of, written_by_target
 from data_gen.verification import get_verifier
 from selector.actions import GREEDY, Action, ActionSpace
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
@@ -359,6 +350,8 @@ def _label(
                     hidden.append((target.hidden_ND.half().cpu(), draft.hidden_ND.half().cpu()))
         except ImpossibleToken as impossible:
             cut = impossible
+        if cut is not None:
+            continue
         own |= {name: values[: each.roots] for name, values in numbers.items()}
         own[LOOKUP_COLUMN] = foretold(each.text.tokens, each.text.start, each.roots, DEPTH)
         if recipe.hidden:
@@ -377,7 +370,7 @@ def _label(
 
 def _blocks(
     pair: ModelPair, written: _Written, sampling: Sampling, seen: Plausibility
-) -> Iterator[tuple[RowBlock, list[int]]]:
+) -> Iterator[tuple[tuple[ModelRows, ModelRows], list[int]]]:
     """Both models' rows along a text, with the tokens that follow them, which are added to `seen`. Before a token of
     probability 0, the text is cut, and ImpossibleToken raised, if rounding explains that; InputError if not."""
     text, begin = written.text, written.text.start + 1

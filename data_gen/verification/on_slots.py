@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from data_gen.verification.distributions import NodeDistributions, Rows, divide,
 from data_gen.verification.selection import LiftedSpecTr, LiftedUniform, SpecTr
 from data_gen.verification.traversal import NaiveTree, SpecInfer, Traversal
 
+MOST_FORMS = 64  # of compiled work: of a pass, two for each model and number of rows
 ON_SLOTS = (NaiveTree, SpecInfer, SpecTr, Traversal, LiftedSpecTr, LiftedUniform)  # need no host synchronisation
 
 
@@ -78,8 +80,11 @@ def drawn(probs_V: Tensor, u: Tensor) -> Tensor:
 
 @cache
 def compiled(work: Callable[..., Tensor], dynamic: bool | None = None) -> Callable[..., Tensor]:
-    """Some work with fewer kernels: on a GPU, small work takes as long as it has kernels."""
-    return torch.compile(work, dynamic=dynamic)
+    """Some work with fewer kernels: on a GPU, small work takes as long as it has kernels. What torch cannot compile
+    runs as it is."""
+    settings: Any = torch._dynamo.config.patch(recompile_limit=MOST_FORMS, suppress_errors=True)
+    own: Callable[..., Tensor] = settings(torch.compile(work, dynamic=dynamic))
+    return own
 
 
 def law_on_slots(

@@ -27,6 +27,7 @@ from selector.schema import FORMAT, LIGHT, InputError, sha256, survival_column
 from selector.train.data import SPLITS, Texts, Timed
 from selector.train.replay import outcomes
 
+FEWEST = 10  # decoded steps that are compared with their labels, which are averages of few draws
 ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 1 lie so far apart
 
 
@@ -94,7 +95,7 @@ def realised(config: Config) -> list[dict[str, Any]]:
                 found[row["step_verifier"], space.trees[action].style].append(step_3)
     rows = []
     for verifier, style in product(config.verifiers, STYLES):
-        if steps := found.get((verifier, style)):
+        if len(steps := found.get((verifier, style), [])) >= FEWEST:
             steps_N3 = torch.stack(steps)
             tokens, expected, _ = steps_N3.mean(0).tolist()
             figures = {"expected": expected, "realised": tokens, "z": z_of(steps_N3)}

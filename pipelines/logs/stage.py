@@ -88,7 +88,8 @@ def run(config: Config) -> None:
             mlflow.log_artifact(str(path))
         for split, paths in (("train", config.logs.files), ("test", config.logs.test)):
             for path in paths:
-                log_data(mlflow, path.name, split, stage.depends["files"][str(path)], path, found["roots"])
+                digest, sizes = stage.depends["files"][str(path)], {"bytes": path.stat().st_size}
+                log_data(mlflow, path.name, split, digest, path, sizes)
         if profile is not None:
             gains = {name.replace("/", " "): f"{value:.3f}" for name, value in metrics(found).items()}
             register(stage, mlflow, load_selector(config.folder / "selector"), config.folder / "selector", gains)

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen.decoding import graph
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.graph import GraphDecoder
 from data_gen.decoding.loop import FixedTree, Loop, Random
@@ -44,7 +43,7 @@ def made(kind: type[Loop], pair: ModelPair, verifier: str, chooser: FixedTree | 
 
 def replaced(monkeypatch: pytest.MonkeyPatch, invert: Invert) -> None:
     """Every draw of both decoders goes through `invert`."""
-    for module in (distributions, graph, on_slots):
+    for module in (distributions, on_slots):
         monkeypatch.setattr(module, "invert", invert)
 
 

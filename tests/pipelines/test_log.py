@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,8 @@ def test_a_token_at_the_very_edge_of_the_nucleus_ends_the_text(logged: Path, pai
             GivenText(Prompt("a", "a", "a", "a"), tokens[: start + 1], tokens[start + 1 :], setting, f"log:{number}")
             for number, tokens in enumerate((greedy, text, greedy), 1)
         )
-        return make_shard(pair, recipe(config), Work("test", setting, (), given=given)).table.to_pylist()
+        full = replace(recipe(config), hidden=True)
+        return make_shard(pair, full, Work("test", setting, (), given=given)).table.to_pylist()
 
     first, own, last = rows(before - 5e-4)
     assert own["tokens"] == text[:place] and first["tokens"] == last["tokens"] == greedy
