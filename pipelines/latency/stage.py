@@ -216,10 +216,11 @@ def different(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict
 
 
 def passes(profile: LatencyProfile) -> str:
-    length = profile.draft.lengths[len(profile.draft.lengths) // 2]
-    draft, target = 1e3 * profile.draft.at(length, 1), 1e3 * profile.target.at(length, 1)
+    length, verifier = profile.draft.lengths[len(profile.draft.lengths) // 2], next(iter(profile.verify))
+    chains = (1e3 * profile.action_seconds(Action(1, drafted, 0), length, verifier) for drafted in (0, 1, 8))
+    steps = "a step of {:.2f} ms plain, {:.2f} ms with one drafted token, {:.2f} ms with eight".format(*chains)
     decisions = ", ".join(f"{1e3 * seconds:.3f} ms ({level})" for level, seconds in profile.decide.items())
-    return f"draft pass {draft:.2f} ms, target pass {target:.2f} ms (1/{target / draft:.1f});\na decision {decisions}"
+    return f"{steps};\na decision {decisions}"
 
 
 def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:
