@@ -154,7 +154,7 @@ def run(config: Config) -> None:
         mlflow.log_artifact(str(profile_path(config)))
         for row in rows:
             mlflow.log_metric(f"predicted over measured/{row['action']}".translate(PLAIN), row["ratio"])
-        describe(mlflow, passes(profile))
+        describe(mlflow, in_words(profile))
     console.print(summary(profile, rows))
     if doubt := unsteady(rows):
         stage.say(f"warning: {doubt} (remove {profile_path(config)} first)")
@@ -215,7 +215,7 @@ def different(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict
     return found
 
 
-def passes(profile: LatencyProfile) -> str:
+def in_words(profile: LatencyProfile) -> str:
     length, verifier = profile.draft.lengths[len(profile.draft.lengths) // 2], next(iter(profile.verify))
     chains = (1e3 * profile.action_seconds(Action(1, drafted, 0), length, verifier) for drafted in (0, 1, 8))
     steps = "a step of {:.2f} ms plain, {:.2f} ms with one drafted token, {:.2f} ms with eight".format(*chains)
@@ -232,4 +232,4 @@ def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:
         }
         for row in rows
     ]
-    return table(cells, f"Step times on {profile.device}\n{passes(profile)}")
+    return table(cells, f"Step times on {profile.device}\n{in_words(profile)}")

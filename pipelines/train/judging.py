@@ -24,7 +24,7 @@ from selector.train.replay import Ratio
 from selector.train.tuning import Judged, Predictions, StaticTable, best_static, decide, judge_mode, tune_lookup_rule
 
 # Standard errors by which a log's network must be ahead of the rule and of the fixed length, on the validation texts.
-# Errors are large there, as few long texts take most of the time. With two, no network decides on the page's logs.
+# At large batches a few long texts take most of the time, so errors are large, although the gain is largest there.
 OF_LOGS = tuning.TIE
 
 

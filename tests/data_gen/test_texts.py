@@ -241,6 +241,13 @@ def test_greedy_texts_may_differ_where_two_logits_tie(dtype: torch.dtype, gap: f
     assert not refused(logits_NV, [2], Sampling(0.0)).at_a_tie
 
 
+@pytest.mark.parametrize(("gap", "tie"), [(0.5, True), (1.5, True), (2.5, False)])
+def test_ties_of_large_logits_are_wide(gap: float, tie: bool) -> None:
+    """Numbers of bfloat16 lie 0.125 apart there, and two passes may differ by sixteen of them."""
+    logits_NV = torch.tensor([[20.0, 20.0 - gap, 1.0]], dtype=torch.bfloat16)
+    assert refused(logits_NV, [1], Sampling(0.0)).at_a_tie == tie
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 @pytest.mark.parametrize(
     ("kept", "weights", "tie"),
