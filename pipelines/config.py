@@ -5,10 +5,14 @@ from __future__ import annotations
 
 import difflib
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
@@ -301,13 +305,20 @@ def load_config(file: Path | None, overrides: list[str], base: Values | None = N
     Raises:
         InputError: the file is missing or no YAML mapping, a key is unknown, or a value does not fit; one line.
     """
-    values = {} if file is None else _values(file)
+    found = OmegaConf.create(base or {})
+    if file is not None:  # not OmegaConf's own loader, which crashes on deep nesting
+        with _one_line_of(str(file)):
+            found = OmegaConf.merge(found, dict(yaml.safe_load(file.read_text(encoding="utf-8"))))
     for override in overrides:
-        _apply(values, override)
+        key, separator, value = override.partition("=")
+        if not separator:
+            raise InputError(f"{override!r}: an override reads section.key=value")
+        with _one_line_of(key):
+            OmegaConf.update(found, key, yaml.safe_load(value), merge=False)
     try:
-        return Config.model_validate(_merged(base or {}, values))
+        return Config.model_validate(OmegaConf.to_container(found))
     except ValidationError as error:
-        raise InputError(_one_line(error)) from error
+        raise InputError(_named(error)) from error
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
@@ -327,39 +338,17 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def _values(file: Path) -> Values:
+@contextmanager
+def _one_line_of(place: str) -> Iterator[None]:
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        yield
     except OSError as error:
-        raise InputError(f"{file}: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{file}: expected a mapping of keys")
-    return values
+        raise InputError(f"{place}: {error.strerror}") from error
+    except (yaml.YAMLError, OmegaConfBaseException, RecursionError, TypeError, ValueError) as error:
+        raise InputError(f"{place}: not YAML of keys and values: {' '.join(str(error).split())}") from error
 
 
-def _apply(values: Values, override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator:
-        raise InputError(f"{override!r}: an override reads section.key=value")
-    *sections, last = key.split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-        if not isinstance(values, dict):
-            raise InputError(f"{override!r}: {section} is not a section")
-    try:
-        values[last] = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{key}: the value is not YAML") from error
-
-
-def _merged(base: Values, values: Values) -> Values:
-    both = {key: own for key, own in base.items() if isinstance(own, dict) and isinstance(values.get(key), dict)}
-    return {**base, **values, **{key: _merged(own, values[key]) for key, own in both.items()}}
-
-
-def _one_line(error: ValidationError) -> str:
+def _named(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     key = key if key.isprintable() else repr(key)  # it may hold a line break
