@@ -305,7 +305,7 @@ def load_config(file: Path | None, overrides: list[str], base: Values | None = N
     Raises:
         InputError: the file is missing or no YAML mapping, a key is unknown, or a value does not fit; one line.
     """
-    found = OmegaConf.create(base or {})
+    found: Any = OmegaConf.create(base or {})
     if file is not None:  # not OmegaConf's own loader, which crashes on deep nesting
         with _one_line_of(str(file)):
             found = OmegaConf.merge(found, dict(yaml.safe_load(file.read_text(encoding="utf-8"))))

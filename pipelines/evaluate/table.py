@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,6 +112,11 @@ class Figure(NamedTuple):
     def __str__(self) -> str:
         return self.text(2)
 
+    @property
+    def ratio(self) -> Ratio:
+        """Of a figure with a standard error."""
+        return Ratio(self.value, math.inf if self.high is None else self.high - self.value)
+
     def text(self, digits: int) -> str:
         """The figure with its error or its interval."""
         if self.low is None or self.high is None:
@@ -149,9 +155,24 @@ def replayed(rival: str, clock: str = "") -> str:
     return f"{f'{ON} {clock}' if clock else 'replayed'} over {rival}"
 
 
-def replayed_figure(setting: str, method: str, measure: str, ratio: Ratio) -> Figure:
+def replayed_figure(setting: str, method: str, measure: str, ratio: Ratio, kind: str = ALL) -> Figure:
     bounds = (ratio.value - ratio.error, ratio.value + ratio.error) if math.isfinite(ratio.error) else ()
-    return Figure(setting, method, ALL, measure, ratio.value, *bounds)
+    return Figure(setting, method, kind, measure, ratio.value, *bounds)
+
+
+def compared(
+    setting: str,
+    replays: Mapping[str, Any],
+    over: Callable[[Any, Any], Ratio],
+    bases: Collection[str],
+    kind: str = ALL,
+    clock: str = "",
+) -> Iterator[Figure]:
+    """The replayed speed of every method over each of the `bases`, and of the selectors over every method."""
+    for name, replay in replays.items():
+        for rival in replays if name.startswith(SELECTOR) else bases:
+            if rival != name:
+                yield replayed_figure(setting, name, replayed(rival, clock), over(replay, replays[rival]), kind)
 
 
 class Table:
@@ -172,6 +193,10 @@ class Table:
         """Those with this measure over all kinds, the largest figure first."""
         own = [each for each in self.figures if (each.setting, each.kind, each.measure) == (setting, ALL, measure)]
         return [each.method for each in sorted(own, key=lambda each: -each.value)]
+
+    @property
+    def settings(self) -> list[str]:
+        return list(dict.fromkeys(figure.setting for figure in self.figures))
 
     def kinds(self, setting: str) -> list[str]:
         """The kinds of prompts, `ALL` first."""
@@ -197,12 +222,10 @@ def replays(
     for setting, own in watched(methods.items(), f"replaying held-out texts{clock and f', {clock}'}"):
         mine = texts.setting_of(setting)
         found = {method.name: method.replay(mine, profile) for method in own}
-        place = setting_name(setting.temperature, setting.top_p)
-        for name, replay in found.items():
-            for rival in found if name == SELECTOR else (PLAIN, BEST_STATIC):
-                if rival != name:
-                    ratio = ratio_of_speeds(replay, found[rival], mine.source_number_X)
-                    yield replayed_figure(place, name, replayed(rival, clock), ratio)
+        over = partial(ratio_of_speeds, source_X=mine.source_number_X)
+        yield from compared(
+            setting_name(setting.temperature, setting.top_p), found, over, (PLAIN, BEST_STATIC), clock=clock
+        )
 
 
 def figures(rows: Rows) -> Iterator[Figure]:

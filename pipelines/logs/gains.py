@@ -15,16 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
+from pipelines.evaluate.table import ALL, Figure, Table, compared, replayed
 from pipelines.train.judging import BatchModes
 from selector.actions import EMPTY
 from selector.decision import NETWORK, Mode
 from selector.latency import LatencyProfile
-from selector.schema import LOG, PRECEDENT_LENGTHS
+from selector.schema import DRAFTER, PRECEDENT_LENGTHS, TEXT
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches, MixedReplay
 from selector.train.replay import Ratio, Replayed, fastest_possible, ratio_of_speeds, replay
 from selector.train.tuning import LEASTS, Predictions, decide, replay_mode, static_replay, tune_lookup_rule
 
+FIXED, ORACLE = "best fixed length", "oracle"
+BEST_RULE, HVD = f"{COPYING} with all options", "HVD's idea"
+CHARGED, ONE_LENGTH = ", decisions charged", ", one length, decisions charged"  # after a selector
+LEVELS = {TEXT: "token ids alone", DRAFTER: "with the drafter's hits"}
 COPIES = (2, 4, 8, 20)  # lengths of copies that are tried together with when to copy
 HITS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, math.inf)  # shares of recent hits
 UNIT = 0.5  # tokens of a payoff that count as one of `LEASTS`
@@ -33,24 +39,66 @@ PAYOFF_SCALARS = (  # what a predicted payoff is linear in
     *("source_foretold", "second_match", "second_agrees"),
     *(f"{name}_{count}" for name in ("seen", "agree") for count in PRECEDENT_LENGTHS),
 )
-Figures = dict[str, Any]
-Replays = dict[str, Any]  # `Replayed` or `MixedReplay`, by name; the selector's by level
+Replays = dict[str, Any]  # `Replayed` or `MixedReplay`, by method
 Over = Callable[[Any, Any], Ratio]
 
 
-def entries(
-    modes: BatchModes, test: Timed, predicted: Predictions, profile: LatencyProfile, decisions: dict[str, float]
-) -> Iterator[Figures]:
-    """One entry of `by_batch` for each level and kind of batch of one batch size; `decisions` are the seconds, by
-    level, that those of all requests of a step take together."""
+def place_of(mode: Mode, mixed: bool = False) -> str:
+    """The setting of the figures of a mode's batch size."""
+    return f"{mode.sampling}, {f'{mode.batch} different requests' if mixed else f'batch {mode.batch}'}"
+
+
+def selector_at(level: str) -> str:
+    """The method of a selector with one feature level."""
+    return f"{SELECTOR}, {LEVELS[level]}"
+
+
+def measured(
+    modes: BatchModes,
+    train: Timed,
+    test: Timed,
+    predicted: Predictions,
+    profile: LatencyProfile,
+    decisions: dict[str, float],
+) -> Iterator[Figure]:
+    """The figures of one batch size, over all kinds of work and for each.
+
+    Args:
+        predicted: the network's predictions on the held-out texts `test`, by level.
+        decisions: the seconds, by level, that the decisions of all requests of a step take together.
+    """
+    stronger = rivals(train, test, modes.rule)
     kinds = sorted(set(test.texts.kind_X))
-    parts = [(test, predicted), *(_of_kind(test, predicted, kind) for kind in kinds)]
-    for mixed in (False, True)[: min(modes.fixed.batch, 2)]:
-        found = [_mixed(modes, *part, profile) if mixed else _equal(modes, *part) for part in parts]
-        for level in LOG.levels:
-            whole, *each = (_figures(modes, level, decisions[level], *replays) for replays in found)
-            by_kind = dict(zip(kinds, each, strict=True))
-            yield {"batch": modes.fixed.batch, "level": level, "mixed": mixed, **whole, "by_kind": by_kind}
+    parts = {ALL: (test, predicted), **{kind: _of_kind(test, predicted, kind) for kind in kinds}}
+    for mixed, (kind, part) in product((False, True)[: min(modes.fixed.batch, 2)], parts.items()):
+        found, over = _mixed(modes, *part, profile) if mixed else _equal(modes, *part)
+        for level, mode in modes.selector.items():
+            name, ruled = selector_at(level), mode.decider != NETWORK or (mixed and mode.joint == 0)
+            found[name + CHARGED] = found[name].charged(0.0 if ruled else decisions[level])
+            if mixed:
+                found[name + ONE_LENGTH] = found[name + ONE_LENGTH].charged(decisions[level])
+        found |= {} if mixed or kind != ALL else stronger
+        yield from compared(place_of(modes.fixed, mixed), found, over, (PLAIN,), kind)
+
+
+def entries(table: Table, modes: BatchModes) -> Iterator[dict[str, Any]]:
+    """The entries of `by_batch` of one batch size: one for each kind of batch and level."""
+    drafted = modes.rule.action.nodes
+    lengths = {"fixed_length": modes.fixed.action.nodes, "rule_lengths": [*(modes.rule.rule or (0, 0)), drafted]}
+    for place, level in product(table.settings, modes.selector):
+        own = selector_at(level)
+        ratios = {f"selector_over_{key}": (own, rival) for key, rival in (("rule", COPYING), ("fixed", FIXED))}
+        ratios["charged_over_rule"] = own + CHARGED, COPYING
+        ratios["one_length_over_fixed"] = own + ONE_LENGTH, FIXED
+        by_kind = {}
+        for kind in table.kinds(place):
+            speeds = {"selector": own, "fixed": FIXED, "rule": COPYING, "oracle": ORACLE}
+            values = {key: table.of(place, method, replayed(PLAIN), kind).value for key, method in speeds.items()}
+            figures = {key: table.get(place, method, replayed(rival), kind) for key, (method, rival) in ratios.items()}
+            errors = {key: asdict(each.ratio) for key, each in figures.items() if each}
+            by_kind[kind] = {**lengths, **values, **errors}
+        mixed = place != place_of(modes.fixed)
+        yield {"batch": modes.fixed.batch, "level": level, "mixed": mixed, **by_kind.pop(ALL), "by_kind": by_kind}
 
 
 def _of_kind(timed: Timed, predicted: Predictions, kind: str) -> tuple[Timed, Predictions]:
@@ -62,55 +110,25 @@ def _of_kind(timed: Timed, predicted: Predictions, kind: str) -> tuple[Timed, Pr
 
 def _equal(modes: BatchModes, timed: Timed, predicted: Predictions) -> tuple[Replays, Over]:
     return {
-        "plain": static_replay(timed, EMPTY),
-        "fixed": static_replay(timed, modes.fixed.action),
-        "rule": replay_mode(timed, {}, modes.rule),
-        "oracle": fastest_possible(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space),
-        **{level: replay_mode(timed, predicted, mode) for level, mode in modes.selector.items()},
+        PLAIN: static_replay(timed, EMPTY),
+        FIXED: static_replay(timed, modes.fixed.action),
+        COPYING: replay_mode(timed, {}, modes.rule),
+        ORACLE: fastest_possible(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space),
+        **{selector_at(level): replay_mode(timed, predicted, mode) for level, mode in modes.selector.items()},
     }, partial(ratio_of_speeds, source_X=timed.texts.source_number_X)
 
 
 def _mixed(modes: BatchModes, timed: Timed, predicted: Predictions, profile: LatencyProfile) -> tuple[Replays, Over]:
     batches = MixedBatches(timed, profile, modes.fixed.batch)
-    apart = {"plain": replace(modes.fixed, action=EMPTY), "fixed": modes.fixed, "rule": modes.rule}
+    apart = {PLAIN: replace(modes.fixed, action=EMPTY), FIXED: modes.fixed, COPYING: modes.rule}
     found = {name: batches.replay(decide(timed, {}, mode).action_R) for name, mode in apart.items()}
     labels_RA = timed.space.efficiencies(timed.survivals_RS)
-    found["oracle"] = batches.select(labels_RA, batches.speed_of(labels_RA, found["rule"].speed))
+    found[ORACLE] = batches.select(labels_RA, batches.speed_of(labels_RA, found[COPYING].speed))
     for level, mode in modes.selector.items():
-        found[level] = batches.select(predicted[level], mode.joint) if mode.joint else found["rule"]
-        found[f"{level}, one length"] = batches.select(predicted[level], modes.common[level], common=True)
+        tokens_RA, name = predicted[level], selector_at(level)
+        found[name] = batches.select(tokens_RA, mode.joint) if mode.joint else found[COPYING]
+        found[name + ONE_LENGTH] = batches.select(tokens_RA, modes.common[level], common=True)
     return found, MixedReplay.over
-
-
-def _figures(modes: BatchModes, level: str, decision: float, found: Replays, over: Over) -> Figures:
-    one, mode = f"{level}, one length", modes.selector[level]
-    decides = mode.decider == NETWORK and (mode.joint > 0 or one not in found)  # else it is the rule
-    speeds = {name: found[name].speed / found["plain"].speed for name in ("fixed", "rule", "oracle", level)}
-    figures = {
-        "fixed_length": modes.fixed.action.nodes,
-        "rule_lengths": [*(modes.rule.rule or (0, 0)), modes.rule.action.nodes],  # least match, copied, drafted
-        "selector": speeds.pop(level),
-        **speeds,
-        **{f"selector_over_{name}": asdict(over(found[level], found[name])) for name in ("rule", "fixed")},
-        "charged_over_rule": asdict(over(found[level].charged(decision * decides), found["rule"])),
-    }
-    if one in found:
-        figures["one_length_over_fixed"] = asdict(over(found[one].charged(decision), found["fixed"]))
-    return figures
-
-
-def rival_rows(modes: BatchModes, train: Timed, test: Timed, predicted: Predictions) -> list[Figures]:
-    """Stronger rules, tuned on the training texts: speed over plain decoding, the selector over each."""
-    found, over = _equal(modes, test, predicted)
-    return [
-        {
-            "batch": modes.fixed.batch,
-            "rule": name,
-            "speed": rival.speed / found["plain"].speed,
-            "selector_over_it": {level: asdict(over(found[level], rival)) for level in modes.selector},
-        }
-        for name, rival in rivals(train, test, modes.rule).items()
-    ]
 
 
 def rivals(train: Timed, test: Timed, rule: Mode) -> dict[str, Replayed]:
@@ -118,8 +136,8 @@ def rivals(train: Timed, test: Timed, rule: Mode) -> dict[str, Replayed]:
     weights_F = payoff_weights(train)
     own, held_out = (with_payoff(timed, weights_F) for timed in (train, test))
     return {
-        "the lookup rule with all options": best_rule(train, rule).replayed(test),
-        "HVD": replay_mode(held_out, {}, tune_lookup_rule(own, rule)),
+        BEST_RULE: best_rule(train, rule).replayed(test),
+        HVD: replay_mode(held_out, {}, tune_lookup_rule(own, rule)),
     }
 
 

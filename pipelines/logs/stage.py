@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -17,11 +18,14 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.log_labels import VERIFIER, Labeller, splits_of
 from data_gen.texts.logs import NO_DRAFTER, LoggedText, Logs, drafter_of, read_all
 from pipelines.config import Config
+from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
+from pipelines.evaluate.table import ALL, Table, replayed
+from pipelines.evaluate.verdict import Evaluation
 from pipelines.export.stage import register
 from pipelines.latency.timings import misfit, profile_of, read_timings
-from pipelines.logs.gains import Figures, entries, rival_rows
+from pipelines.logs.gains import CHARGED, FIXED, LEVELS, ONE_LENGTH, entries, measured, selector_at
 from pipelines.report.page import write_page
-from pipelines.run import Stage, console, provenance, watched, write_json
+from pipelines.run import Stage, console, provenance, watched
 from pipelines.tracking import describe, log_data, mlflow_run
 from pipelines.train.fitting import fitted, module_of
 from pipelines.train.judging import BatchModes, monitored, tune_batch, untuned
@@ -31,20 +35,19 @@ from selector.decision import Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector, load_selector
-from selector.schema import DRAFTER, LOG, TEXT, InputError, sha256
+from selector.schema import LOG, InputError, sha256
 from selector.train.data import SPLITS, Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.replay import Ratio
 from selector.train.tuning import StaticTable, best_static
 
 SECTIONS = ("prompts", "sampling", "data", "latency", "train", "logs")
 LONGEST_LOOKUP = 20  # tokens
 SQUARED = 0.03  # weight of the squared error; with 1, lookups of 20 tokens would outweigh the drafter's chains
-OUTPUTS = ("evaluation.json", "report.html", "report.txt", "training", "selector")  # the last two of a selector
+OUTPUTS = ("evaluation.json", "evaluation.parquet", "report.html", "report.txt")
+OF_SELECTOR = ("training", "selector")
 TIMED_DECISIONS = 200
 CONTEXT = 8000  # tokens of context at which decisions are timed
 COMPARED = 12  # texts on which the artefact must decide as the trained network does
-LEVELS = {TEXT: "token ids alone", DRAFTER: "with the drafter's hits"}
 TIMELESS = "No step times were given: add --timings FILE to train a selector, to measure its gain and to export it."
 UNMEASURED = (
     "WARNING: no selector is written, because a log of steps alone cannot tell whether it gains. Log dense steps, set "
@@ -70,7 +73,7 @@ def run(config: Config) -> None:
     profile, doubt = _profile(config, labeller.drafter)
     dense = _is_dense(logs, labeller)
     profile = profile if dense or config.logs.force else None
-    outputs = tuple(config.folder / name for name in OUTPUTS[: len(OUTPUTS) if profile else 3])
+    outputs = tuple(config.folder / name for name in (*OUTPUTS, *(OF_SELECTOR if profile else ())))
     stage = Stage("logs", config, _depends(config), outputs)
     for remark in (*logs.remarks, *filter(None, [doubt])):
         stage.say(remark)
@@ -81,9 +84,9 @@ def run(config: Config) -> None:
         stage.replace()
         if profile is None:
             shutil.rmtree(config.folder / "selector", ignore_errors=True)  # an earlier one would pass for this log's
-        found = _found(config, splits, labeller, dense, profile, mlflow.active_run().info.run_id)
-        write_json(config.folder / "evaluation.json", {"logs": found})
-        words = written(config, found)
+        evaluation = _evaluated(config, splits, labeller, dense, profile, mlflow.active_run().info.run_id)
+        evaluation.write(config)
+        words, gains = written(config, evaluation), metrics(evaluation.table)
         for path in outputs:
             mlflow.log_artifact(str(path))
         for split, paths in (("train", config.logs.files), ("test", config.logs.test)):
@@ -91,9 +94,9 @@ def run(config: Config) -> None:
                 digest, sizes = stage.depends["files"][str(path)], {"bytes": path.stat().st_size}
                 log_data(mlflow, path.name, split, digest, path, sizes)
         if profile is not None:
-            gains = {name.replace("/", " "): f"{value:.3f}" for name, value in metrics(found).items()}
-            register(stage, mlflow, load_selector(config.folder / "selector"), config.folder / "selector", gains)
-        describe(mlflow, words, metrics(found))
+            tags = {name.replace("/", " "): f"{value:.3f}" for name, value in gains.items()}
+            register(stage, mlflow, load_selector(config.folder / "selector"), config.folder / "selector", tags)
+        describe(mlflow, words, gains)
     console.print(words, soft_wrap=True)
     stage.finish()
 
@@ -142,21 +145,21 @@ def _profile(config: Config, drafter: str) -> tuple[LatencyProfile | None, str]:
     return profile, misfit(rows if drafts else rows[rows["passes"] == 0], profile)
 
 
-def _found(
+def _evaluated(
     config: Config,
     splits: dict[str, list[LoggedText]],
     labeller: Labeller,
     dense: bool,
     profile: LatencyProfile | None,
     run_id: str,
-) -> Figures:
+) -> Evaluation:
     data: dict[str, Texts] = {}
     for name in watched(SPLITS, "features"):  # training texts first: the others' features need their statistics
         if name == "train":
             labeller, data[name] = labeller.learn_from(splits[name])
         else:
             data[name] = labeller.label(splits[name])
-    found: Figures = {
+    found: dict[str, Any] = {
         "drafter": labeller.drafter,
         "texts": {name: len(own) for name, own in data.items()},
         "roots": {name: int(own.size_X.sum()) for name, own in data.items()},
@@ -165,26 +168,24 @@ def _found(
             name: own.survivals[VERIFIER].float().nanmean(0).cumsum(0).tolist() for name, own in data.items()
         },
         "by_batch": [],
-        "rivals": [],
         "exported": profile is not None,
     }
+    table = Table([])
     if profile is None or profile.batches is None:
-        return found
+        return Evaluation({"logs": found}, table)
     on = {batch: profile.at_batch(batch) for batch in profile.batches.sizes}
     timed = {name: Timed(texts, VERIFIER, profile) for name, texts in data.items()}
     module = _trained(config, timed, list(on.values()) if dense else [], run_id)
-    chosen = dict[int, BatchModes]()
+    predicted = {name: {level: module.scores(data[name], level) for level in LEVELS} for name in SPLITS[1:]}
+    tuned: dict[int, BatchModes] = {}
     modes: list[Mode] = []
-    predicted = {name: {level: module.scores(data[name], level) for level in LOG.levels} for name in SPLITS[1:]}
     for batch, times in watched(on.items(), "tuning, by batch size"):
         train, validation = (timed[name].on(times) for name in SPLITS[:2])
-        if not dense:
-            modes += untuned(module, train, batch)
-            continue
-        chosen[batch] = tune_batch(train, validation, predicted["validation"], profile, batch)
-        modes += chosen[batch].selector.values()
+        if dense:
+            tuned[batch] = tune_batch(train, validation, predicted["validation"], profile, batch)
+        modes += tuned[batch].selector.values() if dense else untuned(module, train, batch)
     few = data["test"].take(torch.arange(len(data["test"]))[:COMPARED])
-    facts: Figures = {
+    facts: dict[str, Any] = {
         "pair": {"target": "of the log", "draft": labeller.drafter, "fingerprint": profile.pair},
         "run_id": run_id,
         "metrics": {"evaluation": None},
@@ -193,12 +194,13 @@ def _found(
     own = config.folder / "selector", module, VERIFIER, profile, [mode.row() for mode in modes], facts
     selector = package(*own, lambda mode: Timed(few, VERIFIER, on[mode.batch]), labeller.tokens)
     found["decision_seconds"] = _decision_seconds(selector, splits["test"], labeller.sampling, list(on))
-    for batch, own_modes in watched(chosen.items(), "replay, by batch size"):
+    for batch, each in watched(tuned.items(), "replay, by batch size"):
         train, test = (timed[name].on(on[batch]) for name in ("train", "test"))
-        taken = {level: found["decision_seconds"][level][str(batch)] for level in LOG.levels}
-        found["by_batch"] += entries(own_modes, test, predicted["test"], profile, taken)
-        found["rivals"] += rival_rows(own_modes, train, test, predicted["test"])
-    return found
+        taken = {level: found["decision_seconds"][level][str(batch)] for level in LEVELS}
+        own_table = Table(measured(each, train, test, predicted["test"], profile, taken))
+        found["by_batch"] += entries(own_table, each)
+        table = Table([*table.figures, *own_table.figures])
+    return Evaluation({"logs": found}, table)
 
 
 def _trained(config: Config, timed: dict[str, Timed], times: list[LatencyProfile], run_id: str) -> SelectorModule:
@@ -221,9 +223,9 @@ def _decision_seconds(
     included, one process after another; the requests have contexts of `CONTEXT` tokens and one new token each."""
     most = max(TIMED_DECISIONS, 5 * max(batches))
     tokens = np.resize(np.concatenate([text.tokens for text in texts]), CONTEXT + most).tolist()
-    found: dict[str, Any] = {"context": CONTEXT, **{level: {} for level in LOG.levels}}
+    found: dict[str, Any] = {"context": CONTEXT, **{level: {} for level in LEVELS}}
     setting = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-    for level, batch in product(LOG.levels, batches):
+    for level, batch in product(LEVELS, batches):
         known = DrafterKnowledge(tokens[:CONTEXT], sampling, selector.tokens)
         asked, taken = selector.at(**setting, level=level, batch=batch), []
         for begin in range(CONTEXT, CONTEXT + max(TIMED_DECISIONS, 5 * batch), batch):
@@ -237,25 +239,25 @@ def _decision_seconds(
     return found
 
 
-def written(config: Config, logs: Figures) -> str:
+def written(config: Config, evaluation: Evaluation) -> str:
     """Write `report.html` and `report.txt`; returns the text of the latter."""
-    words = list(_in_words(config, logs))
+    logs, table = evaluation.found["logs"], evaluation.table
+    words = list(_in_words(config, logs, table))
     with atomically(config.folder / "report.txt") as partial:
         partial.write_text("\n".join([*words, ""]), encoding="utf-8")
-    kinds = [(entry, {"all": entry, **entry["by_kind"]}) for entry in logs["by_batch"]]
     write_page(
         config.folder / "report.html",
         "logs.j2",
         title=f"{config.name}: what a selector gains on logs of {logs['drafter']}",
         lead=words,
-        gains=[_gain(entry, kind, own) for entry, each in kinds for kind, own in each.items()],
-        rivals=[_rival(row) for row in logs["rivals"]],
+        methods={setting: list(_methods(table, setting)) for setting in table.settings},
+        kinds={setting: list(_kinds(table, setting)) for setting in table.settings},
         provenance=json.dumps(provenance(config), indent=1),
     )
     return "\n".join(words)
 
 
-def _in_words(config: Config, logs: Figures) -> Iterable[str]:
+def _in_words(config: Config, logs: dict[str, Any], table: Table) -> Iterable[str]:
     texts, roots, accepted = (logs[key] for key in ("texts", "roots", "accepted"))
     yield f"{logs['drafter']}: {sum(texts.values())} texts, {texts['test']} held out, {roots['test']:,} positions."
     if not logs["dense"]:
@@ -263,14 +265,14 @@ def _in_words(config: Config, logs: Figures) -> Iterable[str]:
     if depth := len(accepted["test"]):
         means = f"{accepted['train'][-1]:.2f} tokens on average on training texts, {accepted['test'][-1]:.2f} on others"
         yield f"Accepted of a chain of {depth}: {means}."
-    for entry in logs["by_batch"]:
-        place = f"{entry['batch']} different requests" if entry["mixed"] else f"Batch {entry['batch']}"
-        over = f"{_over(entry, 'rule')} of the lookup rule, {_over(entry, 'fixed')} of the best fixed length"
-        speed = f"{entry['selector']:.2f} times plain decoding"
-        yield f"{place}, {LEVELS[entry['level']]}: {speed}, {over} ({entry['fixed_length']})."
-        charged = f"with its decisions {Ratio(**entry['charged_over_rule'])} of the rule"
-        one = entry.get("one_length_over_fixed")
-        yield f"  {charged}" + (f"; one length for all requests {Ratio(**one)} of the fixed one" if one else "")
+    for setting, (level, words) in product(table.settings, LEVELS.items()):
+        own = selector_at(level)
+        over = {rival: table.of(setting, own, replayed(rival)).text(3) for rival in (PLAIN, COPYING, FIXED)}
+        gains = f"{over[COPYING]} of the lookup rule, {over[FIXED]} of the best fixed length"
+        yield f"{setting}, {words}: {over[PLAIN]} times plain decoding, {gains}."
+        yield f"  with its decisions {table.of(setting, own + CHARGED, replayed(COPYING)).text(3)} of the rule"
+        if figure := table.get(setting, own + ONE_LENGTH, replayed(FIXED)):
+            yield f"  with one length for all requests {figure.text(3)} of the fixed one"
     if not logs["exported"]:
         yield TIMELESS if logs["dense"] or config.logs.force else UNMEASURED
     else:
@@ -281,34 +283,26 @@ def _in_words(config: Config, logs: Figures) -> Iterable[str]:
     yield f"Written to {config.folder}: report.html, evaluation.json{', selector/' if logs['exported'] else ''}."
 
 
-def _over(entry: Figures, other: str) -> str:
-    return str(Ratio(**entry[f"selector_over_{other}"]))
-
-
-def metrics(logs: Figures) -> dict[str, float]:
-    found = {}
-    for entry, other in product(logs["by_batch"], ("rule", "fixed")):
-        place = f"test/{'mixed' if entry['mixed'] else 'equal'}/{entry['level']}/over_{other}/batch_{entry['batch']}"
-        found[place] = entry[f"selector_over_{other}"]["value"]
-    return found
-
-
-def _gain(entry: Figures, kind: str, own: Figures) -> Figures:
+def metrics(table: Table) -> dict[str, float]:
+    """For MLflow: the speed of every selector over the lookup rule and the best fixed length by setting."""
+    own = [each for each in table.figures if each.kind == ALL and each.measure in map(replayed, (COPYING, FIXED))]
     return {
-        "batch": f"{entry['batch']}{' different' if entry['mixed'] else ''}",
-        "the selector sees": LEVELS[entry["level"]],
-        "kind": kind,
-        "selector": own["selector"],
-        "over the lookup rule": _over(own, "rule"),
-        "with its decisions": str(Ratio(**own["charged_over_rule"])),
-        "over the fixed length": _over(own, "fixed"),
-        "one length, over it": str(Ratio(**own["one_length_over_fixed"])) if "one_length_over_fixed" in own else "",
-        "lookup rule": own["rule"],
-        "best fixed length": f"{own['fixed']:.2f} ({own['fixed_length']} tokens)",
-        "oracle": own["oracle"],
+        re.sub(r"[^\w./ -]", "", f"test/{each.setting}/{each.method}/{each.measure}").replace(" ", "_"): each.value
+        for each in own
+        if each.method.startswith(SELECTOR)
     }
 
 
-def _rival(row: Figures) -> Figures:
-    over = {f"selector over it, {LEVELS[level]}": str(Ratio(**own)) for level, own in row["selector_over_it"].items()}
-    return {"batch": row["batch"], "rule": row["rule"], "times plain decoding": row["speed"], **over}
+def _methods(table: Table, setting: str) -> Iterator[dict[str, str]]:
+    own = [(f"selector over it, {words}", selector_at(level)) for level, words in LEVELS.items()]
+    for method in table.methods(setting, replayed(PLAIN)):
+        over = [("over plain decoding", method, PLAIN), *((name, each, method) for name, each in own)]
+        found = {name: table.get(setting, mine, replayed(other)) for name, mine, other in over}
+        yield {"method": method, **{name: each.text(3) if each else "" for name, each in found.items()}}
+
+
+def _kinds(table: Table, setting: str) -> Iterator[dict[str, str]]:
+    for kind, level in product(table.kinds(setting)[1:], LEVELS):
+        own = {rival: table.of(setting, selector_at(level), replayed(rival), kind) for rival in (PLAIN, COPYING, FIXED)}
+        over = {f"over {rival}": figure.text(3) for rival, figure in own.items()}
+        yield {"kind of work": kind, "method": selector_at(level), **over}

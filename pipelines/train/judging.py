@@ -23,10 +23,6 @@ from selector.train.module import SelectorModule
 from selector.train.replay import Ratio
 from selector.train.tuning import Judged, Predictions, StaticTable, best_static, decide, judge_mode, tune_lookup_rule
 
-# Standard errors by which a log's network must be ahead of the rule and of the fixed length, on the validation texts.
-# At large batches a few long texts take most of the time, so errors are large, although the gain is largest there.
-OF_LOGS = tuning.TIE
-
 
 def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
     """The texts of each of the run's sampling settings, with the trained verifier's labels."""
@@ -75,11 +71,12 @@ def judge_rules(train: list[Timed], validation: list[Timed], bases: list[Mode]) 
     return [judge_mode(judged, {}, tune_lookup_rule(own, base), base.action) for own, judged, base in each]
 
 
-def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, errors: float = tuning.SURE) -> Judged:
-    """The network where it is ahead of the static tree and of the lookup rule by so many standard errors; else the rule
-    where it is ahead of the static tree by one, as it has few parameters; else that. Beyond the `longest` text of the
-    network's training, unless that is 0, the rule decides."""
-    if judged.ratio.is_ahead(errors) and judged.is_ahead_of(rule, errors):  # less may be luck: it was tuned on them
+def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0) -> Judged:
+    """The network where it is two standard errors ahead of the better one of the lookup rule and the static tree: less
+    may be luck, since it was tuned on these texts. Else the rule where it is one ahead of the tree, as it has few
+    parameters; else the tree. Beyond the `longest` text of the network's training, unless that is 0, the rule decides.
+    """
+    if judged.is_ahead_of(rule) if rule.ratio.value > 1 else judged.pays:
         return replace(judged, mode=replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest))
     return rule if rule.ratio.is_ahead(tuning.TIE) else Judged(static, Ratio(1.0, 0.0))
 
@@ -105,9 +102,9 @@ def tune_batch(
     batches = MixedBatches(validation, profile, batch)
     mixed_rule = batches.replay(decide(validation, {}, rule).action_R)
     for level, own in predicted.items():
-        kept = keep_if_ahead(tuning.tune_mode(validation, {level: own}, fixed), by_rule, fixed, errors=OF_LOGS).mode
+        kept = keep_if_ahead(tuning.tune_mode(validation, {level: own}, fixed), by_rule, fixed).mode
         price = batches.speed_of(own, mixed_rule.speed)
-        ahead = batch > 1 and batches.select(own, price).over(mixed_rule).is_ahead(OF_LOGS)
+        ahead = batch > 1 and batches.select(own, price).over(mixed_rule).is_ahead(tuning.SURE)
         selector[level] = replace(kept, level=level, joint=price if ahead and kept.decider == NETWORK else 0.0)
         common[level] = batches.speed_of(own, mixed_rule.speed, common=True)
     return BatchModes(fixed, rule, selector, common)

@@ -164,8 +164,8 @@ def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
             cells[name + kept] = f"{Ratio(**own['replay'])}{' *' if own['decides'] else ''}"
         rows.append(cells)
     caption = (
-        "* This one decides under the setting: a network that is two standard errors ahead of the best static tree and "
-        "of the lookup rule, or a rule that is one ahead. Where none decides, the static tree is drafted."
+        "* This one decides under the setting: a network that is two standard errors ahead of the better one of the "
+        "best static tree and the lookup rule, or a rule that is one ahead. Else the static tree is drafted."
     )
     title = "Validation texts, replayed: speed over the best static tree\n(± one standard error over sources)"
     return table(rows, title, caption)

@@ -22,7 +22,7 @@ from selector.train.data import Timed
 from selector.train.replay import Lateness, Ratio, Replayed, ratio_of_speeds, replay
 
 SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at rho = 1
-SURE = 2.0  # standard errors over sources by which decisions must be ahead of the best static tree
+SURE = 2.0  # standard errors over sources by which a network must be ahead
 TIE = 1.0  # standard errors over sources by which a less simple way must be ahead of a simpler one
 RARE = 0.002  # share of the steps that actions which are dropped may take
 LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # least matches that are tried for the lookup rule
@@ -141,10 +141,10 @@ class Judged:
     def pays(self) -> bool:
         return self.ratio.is_ahead(SURE)
 
-    def is_ahead_of(self, other: Judged, errors: float = TIE) -> bool:
-        """Whether it is faster by so many standard errors of their ratio on the same texts."""
+    def is_ahead_of(self, other: Judged) -> bool:
+        """Whether it is surely faster on the same texts."""
         assert self.replayed is not None and other.replayed is not None and self.source_X is not None
-        return ratio_of_speeds(self.replayed, other.replayed, self.source_X).is_ahead(errors)
+        return ratio_of_speeds(self.replayed, other.replayed, self.source_X).is_ahead(SURE)
 
 
 def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Action, policy: bool = False) -> Judged:

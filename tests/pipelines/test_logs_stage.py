@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,23 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.log_labels import VERIFIER, Labeller
 from data_gen.texts.logs import read_logs, read_trace_log
 from data_gen.traces import read_texts
+from pipelines.evaluate.methods import COPYING
+from pipelines.evaluate.table import Table, replayed
 from pipelines.latency.timings import profile_of, read_timings
-from pipelines.logs.gains import PAYOFF_SCALARS, UNIT, Rule, best_rule, entries, payoff_weights, rivals, with_payoff
+from pipelines.logs.gains import (
+    BEST_RULE,
+    HVD,
+    PAYOFF_SCALARS,
+    UNIT,
+    Rule,
+    best_rule,
+    entries,
+    measured,
+    payoff_weights,
+    rivals,
+    selector_at,
+    with_payoff,
+)
 from pipelines.train.judging import tune_batch
 from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Mode
@@ -36,6 +52,8 @@ from tests.pipelines.runs import ROOT, espalier, evaluation_of, failure, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
 from tests.selector import logged
 
+EQUAL = [f"batch {batch}" for batch in (1, 8, 32)]
+MIXED = [f"{batch} different requests" for batch in (8, 32)]
 SMALL = ["train.epochs=2", "train.hidden=[16,8]", "train.batch=128"]
 GREEDY = Sampling(0.0)
 
@@ -63,7 +81,8 @@ def test_mlflow_holds_the_selector_its_gains_and_the_logs(run: tuple[Path, str],
     client = mlflow.MlflowClient(f"sqlite:///{run[0]}/mlruns/mlflow.db")
     (version,) = client.search_model_versions("name = 'espalier-selector'")
     own = next(e for e in logs["by_batch"] if (e["batch"], e["level"], e["mixed"]) == (8, DRAFTER, True))
-    assert version.tags["test mixed drafter over_rule batch_8"] == f"{own['selector_over_rule']['value']:.3f}"
+    (tag,) = (key for key in version.tags if "8_different" in key and "hits/" in key and "over_lookup_rule" in key)
+    assert version.tags[tag] == f"{own['selector_over_rule']['value']:.3f}"
     held = [each.dataset for each in client.get_run(version.run_id).inputs.dataset_inputs]
     assert held and all(each.digest == sha256(run[0] / each.name)[:16] for each in held)
     assert client.get_model_version_by_alias("espalier-selector", "small").version == version.version
@@ -86,18 +105,35 @@ def test_there_is_an_entry_for_every_batch_size_level_and_kind_of_batch(logs: di
             if not entry["mixed"]:
                 assert each["oracle"] >= max(each["selector"], each["rule"], each["fixed"])
 
-    found = [(row["batch"], row["rule"]) for row in logs["rivals"]]
-    assert found == [(b, rule) for b in (1, 8, 32) for rule in ("the lookup rule with all options", "HVD")]
+
+def test_all_figures_are_in_one_table(run: tuple[Path, str], logs: dict[str, Any]) -> None:
+    table = Table.read(run[0] / "runs/small/evaluation.parquet")
+    equal, mixed = ([f"T=0, {words}" for words in each] for each in (EQUAL, MIXED))
+    assert set(table.settings) == {*equal, *mixed}
+    for entry in logs["by_batch"]:
+        setting = f"T=0, {entry['batch']} different requests" if entry["mixed"] else f"T=0, batch {entry['batch']}"
+        over = {
+            kind: table.of(setting, selector_at(entry["level"]), replayed(COPYING), kind) for kind in ("all", "code")
+        }
+        assert vars(over["all"].ratio) == entry["selector_over_rule"]
+        assert vars(over["code"].ratio) == entry["by_kind"]["code"]["selector_over_rule"]
+    for setting, rival in product(equal, (BEST_RULE, HVD)):
+        assert table.of(setting, selector_at(TEXT), replayed(rival)).value > 0
 
 
 def test_what_is_printed_says_what_is_gained_and_where_it_is(run: tuple[Path, str]) -> None:
     folder, said = run
-    for words in ("Batch 1, token ids alone", "Batch 32, with the drafter's hits", "of the lookup rule", "runs/small"):
+    for words in (
+        "T=0, batch 1, token ids alone",
+        "T=0, batch 32, with the drafter's hits",
+        "of the lookup rule",
+        "runs/small",
+    ):
         assert words in said
     page = (folder / "runs/small/report.html").read_text()
     assert "kind of work" in page and "HVD" in page
     again = espalier(folder, "logs", *arguments(folder), config="")
-    assert "reusing" in again and "Batch 1, token ids alone" in again
+    assert "reusing" in again and "batch 1, token ids alone" in again
 
 
 def arguments(folder: Path, log: str = "small.jsonl", name: str = "small") -> list[str]:
@@ -173,7 +209,8 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     modes = tune_batch(train, validation, told[0], logged.profile(), 4)
     for level, mode in modes.selector.items():
         assert mode.decider == "network" and mode.level == level and mode.joint > 0
-    found = list(entries(modes, test, told[1], logged.profile(), dict.fromkeys(LOG.levels, 1e-3)))
+    taken = dict.fromkeys(LOG.levels, 1e-3)
+    found = list(entries(Table(measured(modes, train, test, told[1], logged.profile(), taken)), modes))
     assert [(entry["level"], entry["mixed"]) for entry in found] == [
         (own, m) for m in (False, True) for own in LOG.levels
     ]
@@ -219,7 +256,7 @@ def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path:
     other = write(tmp_path / "other.jsonl", [record(100 + n, kind="other") for n in range(5)])
     clock = ROOT / "configs/clocks/h100_llama3.1-8b_eagle3.csv"
     line = [f"logs.files=['{log}']", f"logs.test=['{other}']", f"latency.timings={clock}", *SMALL]
-    assert "Batch 128" in espalier(tmp_path, "logs", *line, config="llama_eagle3.yaml")
+    assert "batch 128" in espalier(tmp_path, "logs", *line, config="llama_eagle3.yaml")
     found = evaluation_of(tmp_path, "llama_eagle3")["logs"]
     assert found["texts"]["test"] == 5 and found["texts"]["train"] + found["texts"]["validation"] == 16
     assert all(set(entry["by_kind"]) == {"other"} for entry in found["by_batch"])
@@ -301,7 +338,7 @@ def test_no_rule_beats_the_one_that_is_told_everything(of: object) -> None:
     train, test = of(seed=1), of(seed=2)  # type: ignore[operator]
     best = fastest_possible(test.survivals_RS, test.seconds(), test.texts.size_X, test.space)
     found = rivals(train, test, lookup_rule(train))
-    assert list(found) == ["the lookup rule with all options", "HVD"]
+    assert list(found) == [BEST_RULE, HVD]
     for name, own in found.items():
         assert (own.seconds_X >= best.seconds_X * (1 - 1e-6)).all(), name
 
