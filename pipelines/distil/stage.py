@@ -34,9 +34,9 @@ def plan(config: Config) -> list[str]:
     layers, said = ", ".join(map(str, own.layers)), f"{own.vocabulary:,}" if own.vocabulary else "all"
     tokens = batches(config) * own.batch * own.context
     return [
-        f"{tokens:,} tokens written by {config.pair.target}, {own.batch} sequences of {own.context} at once; about "
+        f"{tokens:,} tokens sampled from {config.pair.target}, {own.batch} sequences of {own.context} at once; about "
         f"{tokens / 1e3:.0f} MB for each 500 of its hidden width",
-        f"a draft of the target's layers {layers} that says {said} tokens: {_steps(config)} steps of "
+        f"a draft of the target's layers {layers} that scores {said} tokens: {_steps(config)} steps of "
         f"{own.sequences} sequences",
     ]
 

@@ -217,7 +217,7 @@ def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer
     prompts = [*_prompts_with_room(config, tokenizer, "train").values()]
     paths = [folder / f"{number:05}.safetensors" for number in range(batches(config))]
     missing = [path for path in paths if not is_whole(path)]
-    with ticking("writing texts", len(paths) * own.context, (len(paths) - len(missing)) * own.context) as tick:
+    with ticking("sampling texts", len(paths) * own.context, (len(paths) - len(missing)) * own.context) as tick:
         for path in missing:
             seed = seed_of(config.seed, "distil", int(path.stem))
             further = starts(template, prompts, random.Random(seed))
