@@ -1,1 +1,1 @@
-"""The stages as users run them: a strict config, one room per stage, one command line."""
+"""The stages as users run them: a strict config, one folder for each stage, one command line."""

@@ -28,13 +28,13 @@ from selector.files import atomically, json_text, unwritable
 from selector.schema import FORMAT, InputError, sha256
 
 T = TypeVar("T")
-# stages of the records that are not named after one
+# the stage of each record that has another name
 MADE_BY = {"prompts": "pair", "engine-latency": "latency"}
-# by stage those whose output it reads
+# for each stage, those whose output it reads
 READS = {"train": {"latency", "data"}, "evaluate": {"train"}, "export": {"evaluate"}, "report": {"evaluate", "export"}}
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "torchmetrics", "datasets", "pyarrow", "mlflow")
 
-# where the output is no terminal, 80 columns wide; names of a user's may look like markup or emoji
+# a user's names may look like markup or emoji
 console = Console(highlight=False, markup=False, emoji=False)
 
 
@@ -56,8 +56,8 @@ class Stage:
     started: float = field(default_factory=time.monotonic, init=False, compare=False)
 
     def begin(self) -> bool:
-        """Whether there is anything to do. Says where outputs are reused, and why others are replaced."""
-        reason = self._why_anew()
+        """Whether the stage has work to do. Prints that its output is reused, or why it is made again."""
+        reason = self._reason_to_run()
         if reason != "":
             self.say(reason or f"reusing {self.outputs[0]}: nothing it depends on has changed")
         return reason is not None
@@ -65,25 +65,25 @@ class Stage:
     @property
     def is_reusable(self) -> bool:
         """Whether the output is finished, unchanged and made from the same inputs."""
-        return self._why_anew() is None
+        return self._reason_to_run() is None
 
-    def _why_anew(self) -> str | None:
-        """None where the output is reusable; empty where it is not there."""
+    def _reason_to_run(self) -> str | None:
+        """None where the output is reusable; empty where it is missing or unfinished."""
         path = record_path(self.config, self.name)
         if not path.exists():
             return ""
         try:
             record = read_record(self.config, self.name)
         except InputError:
-            return f"{path} is damaged: made anew"
+            return f"{path} is damaged: made again"
         if changes := differences(record["depends"], {"format": FORMAT, **self.depends}):
-            return f"made anew: {listed_changes(changes)}"
+            return f"made again: {listed_changes(changes)}"
         if record["finished"] and (damaged := _changed_file(self.config, record)):
-            return f"{damaged} was changed or removed since it was written: made anew"
+            return f"{damaged} was changed or removed since it was written: made again"
         return None if record["finished"] and all(path.exists() for path in self.outputs) else ""
 
     def replace(self) -> None:
-        """Record that the earlier output is no longer valid. To be called before the first write."""
+        """Record that the earlier output is no longer valid. Call it before the first write."""
         self._write({"finished": False})
 
     def finish(self) -> None:
@@ -124,8 +124,8 @@ def read_record(config: Config, name: str) -> dict[str, Any]:
 
 
 def verify(config: Config, name: str) -> None:
-    """Check that the files of a record are unchanged, if there is one. InputError where the stage was interrupted, or a
-    file is missing or was changed."""
+    """Check the files of a record, if there is one. InputError where its stage was interrupted, or a file is missing or
+    was changed."""
     if record_path(config, name).exists():
         record, stage = read_record(config, name), MADE_BY.get(name, name)
         if not record["finished"]:
@@ -135,8 +135,8 @@ def verify(config: Config, name: str) -> None:
 
 
 def require(config: Config, stage: str, current: dict[str, Any]) -> None:
-    """Check that an earlier stage is finished, that its files are unchanged, and that it was made from the current
-    inputs, as far as they are given; else InputError."""
+    """InputError unless an earlier stage is finished, its files are unchanged, and it ran with the `current` inputs.
+    Inputs that are not given are not compared."""
     record = read_record(config, stage)
     verify(config, stage)
     current = {"format": FORMAT, **current}
@@ -146,17 +146,17 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
 
 
 def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
-    """For each of some stages, by name in the order in which they run, what is reused, else what it would do and how
-    long that took last time. Models are not loaded, so that those of the pair are taken to be as they were."""
-    lines, anew, known, unknown = list[str](), set[str](), list[float](), list[str]()
+    """The lines of `--plan`: for each stage, in the order in which they run, that its output is reused, or what it
+    would do and how long that took last time. Models are not loaded: the pair is assumed to be unchanged."""
+    lines, again, known, unknown = list[str](), set[str](), list[float](), list[str]()
     for name, module in modules.items():
         stage, last = None, None
-        with suppress(InputError):  # an earlier one has not run
+        with suppress(InputError):  # an earlier stage has not run
             stage = module.stage_of(config) if hasattr(module, "stage_of") else None
-        if stage is not None and not anew & READS.get(name, set()) and stage.is_reusable:
+        if stage is not None and not again & READS.get(name, set()) and stage.is_reusable:
             lines.append(f"{name}: {stage.outputs[0]} is reused: nothing it depends on has changed")
             continue
-        anew.add(name)
+        again.add(name)
         lines += [f"{name}: {line}" for line in module.plan(config)]
         with suppress(InputError):
             last = read_record(config, name).get("seconds")
@@ -198,8 +198,8 @@ def provenance(config: Config) -> dict[str, Any]:
 
 @contextmanager
 def ticking(words: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
-    """A progress bar on the terminal, plain text where the output is no terminal; yields the function that advances it
-    by some parts, one if not given, and may show a note."""
+    """A progress bar, as plain text where the output is no terminal. Yields `tick(parts=1, note="")`, which advances it
+    and shows the note."""
     columns = [BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
     said, noted = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
     with Progress(said, *columns, noted, console=console) as bar:
@@ -208,7 +208,7 @@ def ticking(words: str, total: int, done: int = 0) -> Iterator[Callable[..., Non
 
 
 def watched(items: Collection[T], words: str) -> Iterator[T]:
-    """The items in order, behind a progress bar."""
+    """Iterate over items with a progress bar."""
     with ticking(words, len(items)) as tick:
         for item in items:
             yield item
@@ -216,7 +216,7 @@ def watched(items: Collection[T], words: str) -> Iterator[T]:
 
 
 def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = None) -> Table:
-    """Rows of equal keys as a table of the terminal; columns of numbers alone are aligned at the right."""
+    """Rows with the same keys as a table for the terminal. Columns that hold only numbers are right-aligned."""
     found = Table(title=f"\n{title}", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     found.title_justify = found.caption_justify = "left"
     for name in rows[0]:
@@ -234,8 +234,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, made_by: str) -> Any:
-    """The content of a JSON file. InputError, which tells the user to run the stage `made_by`, where it is missing or
-    not JSON."""
+    """The content of a JSON file. InputError where it is missing or not JSON; the message says to run the stage
+    `made_by`."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -246,7 +246,7 @@ def read_json(path: Path, made_by: str) -> Any:
 
 class Journal:
     """A file with one JSON line per finished part, so that an interrupted stage continues where it stopped. Its first
-    line holds the inputs; entries of other inputs are dropped, and a last line that was cut short."""
+    line holds the inputs. Entries of other inputs are dropped, and so is a last line that was cut short."""
 
     def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
         self.path = path
@@ -260,7 +260,7 @@ class Journal:
             partial.write_text("\n".join([header, *map(json.dumps, self.entries)]) + "\n", encoding="utf-8")
 
     def add(self, entry: Any) -> None:
-        """Write an entry; InputError where the disk is full."""
+        """Write an entry; InputError where that fails, as on a full disk."""
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")

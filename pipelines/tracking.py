@@ -35,7 +35,7 @@ The ratios are speeds over the best static tree: means over sampling settings an
 
 The selector is a version of the registered model `espalier-selector`."""
 EXPORTED = "exported_ratio"
-OF_STAGE = ("stage", "pair", "commit", "machine")  # tags
+OF_STAGE = ("stage", "pair", "commit", "machine")  # tags that nested runs inherit
 SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # default: 4 minutes
 
 
@@ -45,8 +45,8 @@ def tracking_uri() -> str:
 
 @contextmanager
 def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[Any]:
-    """An MLflow run of experiment `<name>` with the resolved config, below the run of the folder; yields the `mlflow`
-    module. InputError where MLflow's store cannot be used or written; an error of the stage itself takes precedence.
+    """An MLflow run of a stage, with the resolved config, in the experiment `<name>` below the folder's run; yields the
+    `mlflow` module. InputError where MLflow's store cannot be read or written; a stage's own error takes precedence.
 
     Args:
         sections: the parts of the config that become the run's parameters.
@@ -109,12 +109,12 @@ def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, st
 
 
 def _failure(uri: str, error: Exception) -> InputError:
-    advice = "mend that, or set MLFLOW_TRACKING_URI to another store; the same command then goes on"
+    advice = "fix that, or set MLFLOW_TRACKING_URI to another store; the same command then goes on"
     return InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}; {advice}")
 
 
 def describe(mlflow: Any, words: str, metrics: Mapping[str, float] | None = None) -> None:
-    """Show in MLflow what the current run found; with metrics, its parent shows it, too."""
+    """Describe what the current run found, in MLflow. With metrics, both are also shown by the folder's run."""
     mlflow.set_tag(DESCRIPTION, words)
     if metrics is not None:
         parent = pipeline_of(mlflow)
@@ -124,7 +124,7 @@ def describe(mlflow: Any, words: str, metrics: Mapping[str, float] | None = None
 
 
 def named(figures: Mapping[str, T], row: Mapping[str, Any]) -> dict[str, T]:
-    """Metrics or tags of one sampling setting, that of a row with `temperature` and `top_p`."""
+    """Metrics or tags with a sampling setting in their names: that of a row with `temperature` and `top_p`."""
     return {f"{name}/T {row['temperature']:g} top-p {row['top_p']:g}": value for name, value in figures.items()}
 
 
@@ -138,7 +138,7 @@ def pipeline_of(mlflow: Any) -> str:
 
 
 def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
-    """Log splits of a trace store as data sets of the current run: name, digest, place and sizes."""
+    """Log splits of a trace store as data sets of the current run: name, digest, path and sizes."""
     shards = read_manifest(folder)["shards"]
     for split in splits:
         own = [shard for name, shard in sorted(shards.items()) if name.startswith(f"{split}/")]
@@ -169,12 +169,12 @@ def _create_store(path: Path) -> None:
     # under a temporary name, because MLflow refuses a database whose schema a crash left unfinished
     if path.exists():
         with closing(sqlite3.connect(path)) as store:
-            store.execute("PRAGMA schema_version")  # of a damaged file MLflow would say so after minutes
+            store.execute("PRAGMA schema_version")  # of a damaged file: MLflow would take minutes to refuse it
         return
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     path.parent.mkdir(exist_ok=True)
-    # MLflow keeps an engine for each URL, which may still stand for another folder's file: a new name each time
+    # a new name each time: MLflow keeps an engine for each URL, which may belong to another folder's file
     partial = path.with_name(f"{path.name}.{os.getpid()}.{time.time_ns()}.tmp")
     SqlAlchemyStore(f"sqlite:///{partial}", path.parent.resolve().as_uri()).engine.dispose()
     if not path.exists():  # no other process was faster

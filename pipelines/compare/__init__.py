@@ -1,1 +1,1 @@
-"""Stage `compare`."""
+"""Stage `compare`: the papers' tables, from a run's traces."""

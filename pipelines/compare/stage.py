@@ -62,7 +62,7 @@ OF = {  # the actions of each kind of selector
     BOTH: ActionSpace.of_pairs(),
 }
 AT_ROOT, DELAYED, PRINTED, ORACLE = "root tree", "delayed tree", "policy (eq. 12)", "oracle"
-BY_STEPS = ", by tokens per step"  # instead of speed: how static trees are chosen
+BY_STEPS = ", by tokens per step"  # static trees that are chosen by tokens per step instead of speed
 RIVAL = "traversal", AT_ROOT
 WIDER = ("traversal", "lifted_uniform")  # verifiers whose selectors also choose among the further actions
 WITH_POLICY = "specinfer"  # the verifier with which the paper's selector is fastest
@@ -109,8 +109,8 @@ def run(config: Config) -> None:
 
 
 def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProfile]:
-    """By name the profile of this machine, those of others, and DDTE's equation 11: a pass takes as long for many
-    tokens as for one, and nothing else takes any time."""
+    """Latency profiles by name: this machine's, those of `evaluate.clocks`, and DDTE's equation 11, by which a pass
+    takes as long for many tokens as for one, and nothing else takes any time."""
     free: dict[str, Any] = {"drafting": 0.0, "nucleus": 0.0, "late": latency.NEVER_LATE}
     free |= {"draft": latency.Table([1], [1], [[0.1]]), "target": latency.Table([1], [1], [[1.0]])}
     free |= {"verify": dict.fromkeys(config.verifiers, Verification()), "decide": dict.fromkeys(profile.decide, 0.0)}
@@ -121,7 +121,7 @@ def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProf
 def networks(
     config: Config, splits: Mapping[str, Texts], folder: Path, mlflow: Any
 ) -> dict[tuple[str, str], SelectorModule]:
-    """A regressor of every verifier over trees, and over the further actions of some: by verifier and actions."""
+    """Trained regressors by verifier and kind of actions: each verifier over trees, `WIDER` ones over all kinds."""
     asked = [(name, TREES) for name in config.verifiers]
     asked += [(name, more) for name in WIDER if name in config.verifiers for more in SPACES[1:]]
     found = {}
@@ -142,8 +142,8 @@ def on_clock(
     modules: Mapping[tuple[str, str], SelectorModule],
     mlflow: Any,
 ) -> Iterator[Figure]:
-    """The speed of every verifier with every method over Traversal's static trees at the root, as the mean over cells,
-    the least of them, and each; and block efficiencies."""
+    """The speed of every verifier with every method over Traversal's static trees at the root: the mean over cells, the
+    least cell, and each cell. And tokens per step."""
     found: dict[tuple[str, str], list[Tensor]] = defaultdict(list)  # tokens, seconds and steps of each setting, [3, X]
     settings, root_A = settings_of(config), torch.tensor([tree.L1 == 0 or tree.K == 1 for tree in OF[TREES].trees])
     for name, sampling in watched(list(product(config.verifiers, settings)), f"replaying, {clock}"):
@@ -151,15 +151,15 @@ def on_clock(
         tables = StaticTable.of(train), StaticTable.of(test)
         for method, allowed_A in ((AT_ROOT, root_A), (DELAYED, root_A | True)):
             for by_steps in (False, True)[: 1 + (clock == HERE)]:
-                own = _by_kind(train.texts, test.texts, tables, allowed_A, by_steps)
+                own = _best_tree_by_kind(train.texts, test.texts, tables, allowed_A, by_steps)
                 found[name, method + BY_STEPS * by_steps].append(own)
         oracle = fastest_possible(test.survivals_RS, test.seconds(), test.texts.size_X, test.space)
         found[name, ORACLE].append(_totals(oracle))
         for (_, actions), module in ((key, own) for key, own in modules.items() if key[0] == name):
             place = splits, sampling, name, profile, actions
-            found[name, f"selector, {actions}"].append(_selected(*place, module, best_static(train, tables[0])))
+            found[name, f"selector, {actions}"].append(_network_or_tree(*place, module, best_static(train, tables[0])))
     if WITH_POLICY in config.verifiers:
-        found[WITH_POLICY, PRINTED] = _printed(config, clock, profile, splits, mlflow)
+        found[WITH_POLICY, PRINTED] = _policy_of_ddte(config, clock, profile, splits, mlflow)
     texts = [splits["test"].setting_of(sampling) for sampling in settings]
     cells = [(str(s), kind) for s, own in zip(settings, texts, strict=True) for kind in own.kind_X]
     names, sources = list(dict.fromkeys(cells)), [source for own in texts for source in own.source_X]
@@ -190,11 +190,9 @@ def _timed(texts: Texts, sampling: Sampling, verifier: str, profile: LatencyProf
     return Timed(replace(texts, space=OF[actions]).setting_of(sampling), verifier, profile)
 
 
-def _by_kind(
+def _best_tree_by_kind(
     train: Texts, test: Texts, tables: tuple[StaticTable, StaticTable], allowed_A: Tensor, by_steps: bool
 ) -> Tensor:
-    """The tree that is best on the training texts of each kind, by tokens per second or per step, on the held-out texts
-    of that kind."""
     chosen_X = torch.zeros(len(test), dtype=torch.int64)
     cost_XA = tables[0].steps_XA if by_steps else tables[0].seconds_XA
     for kind in set(test.kind_X):
@@ -205,7 +203,7 @@ def _by_kind(
     return torch.stack([each_XA.gather(1, chosen_X.unsqueeze(-1))[:, 0] for each_XA in tables[1]])
 
 
-def _selected(
+def _network_or_tree(
     splits: Mapping[str, Texts],
     sampling: Sampling,
     verifier: str,
@@ -214,17 +212,16 @@ def _selected(
     module: SelectorModule,
     base: Mode,
 ) -> Tensor:
-    """What a network decides where that pays on the validation texts, else the static tree of the setting."""
     validation, test = (_timed(splits[split], sampling, verifier, profile, actions) for split in SPLITS[1:])
     (judged,) = judge(module, [validation], [base])
     mode = judged.mode if judged.pays else base
     return _totals(replay_mode(test, module.predictions(test.texts, mode), mode))
 
 
-def _printed(
+def _policy_of_ddte(
     config: Config, clock: str, profile: LatencyProfile, splits: Mapping[str, Texts], mlflow: Any
 ) -> list[Tensor]:
-    """DDTE's policy (equation 12), trained for a clock: it decides everywhere, as in the paper."""
+    """Equation 12, trained for one clock. Unlike our selectors it decides at every root, as in the paper."""
     own = config.model_copy(update={"train": config.train.model_copy(update={"verifier": WITH_POLICY})})
     texts = {split: replace(each, space=OF[TREES]) for split, each in splits.items()}
     settings, place = settings_of(config), (WITH_POLICY, profile, TREES)
@@ -240,9 +237,8 @@ def _printed(
 
 
 def over_cells(columns_XN: Tensor, cell_X: Tensor, source_X: Tensor) -> Ratio:
-    """The mean over cells of a quotient of sums, of the first two of N columns, or of that over the quotient of the
-    other two; and its standard error by the jackknife over sources. A cell whose only source is left out does not
-    count."""
+    """Mean over cells of `sum(column 0) / sum(column 1)`, with four columns over `sum(column 2) / sum(column 3)`, and
+    its standard error by the jackknife over sources. A cell whose only source is left out does not count."""
     spread_XCN = torch.zeros(len(columns_XN), int(cell_X.max()) + 1, columns_XN.shape[1], dtype=torch.float64)
     spread_XCN[torch.arange(len(columns_XN)), cell_X] = columns_XN.double()
 
@@ -270,14 +266,14 @@ def by_depth(config: Config, texts: Texts) -> Iterator[Figure]:
 
 @torch.inference_mode()
 def drafted(config: Config, pair: ModelPair) -> Iterator[Figure]:
-    """At a few roots of held-out texts: MDSD's optimal acceptance of K drafts by how they are drawn; and, from the
-    exact laws of trees that are drafted there (the paper's estimator), the block efficiency of Khisti, which has no
-    labels, and of a verifier that has, beside its labels."""
+    """At a few roots of held-out texts: MDSD's optimal acceptance of K drafts, by how they are drawn; and block
+    efficiencies as in DDTE, from the exact laws of trees that are drafted there: of Khisti, which has no labels, and of
+    a verifier with labels, for comparison with these."""
     labelled = next(name for name in (WITH_POLICY, *config.verifiers) if name in config.verifiers)
     for setting in watched(config.sampling, "drafting trees"):
         sampling = setting.build()
         found: dict[str, list[float]] = defaultdict(list)
-        for row, space in _rows(config, sampling, labelled):
+        for row, space in _spaced_rows(config, sampling, labelled):
             root = row["start"] + row["roots"] // 2
             target, draft = CachedModel(pair.target), CachedModel(pair.draft)
             for model in (target, draft):
@@ -308,14 +304,13 @@ def drafted(config: Config, pair: ModelPair) -> Iterator[Figure]:
             yield replayed_figure(str(sampling), "drafts", measure, error)
 
 
-def _rows(config: Config, sampling: Sampling, verifier: str) -> Iterator[tuple[dict[str, Any], ActionSpace]]:
-    """`ROOTS` rows of a setting's held-out texts, evenly over them: they are ordered by the prompts' lengths."""
+def _spaced_rows(config: Config, sampling: Sampling, verifier: str) -> Iterator[tuple[dict[str, Any], ActionSpace]]:
     folder, columns = traces_folder(config), ["tokens", "start", "roots", survival_column(verifier)]
     names = sorted(name for name in read_manifest(folder)["shards"] if name.startswith("test/"))
     shards = [pq.read_table(folder / name, columns=[*columns, "temperature", "top_p"]) for name in names]
     own = (pc.field("temperature") == sampling.temperature) & (pc.field("top_p") == sampling.top_p)
     mine = pa.concat_tables(shards).filter(own & (pc.field("roots") > 0))
-    for number in range(ROOTS):
+    for number in range(ROOTS):  # evenly: the texts are ordered by the prompts' lengths
         yield mine.slice(len(mine) * number // ROOTS, 1).to_pylist()[0], space_of(shards[0])
 
 

@@ -1,1 +1,1 @@
-"""Trains a draft for a target that has none."""
+"""Stage `distil`: trains a draft for a target that has none."""

@@ -1,4 +1,4 @@
-"""Stage `distil`: train a draft for a target that has none, on texts that the target writes."""
+"""Stage `distil`: train a draft for a target that has none, on texts sampled from the target."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def plan(config: Config) -> list[str]:
     layers, said = ", ".join(map(str, own.layers)), f"{own.vocabulary:,}" if own.vocabulary else "all"
     tokens = batches(config) * own.batch * own.context
     return [
-        f"{tokens:,} tokens written by {config.pair.target}, {own.batch} sequences of {own.context} at once; about "
+        f"{tokens:,} tokens sampled from {config.pair.target}, {own.batch} sequences of {own.context} at once; about "
         f"{tokens / 1e3:.0f} MB for each 500 of its hidden width",
-        f"a draft of the target's layers {layers} that says {said} tokens: {_steps(config)} steps of "
+        f"a draft of the target's layers {layers} that scores {said} tokens: {_steps(config)} steps of "
         f"{own.sequences} sequences",
     ]
 
@@ -52,7 +52,7 @@ def run(config: Config) -> None:
     if config.pair.threads:
         torch.set_num_threads(config.pair.threads)
     target: Any = load_model(name, "target", torch.float32, device, config.pair.device_map)
-    folder, dtype = config.folder / "distil", _dtype(config, target.device)
+    folder, dtype = config.folder / "distil", _bfloat16_or_configured(config, target.device)
     prompts = by_split(config, all_prompts(config))
     made_from = {
         "target": fingerprint([target], tokenizer, eos_ids(target)),
@@ -114,8 +114,7 @@ def _trained(
     return found
 
 
-def _dtype(config: Config, device: torch.device) -> torch.dtype:
-    """In which the target writes and the draft is trained: bfloat16 where the machine computes in it."""
+def _bfloat16_or_configured(config: Config, device: torch.device) -> torch.dtype:
     on_gpu = device.type == "cuda"
     fast = torch.cuda.is_bf16_supported() if on_gpu else torch.cpu.get_capabilities().get("amx_bf16", False)
     return torch.bfloat16 if fast else DTYPES[config.pair.dtype]

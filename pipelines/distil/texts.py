@@ -1,11 +1,11 @@
-"""The texts of a draft's training: sequences that the target writes, with what its distributions are computed from, and
-its answers to held-out prompts. Each batch is a safetensors file.
+"""The texts on which a draft is trained: sequences sampled from the target, with what its next-token distributions are
+computed from; and its answers to held-out prompts. Each batch is a safetensors file.
 
 A sequence is a conversation in the target's chat template. The user's first turn is a prompt of the run, or begins
-with some of its words, or is the target's own; then the target answers, writes the next user's turn, and so on to the
+with some of its tokens, or is all sampled. The target then samples an answer, the user's next turn, and so on to the
 end. A target without a template continues one prompt after the other.
 
-Legend: B, X sequences, T tokens of a sequence, V vocabulary, R tokens that the draft can say, D hidden width.
+Legend: B, X sequences, T tokens of a sequence, V vocabulary, R tokens that the draft scores, D hidden width.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from selector.files import atomically
 from selector.schema import InputError
 
 HELD_OUT = "held_out.safetensors"
-TEMPERATURES = (1.0, 0.6, 1.0, 0.3, 0.8)  # of answers, by sequence in turn; a user's turn is drawn at 1
-WHOLE, BEGUN = 0.5, 0.25  # shares of conversations whose first turn is a prompt, or begins with some of its words
-LONGEST_TURN = 96  # tokens of a user's turn that the target writes
+TEMPERATURES = (1.0, 0.6, 1.0, 0.3, 0.8)  # of answers, by sequence in turn; a user's turn is sampled at 1
+WHOLE, BEGUN = 0.5, 0.25  # shares of conversations whose first turn is a prompt, or begins with some of its tokens
+LONGEST_TURN = 96  # tokens of a user's turn that the target samples
 MARKS = "\x02one\x02", "\x02two\x02", "\x02three\x02"  # stand for turns, to find what the template puts between them
 LINEAR = 0.05  # the largest distance of logits from a linear map, as a share of their standard deviation
 
 
 class Template(NamedTuple):
-    """What a chat template puts between turns. The target itself writes the first token of the last two: it ends a
-    turn."""
+    """The tokens that a chat template puts between turns. The target itself samples the first one of `to_answer` and
+    of `to_user`: it ends a turn."""
 
     opening: list[int]  # before the user's first turn
     to_answer: list[int]  # after a user's turn
@@ -73,26 +73,26 @@ class Template(NamedTuple):
 
 class Start(NamedTuple):
     given: list[int]
-    answers: bool  # whether the target answers then, or goes on with the user's turn
+    answers: bool  # whether the target then answers, or continues the user's turn
     temperature: float
 
 
 class Written(NamedTuple):
-    """Sequences of one batch, or without its axis a single one."""
+    """The sequences of one batch; without the axis B, one sequence."""
 
     tokens_BT: Tensor  # int32
-    drawn_BT: Tensor  # whether the target drew the token, bool
+    drawn_BT: Tensor  # whether the target sampled the token, bool
     hidden_BTD: Tensor  # the input of the output layer at each token, bfloat16
-    log_total_BT: Tensor  # the logarithm of the sum of the exponentiated logits there, float32
+    log_total_BT: Tensor  # the logsumexp of the logits there, float32
 
     @property
     def counted_BT(self) -> Tensor:
-        """The places whose next token was drawn by the target, which then is no part of a prompt, bool."""
+        """The positions whose next token was sampled, and not given by a prompt or the template, bool."""
         return pad(self.drawn_BT[..., 1:], (0, 1))
 
 
 def starts(template: Template | None, prompts: Sequence[list[int]], chance: random.Random) -> Iterator[Start]:
-    """Beginnings without end. Prompts are tokens without the template."""
+    """Beginnings of sequences, without end. `prompts` are token ids without the template."""
     temperatures = cycle(TEMPERATURES)
     while True:
         for prompt in chance.sample(prompts, len(prompts)):
@@ -114,12 +114,13 @@ def write(
     seed: int,
     tick: Callable[[], None] = lambda: None,
 ) -> Written:
-    """One batch of sequences of `length` tokens; `further` ones go on where a target without a template has ended its
-    text. InputError where the target's logits are no linear map of its last hidden state, or not finite."""
+    """Sample one batch of sequences of `length` tokens. Where a target without a template ends its text, the sequence
+    continues with the next of the `further` beginnings. InputError where the target's logits are not a linear map of
+    its last hidden state, or not finite."""
     table, width = target.get_output_embeddings(), target.config.get_text_config().hidden_size
-    cache = Cache(layers=[_Rows(length) for _ in range(target.config.get_text_config().num_hidden_layers)])
+    cache = Cache(layers=[_PreallocatedLayer(length) for _ in range(target.config.get_text_config().num_hidden_layers)])
     generator = torch.Generator(device=target.device).manual_seed(seed)
-    rows = [_Row(start, template, further, eos_ids(target)) for start in begun]
+    rows = [_GrowingSequence(start, template, further, eos_ids(target)) for start in begun]
     shape = len(rows), length
     tokens_BT, drawn_BT = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape, dtype=torch.bool)
     hidden_BTD = torch.empty(*shape, width, dtype=torch.bfloat16)
@@ -136,14 +137,14 @@ def write(
                 _check_linear(target, logits_BV, hidden_BD)
             hidden_BTD[:, t], log_total_BT[:, t] = hidden_BD.cpu(), logits_BV.logsumexp(-1).cpu()
             temperatures_B1 = torch.tensor([[row.temperature] for row in rows], device=target.device)
-            drawn_B = _drawn(logits_BV.div_(temperatures_B1), generator).cpu()
+            drawn_B = _sample(logits_BV.div_(temperatures_B1), generator).cpu()
             tick()
     if not log_total_BT.isfinite().all():
         raise InputError(f"{target.name_or_path}: the model gives numbers that are not finite (NaN or infinity)")
     return Written(tokens_BT, drawn_BT, hidden_BTD, log_total_BT)
 
 
-def _drawn(logits_BV: Tensor, generator: torch.Generator) -> Tensor:
+def _sample(logits_BV: Tensor, generator: torch.Generator) -> Tensor:
     sums_BV = logits_BV.softmax(-1).cumsum(-1)
     places_B1 = torch.rand(len(sums_BV), 1, device=sums_BV.device, generator=generator) * sums_BV[:, -1:]
     return torch.searchsorted(sums_BV, places_B1, right=True)[:, 0].clamp(max=sums_BV.shape[1] - 1)
@@ -158,7 +159,7 @@ def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor)
         )
 
 
-class _Row:
+class _GrowingSequence:
     def __init__(self, start: Start, template: Template | None, further: Iterator[Start], ends: frozenset[int]) -> None:
         self._template, self._further, self._given, self._said = template, further, deque(start.given), 0
         self._answers, self._temperature, self._ends = start.answers, start.temperature, ends
@@ -168,7 +169,7 @@ class _Row:
         return self._temperature if self._answers else 1.0
 
     def take(self, drawn: int) -> tuple[int, bool]:
-        """The next token, and whether it is the drawn one: it is not where a token is given."""
+        """The next token, and whether it is the sampled one `drawn`; where a token is given, it is not."""
         if self._given:
             return self._given.popleft(), False
         self._said += 1
@@ -185,18 +186,18 @@ class _Row:
         return end, drawn == end
 
 
-class _Rows(DynamicLayer):
-    """Keys and values of a batch in one allocation; transformers' own layer copies all of them at every token."""
+class _PreallocatedLayer(DynamicLayer):
+    """The KV cache of a layer in one allocation: transformers' own layer copies all of it at every token."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, length: int) -> None:
         super().__init__()
-        self._rows = rows
+        self._length = length
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         begin = self.get_seq_length()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            shape = (*key_states.shape[:2], self._rows)
+            shape = (*key_states.shape[:2], self._length)
             self._all = [states.new_empty(*shape, states.shape[-1]) for states in (key_states, value_states)]
         end = begin + key_states.shape[2]
         for states, new in zip(self._all, (key_states, value_states), strict=True):
@@ -211,30 +212,30 @@ def batches(config: Config) -> int:
 
 
 def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer: Any) -> None:
-    """Write the texts that are not there yet, and the answers to validation prompts at temperature 1."""
+    """Sample and store the texts that are missing, and answers to the validation prompts at temperature 1."""
     own, template = config.distil, Template.of(tokenizer, config.prompts.system)
-    prompts = [*_fitting(config, tokenizer, "train").values()]
+    prompts = [*_prompts_with_room(config, tokenizer, "train").values()]
     paths = [folder / f"{number:05}.safetensors" for number in range(batches(config))]
     missing = [path for path in paths if not is_whole(path)]
-    with ticking("writing texts", len(paths) * own.context, (len(paths) - len(missing)) * own.context) as tick:
+    with ticking("sampling texts", len(paths) * own.context, (len(paths) - len(missing)) * own.context) as tick:
         for path in missing:
             seed = seed_of(config.seed, "distil", int(path.stem))
             further = starts(template, prompts, random.Random(seed))
             begun = [next(further) for _ in range(own.batch)]
             save(write(target, template, begun, further, own.context, seed, tick), path)
     if not is_whole(folder / HELD_OUT):
-        prompts = [*_fitting(config, tokenizer, "validation").values()]
+        prompts = [*_prompts_with_room(config, tokenizer, "validation").values()]
         begun = [_asked(template, ids) for ids in prompts]
         further, seed = starts(template, prompts, random.Random(0)), seed_of(config.seed, "distil", "held out")
         save(write(target, template, begun, further, own.context, seed), folder / HELD_OUT)
 
 
 def held_out(config: Config, folder: Path, tokenizer: Any, ends: frozenset[int]) -> tuple[Sequences, Tensor, list[str]]:
-    """The answers up to one of the tokens in `ends`, which tokens belong to one, bool [X, T], and the kinds of their
-    prompts."""
+    """The sequences with held-out answers; which of their tokens belong to the answer, bool [X, T], up to the first one
+    in `ends`; and the kinds of the prompts."""
     data, template = Sequences([folder / HELD_OUT]), Template.of(tokenizer, config.prompts.system)
     answers_XT = torch.zeros_like(data.drawn_BT)
-    prompts = _fitting(config, tokenizer, "validation")
+    prompts = _prompts_with_room(config, tokenizer, "validation")
     for number, ids in enumerate(prompts.values()):
         begin = len(_asked(template, ids).given)
         drawn = data.tokens_BT[number, begin:].tolist()
@@ -248,8 +249,7 @@ def _asked(template: Template | None, ids: Sequence[int], temperature: float = 1
     return Start(given, True, temperature)
 
 
-def _fitting(config: Config, tokenizer: Any, split: str) -> dict[Prompt, list[int]]:
-    """The prompts that leave room for an answer, with their tokens; InputError where there are none."""
+def _prompts_with_room(config: Config, tokenizer: Any, split: str) -> dict[Prompt, list[int]]:
     prompts = by_split(config, all_prompts(config))[split]
     texts = [prompt.text for prompt in prompts]
     longest = config.distil.context - config.distil.context // 4
@@ -274,7 +274,7 @@ def is_whole(path: Path) -> bool:
 
 
 class Sequences(Dataset[Written]):
-    """The sequences of some files. Hidden states are read when they are asked for, the rest is kept in memory."""
+    """The sequences of some files. Hidden states are read on demand, the rest is kept in memory."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         files: list[Any] = [safe_open(path, "pt") for path in paths]
@@ -291,8 +291,8 @@ class Sequences(Dataset[Written]):
         return Written(self.tokens_BT[index], self.drawn_BT[index], hidden_TD, self._log_total_BT[index])
 
     def most_frequent(self, count: int, vocabulary: int, always: Sequence[int]) -> Tensor:
-        """The `count` tokens that the target drew most often (0: all), int64 [R], ascending; of equals those with small
-        numbers. Some are `always` among them."""
+        """The `count` tokens that the target sampled most often, int64 [R], ascending; all if 0. Those in `always` are
+        among them, and ties go to the smaller ids."""
         if not 0 < count < vocabulary:
             return torch.arange(vocabulary)
         said_V = torch.bincount(self.tokens_BT[self.drawn_BT].long(), minlength=vocabulary)

@@ -1,10 +1,10 @@
-"""Training of a draft with Lightning, and what the draft promises.
+"""Training of a draft with Lightning, and how fast it is expected to decode.
 
-The loss is made of distances of the draft's next-token distributions from the target's (DistillSpec, 2310.08461). The
-target's logits are computed anew from its last hidden states, over the tokens that the draft can say: together with the
-logarithm of the sum over all tokens, which is stored, they give the exact probabilities of these tokens.
+The loss sums two distances of the draft's next-token distributions from the target's (DistillSpec, arXiv 2310.08461).
+The target's logits of the tokens that the draft scores are recomputed from the target's stored hidden states. With the
+stored logsumexp over all tokens they give the exact probabilities.
 
-Legend: X sequences, T tokens of a sequence, N places, R tokens that the draft can say, D hidden width.
+Legend: X sequences, T tokens of a sequence, N positions, R tokens that the draft scores, D hidden width.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from pipelines.distil.texts import Sequences, Written
 from pipelines.train.fitting import fit
 
 LONGEST = 32  # drafted tokens of the longest chain that `speed` looks at
-TIMED, BEHIND = 15, 200  # passes that are timed, and the tokens before them
+TIMED, BEHIND = 15, 200  # forward passes that are timed, and the tokens before them
 EVERY = 100  # steps between checkpoints
-WEIGHT_DECAY, WARM_UP, LAST = 0.01, 0.05, 0.02  # the share of steps before the peak rate; its last share
-ELEMENTS = 1 << 21  # probabilities that are computed at once
+WEIGHT_DECAY, WARM_UP, LAST = 0.01, 0.05, 0.02  # warm-up: a share of the steps; last: a share of the peak rate
+ELEMENTS = 1 << 21  # probabilities computed at once
 
 
 class DistilModule(pl.LightningModule):
-    """A draft whose loss is cross-entropy and total variation in sum. Its matrices are trained by Muon (Jordan 2024),
-    with a linear warm-up to `rate` and a cosine; embeddings, output rows, norms and biases stay the target's."""
+    """A draft whose loss is the sum of cross-entropy and total variation. Muon (Jordan 2024) trains its matrices, with
+    a linear warm-up to `rate` and a cosine. Embeddings, output layer, norms and biases stay the target's."""
 
     def __init__(self, draft: Any, rate: float, steps: int) -> None:
         super().__init__()
         self.draft, self.rate, self.steps = draft, rate, steps
-        self.strict_loading = False  # checkpoints leave out what is the target's
+        self.strict_loading = False  # checkpoints leave out the target's weights
         draft.requires_grad_(False)
         self.matrices = [own.requires_grad_() for own in stored_weights(draft).values() if own.dim() == 2]
 
     def forward(self, batch: Written) -> tuple[Tensor, Tensor, Tensor]:
-        """The `distances` at the counted places of a batch."""
+        """The `distances` at the counted positions of a batch."""
         states_BTD = self.draft.base_model(batch.tokens_BT.long(), use_cache=False).last_hidden_state
         kept = batch.counted_BT
         return distances(self.draft, states_BTD[kept], batch.hidden_BTD[kept], batch.log_total_BT[kept])
@@ -75,8 +75,8 @@ class DistilModule(pl.LightningModule):
 
 
 def distances(draft: Any, states_ND: Tensor, hidden_ND: Tensor, log_total_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Means of the loss, of `overlap`, `sum min(p, q)`: the probability that a drafted token is accepted, and of
-    `covered`: the target's probability of the tokens that the draft can say, which no overlap exceeds.
+    """Means of the loss; of the overlap `sum min(p, q)`, the probability that a drafted token is accepted; and of the
+    target's probability of the tokens that the draft scores (`covered`), which bounds the overlap.
 
     Args:
         states_ND: the draft's last hidden states.
@@ -90,7 +90,7 @@ def distances(draft: Any, states_ND: Tensor, hidden_ND: Tensor, log_total_N: Ten
 
 
 class _Loss(torch.autograd.Function):
-    """The loss and its gradient, some places at a time: `[N, R]` would be gigabytes.
+    """The loss and its gradient, a few positions at a time: `[N, R]` would be gigabytes.
 
     With z the draft's logits and q their softmax, cross-entropy has the gradient `sum(p) q - p`, and `- sum min(p, q)`
     has `q (sum(b q) - b)`, where b is 1 for the tokens with q < p.
@@ -107,7 +107,7 @@ class _Loss(torch.autograd.Function):
             log_q_nR = linear(states_nD, rows_RD).float().log_softmax(-1)
             q_nR, covered_n1 = log_q_nR.exp(), p_nR.sum(-1, keepdim=True)
             below_nR = q_nR * (q_nR < p_nR)
-            said_n1 = below_nR.sum(-1, keepdim=True)  # by the draft, of the tokens that it says too rarely
+            said_n1 = below_nR.sum(-1, keepdim=True)  # the draft's probability of the tokens that it underrates
             overlap = torch.minimum(p_nR, q_nR).sum()
             sums += torch.stack([-(p_nR * log_q_nR).sum(), overlap, covered_n1.sum()])
             slope_nR = q_nR.mul_(covered_n1 + said_n1).sub_(p_nR).sub_(below_nR)
@@ -125,7 +125,7 @@ class _Loss(torch.autograd.Function):
 def train(
     config: Config, draft: PreTrainedModel, data: Sequences, steps: int, dtype: torch.dtype, folder: Path, run_id: str
 ) -> None:
-    """Train a draft in place, from the last checkpoint in `folder` on; the MLflow run gets the curves."""
+    """Train a draft in place, from the last checkpoint in `folder` if there is one. The MLflow run gets the curves."""
     own, seed = config.distil, config.seed
     pl.seed_everything(seed, verbose=False)
     checkpoints = ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_train_steps=EVERY)
@@ -149,7 +149,7 @@ def train(
 def measured(
     draft: PreTrainedModel, held_out: Sequences, answers_XT: Tensor, kinds: Sequence[str]
 ) -> dict[str, float | dict[str, float]]:
-    """`overlap`, also by the kind of each sequence's prompt, and `covered`, over the tokens of answers, bool [X, T]."""
+    """`overlap`, `overlap_by_kind` of the prompts, and `covered` of `distances`: means over the tokens of answers."""
     module, covered, overlap = DistilModule(draft, 0.0, 1), MeanMetric(), MeanMetric()
     by_kind: defaultdict[str, MeanMetric] = defaultdict(MeanMetric)
     for number, (answer_T, kind) in enumerate(zip(answers_XT, kinds, strict=True)):
@@ -164,13 +164,13 @@ def measured(
 
 
 def speed(overlap: float, cost: float) -> float:
-    """The largest `(1 + a + .. + a^l) / (1 + l c)` over chains of length l."""
+    """The largest `(1 + a + .. + a^l) / (1 + l c)` over chain lengths l: a overlap, c cost (arXiv 2211.17192)."""
     return max(sum(overlap**n for n in range(length + 1)) / (1 + length * cost) for length in range(LONGEST + 1))
 
 
 @torch.inference_mode()
 def cost(draft: PreTrainedModel, target: PreTrainedModel) -> float:
-    """A draft pass of one token as a share of a target pass: medians of passes that alternate."""
+    """The time of a draft's forward pass of one token over that of a target's: medians of alternating passes."""
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(scored(target), (BEHIND,), generator=generator).tolist()
     models = [CachedModel(model) for model in (draft, target)]

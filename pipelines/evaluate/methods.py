@@ -1,5 +1,5 @@
 """The methods that `evaluate` compares under one sampling setting, transformers' own among them: how each decodes, and
-how it is replayed. And the check that greedy decoding with trees writes what `generate()` does, token for token.
+how it is replayed. And the check that greedy decoding with trees gives the tokens of `generate()`.
 
 Legend: A actions, V vocabulary.
 """
@@ -53,7 +53,7 @@ class Decoding:
     """A method's continuation of one prompt. The lists by step are empty where the steps cannot be observed."""
 
     tokens: int  # new ones up to the limit, as replay counts them
-    seconds: float  # of all steps; the passes over the prompt do not count
+    seconds: float  # of all steps, without the prefill
     steps: int
     block_tokens: int  # that the steps yield, including those beyond the limit
     select_seconds: float = 0.0  # of all decisions
@@ -64,7 +64,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Method:
-    """A way of decoding that replay can follow."""
+    """A way of decoding that can be replayed."""
 
     name: str
     verifier: str
@@ -82,7 +82,7 @@ class Method:
 
     @property
     def is_decoded(self) -> bool:
-        """Whether it is decoded, too: not what only tells more of how the best tree and the selector were found."""
+        """Whether it is decoded, too. What only explains the choice of the best tree or the selector is not."""
         return self.name == AT_ROOT or not self.name.startswith((BRANCHING, NETWORK, f"{STATIC}, "))
 
     @property
@@ -111,7 +111,7 @@ class Method:
         )
 
     def rehearse(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int) -> None:
-        """Let a GPU record the steps of every action that it may choose."""
+        """Let a GPU record the steps of every action that the method may choose."""
         mode, chooser = self.mode, self.chooser or Tuned(self.mode)
         chosen = compress(self.network.space, mode.mask(self.network.space)) if self.network else ()
         actions = dict.fromkeys([EMPTY, mode.action, *chosen, *([mode.rule.lookup] if mode.rule else [])])
@@ -125,8 +125,8 @@ class Method:
 
 
 def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfile) -> list[Method]:
-    """Plain decoding, and the fastest static trees on texts of one sampling setting: with each verifier, with Traversal
-    on chains and trees without a trunk, on chains, on trees with branches, and over all of these."""
+    """Plain decoding, and the fastest static trees on texts of one sampling setting: with each verifier; with
+    Traversal, of chains and trees without a trunk; of chains; of trees with branches; and overall."""
     timed = {name: Timed(texts, name, profile) for name in verifiers}
     tables, first = {name: StaticTable.of(own) for name, own in timed.items()}, timed[verifiers[0]]
     trees_A = first.space.trees
@@ -168,12 +168,12 @@ class Assistant:
         return self.name
 
     def decode(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int) -> Decoding:
-        """As `Method.decode`; the steps cannot be observed, but are as many as the target's passes. The first pass of a
-        model, over the prompt, counts as its median pass."""
+        """As `Method.decode`. The steps cannot be observed, but are as many as the target's forward passes. A model's
+        prefill counts as its median forward pass."""
         drafts = {"prompt_lookup_num_tokens": self.tokens} if self.tokens else {"assistant_model": pair.draft}
         generate = generation(pair, sampling, prompt, limit, **drafts)
         torch.manual_seed(seed)
-        hooked = _passes(pair.target), _passes(pair.draft)
+        hooked = _forward_seconds(pair.target), _forward_seconds(pair.draft)
         with hooked[0] as passes, hooked[1] as drafted, quiet(), without_own_settings(pair.target, pair.draft):
             start = time.perf_counter()
             text = generate()[0, len(prompt) :].tolist()  # which waits for a GPU
@@ -186,8 +186,7 @@ ASSISTANTS = Assistant(ASSISTED), Assistant(PROMPT_LOOKUP, 10)
 
 
 @contextmanager
-def _passes(model: PreTrainedModel) -> Iterator[list[float]]:
-    """The seconds of each pass of a model, at its end."""
+def _forward_seconds(model: PreTrainedModel) -> Iterator[list[float]]:
     began, taken = [0.0], list[float]()
     before = model.register_forward_pre_hook(lambda *_: began.append(time.perf_counter()))
     after = model.register_forward_hook(lambda *_: taken.append(time.perf_counter() - began[-1]))
@@ -211,10 +210,10 @@ def generation(
 
 
 def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, Any]:
-    """Compare every combination of action, verifier and drafting model, and every prompt, at least once, and name the
-    texts that part at a tie of the target's logits. The draft samples, so that trees have branches; or the target
-    drafts for itself, so that deep branches are accepted even if the draft is weak. InputError where texts part
-    elsewhere: all other figures would mean nothing."""
+    """Compare greedy texts with those of `generate()`: every prompt, and every combination of action, verifier and
+    drafting model. The draft samples, so that trees have branches; or the target drafts for itself, so that deep
+    branches are accepted even if the draft is weak. Texts that diverge at a tie of the target's logits are named.
+    InputError where they diverge elsewhere: all other figures would mean nothing."""
     result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": []}
     limit = config.data.tokens
     ways = list(product((pair, replace(pair, draft=pair.target)), CHECKED, config.verifiers))
@@ -249,5 +248,5 @@ def _tied(pair: ModelPair, context: list[int], found: int, expected: int) -> boo
 
 def greedy_summary(greedy: dict[str, Any]) -> str:
     same = f"all {greedy['continuations']} continuations of {greedy['prompts']} prompts are those of generate()"
-    ties = f"; at a tie of the logits part {'; '.join(greedy['ties'])}" if greedy["ties"] else ""
+    ties = f"; at a tie of the logits diverge {'; '.join(greedy['ties'])}" if greedy["ties"] else ""
     return f"greedy decoding with trees: {same}{ties}"

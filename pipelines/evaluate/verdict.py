@@ -76,8 +76,8 @@ def title(config: Config, device: str) -> str:
 
 
 def metrics(evaluation: Evaluation) -> dict[str, float]:
-    """For MLflow: the selector's speed over every rival by sampling setting, and the number by which selectors are
-    compared."""
+    """MLflow's metrics: the selector's speed over every rival by sampling setting, and its mean over the best static
+    tree, by which selectors are compared."""
     rows = evaluation.found["summary"]["by_setting"]
     found = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
@@ -88,8 +88,8 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def verdicts(evaluation: Evaluation) -> list[str]:
-    """For each sampling setting whether a loss is exported, and what; what is faster than that; and whether the gain
-    over the two rivals that need no learning is there in wall-clock time."""
+    """A line for each sampling setting: what is exported, and whether that is a loss; what is faster in replay; and the
+    selector's gain in wall-clock time over the lookup rule and the best static tree."""
     return [f"{setting}: {_verdict(evaluation.table, setting, mode)}" for setting, mode in evaluation.settings]
 
 
@@ -113,7 +113,7 @@ def _verdict(found: Table, setting: str, mode: Mode) -> str:
 
 def _stands(ratio: Figure) -> str:
     if ratio.low == ratio.high == 1:
-        return "is nil (both decode alike)"
+        return "is zero (both decode alike)"
     if ratio.low is None or ratio.high is None:
         return f"has no interval ({ratio.text(3)})"
     words = "is there" if ratio.low > 1 else "is a loss" if ratio.high < 1 else "cannot be told from none"

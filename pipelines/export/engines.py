@@ -1,8 +1,8 @@
 """`espalier export --engine NAME`: an engine's settings, and what they are predicted to gain.
 
 All requests of a batch draft chains of one length, and a step takes as long as the engine's timings say for that batch
-and length. So with b requests and chains of L tokens, `tokens per second = b E[tokens | L] / T(b, L)`, by replay. The
-draft makes the passes of the longest chain for every batch size.
+and length. So with b requests and chains of L tokens, `tokens per second = b E[tokens | L] / T(b, L)`, by replay. For
+every batch size the draft makes as many forward passes as the longest chain needs.
 
 Legend: R roots, A actions.
 """
@@ -114,8 +114,8 @@ class Engine:
         return TEMPLATES.get_template(f"{self.name}.j2").module
 
     def verifiers(self, labelled: tuple[str, ...]) -> tuple[str, str]:
-        """Those among the run's whose labels hold for the chains, and for what the engine does by default; InputError
-        where there are labels of neither."""
+        """The labelled verifiers that verify chains as the engine does with the exported settings, and by default.
+        InputError where there is none."""
         standard = [each for each in labelled if each in STANDARD]
         block = [each for each in labelled if each in BLOCK and self.blocks]
         if not (standard or block):
@@ -144,15 +144,15 @@ ENGINES = {
 
 
 def best_lengths(engine: Engine, texts: Texts, verifiers: tuple[str, str], profile: LatencyProfile) -> list[BestLength]:
-    """One for each batch size that was timed, ascending, among the lengths that were timed. The texts are of one
-    sampling setting; verifiers as from `Engine.verifiers`.
+    """The best timed length for each timed batch size, ascending. The texts are of one sampling setting;
+    `verifiers` are those of `Engine.verifiers`.
 
-    The longest chain is the one with which the mean logarithm of the speed over all batch sizes is largest.
+    The longest chain is the one with the largest geometric mean of the speeds over all batch sizes.
     """
     assert profile.batches is not None
     sizes = profile.batches.sizes
     most = [min(target.sizes[-1] - 1, ActionSpace.default().depth) for target in profile.batches.target]
-    replays = [_chains(texts, verifiers[0], profile.at_batch(batch)) for batch in sizes]
+    replays = [_replay_of_chains(texts, verifiers[0], profile.at_batch(batch)) for batch in sizes]
 
     def fastest(longest: int) -> list[tuple[int, Replayed]]:
         """By batch size; fewer where the engine takes none of the lengths that were timed."""
@@ -169,14 +169,13 @@ def best_lengths(engine: Engine, texts: Texts, verifiers: tuple[str, str], profi
     for batch, timed, (length, own) in zip(sizes, most, best, strict=True):
         gain = None
         if engine.default <= timed:
-            usual = _chains(texts, verifiers[1], profile.at_batch(batch))(engine.default, engine.default)
+            usual = _replay_of_chains(texts, verifiers[1], profile.at_batch(batch))(engine.default, engine.default)
             gain = ratio_of_speeds(own, usual, texts.source_number_X)
         result.append(BestLength(batch, length, own.block_efficiency, batch * own.speed, gain))
     return result
 
 
-def _chains(texts: Texts, verifier: str, profile: LatencyProfile) -> Callable[[int, int], Replayed]:
-    """The replay of chains of one length everywhere, by the length and the number of the draft's passes."""
+def _replay_of_chains(texts: Texts, verifier: str, profile: LatencyProfile) -> Callable[[int, int], Replayed]:
     timed = Timed(texts, verifier, profile, replace(ActionSpace.default(), max_K=1))
     seconds_RA, drafting_RA = timed.seconds(), timed.on(replace(profile, target=FREE)).seconds()
 

@@ -1,4 +1,4 @@
-"""All of the code of a registered model, which MLflow stores with it: tables ask the artefact's TorchScript."""
+"""The code of a registered model, which MLflow stores with it. The artefact's TorchScript answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Registered:
 
     @torch.inference_mode()
     def predict(self, frame: Any, params: Any = None) -> Any:
-        """A DataFrame with the columns `K`, `L1`, `L2` and `style`; from one with a column for each
+        """The actions as a DataFrame with the columns `K`, `L1`, `L2` and `style`. The given one has a column for each
         scalar and each hidden state, or for the early scalars alone. `params` are not used."""
         features = self.config["features"]
         names = [scalar["name"] for scalar in features["scalars"]]

@@ -1,1 +1,1 @@
-"""Stage `latency`: this machine's times of passes, verification and decisions."""
+"""Stage `latency`: this machine's times of forward passes, verification and decisions."""

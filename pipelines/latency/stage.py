@@ -44,10 +44,10 @@ OTHERS = (
 )
 FITTED = [*map(Action.of, TREES), *map(Action.copy, (2, 8, 16))]
 CHECKED = [*map(Action.of, OTHERS), Action.copy(4)]
-PROMPTS = 4  # whose texts are timed, and on which different nodes are counted
-UNSTEADY = 0.1  # mean distance of predicted step times from measured ones, as a share, that is warned of
+PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted
+UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
 PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
-DECISIONS = (MATCH, *FEATURES)  # what the decisions that are timed see
+DECISIONS = (MATCH, *FEATURES)  # the feature levels at which decisions are timed
 
 
 def profile_path(config: Config) -> Path:
@@ -55,8 +55,8 @@ def profile_path(config: Config) -> Path:
 
 
 def context_lengths(config: Config) -> tuple[int, ...]:
-    """The contexts that are timed, ascending: a short prompt, one of mean length half-way through its text, and the end
-    of the longest text. Times are linear in between."""
+    """The contexts that are timed, in tokens, ascending: a short prompt, half-way through the text of a prompt of mean
+    length, and the end of the longest text. Times are linear in between."""
     tokenizer, form, new = pairs.tokenizer_of(config), config.prompts.form, config.data.tokens
     kept, _ = form.fit(tokenizer, pairs.all_prompts(config))
     ordered = sorted(len(form.cut(tokenizer, ids)) for ids in form.whole(tokenizer, kept))
@@ -65,8 +65,8 @@ def context_lengths(config: Config) -> tuple[int, ...]:
 
 
 def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfile:
-    """The run's profile; sets `pair.decoder` to the kind of decoder that was timed. InputError where it was measured on
-    another machine or with another pair."""
+    """The run's profile. Sets `pair.decoder` to the kind of decoder that was timed. InputError where the profile was
+    measured on another machine or with another pair."""
     path = profile_path(config)
     verify(config, "latency")
     profile = LatencyProfile.load(path)
@@ -90,9 +90,9 @@ def decision_seconds(
     texts: int,
     drafted: int = 6,
 ) -> float:
-    """Mean time of a decision in real decoding, features included: by the lookup rule for the level `match`, else by an
-    untrained network, which may choose chains and lookups, as on most machines. Each of so many texts has so many new
-    tokens, and every step drafts `drafted` tokens."""
+    """Seconds of a decision in real decoding, features included: the mean without the slowest tenth. The lookup rule
+    decides at the level `match`, else an untrained network, which may choose chains and lookups. `texts` texts of
+    `tokens` new tokens are decoded, and every step drafts `drafted` tokens. InputError where they end too early."""
     space, verifier = ActionSpace.of_pairs(), config.train.verifier
     own = (FULL, pairs.hidden_widths(config)) if level == FULL else (LIGHT, [])
     module = SelectorModule("regressor", *own, config.train.network, space=space.to_json()).eval()
@@ -134,7 +134,7 @@ def run(config: Config) -> None:
     prompts = [pairs.encode(config, pair, prompt) for prompt in pairs.prompts_of(config, pair, "train")[:PROMPTS]]
     lengths = context_lengths(config)
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
-        others = [name for name in config.verifiers if name != config.train.verifier]  # they differ at branches alone
+        others = [name for name in config.verifiers if name != config.train.verifier]  # they differ only at branches
         cases: list[timing.Case] = [*product([config.train.verifier], FITTED + CHECKED)]
         cases += product(others, (each for each in FITTED if each.K > 1))
         steps = config.latency.repeats * len(cases)
@@ -162,7 +162,7 @@ def run(config: Config) -> None:
 
 
 def stage_of(config: Config, pair: str | None = None) -> Stage:
-    """The stage with what it depends on, among this the pair's fingerprint: the recorded one if it is not given."""
+    """The stage with what it depends on. `pair` is the pair's fingerprint: the recorded one if it is not given."""
     depends = {
         "device": timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads),
         "pair": pair or pairs.known_fingerprint(config),
@@ -181,13 +181,13 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
 
 
 def contexts(prompts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Prompts from which texts grow up to each of some lengths."""
+    """For each length the prompt, made of tokens of `prompts`, of a text that grows up to it."""
     tokens = [token for prompt in prompts for token in prompt]
     return [list(islice(cycle(tokens), max(2, length - timing.GROWN))) for length in lengths]
 
 
 def check(profile: LatencyProfile, verifier: str, samples: Sequence[timing.Sample]) -> list[dict[str, Any]]:
-    """Predicted and measured step times with one verifier, of trees and lookups outside of the fit."""
+    """Predicted and measured step times in seconds with one verifier, of trees and lookups outside of the fit."""
     rows = []
     for action in CHECKED:
         if taken := [own for own in samples if (own.verifier, own.step.action, own.late) == (verifier, action, 0)]:
@@ -198,16 +198,16 @@ def check(profile: LatencyProfile, verifier: str, samples: Sequence[timing.Sampl
 
 
 def unsteady(rows: list[dict[str, Any]]) -> str:
-    """In words, by how much predicted step times differ from measured ones; empty where that is little."""
+    """A warning where predicted step times are far from measured ones, else an empty string."""
     error = statistics.mean(abs(row["ratio"] - 1) for row in rows) if rows else 0.0
     words = f"predicted step times are {error:.0%} away from measured ones, in the mean: measure again at a quiet hour"
     return words if error > UNSTEADY else ""
 
 
 def different(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict[str, list[list[float]]]:
-    """`LatencyProfile.different` of every sampling setting; empty where the decoder passes fixed slots."""
+    """`LatencyProfile.different` of every sampling setting; empty for a decoder that does not merge equal prefixes."""
     found = {}
-    for setting in watched(config.sampling, "counting different nodes") if pair.decoder == EAGER else ():
+    for setting in watched(config.sampling, "counting distinct nodes") if pair.decoder == EAGER else ():
         sampling = setting.build()
         written = written_by_target(pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "different"))
         texts = [(text.tokens, text.start) for text in written]

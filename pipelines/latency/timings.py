@@ -1,4 +1,4 @@
-"""Reads an engine's step times from a CSV file into a latency profile with a batch axis."""
+"""Reads an engine's step times from a CSV file into a latency profile for several batch sizes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pipelines.run import Stage, write_json
 from selector.latency import Batches, LatencyProfile, Table, Verification, along
 from selector.schema import LEVELS, InputError, sha256
 
-MISFIT = 0.005  # share by which the profile may miss a row without a word
-MOST_REQUESTS = 4096  # in a batch, each of which replay walks; engines take a few hundred
+MISFIT = 0.005  # the relative error of the profile at a row above which there is a remark
+MOST_REQUESTS = 4096  # in a batch: replay walks along each, and engines take a few hundred
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -26,8 +26,8 @@ class Row(BaseModel, extra="forbid"):
 
     batch: Annotated[int, Field(gt=0, le=MOST_REQUESTS)]  # requests that are decoded together
     context: Annotated[Count, Field(gt=0)]  # tokens of each request before the step
-    verified: Count  # tokens of each request in the target's pass, the root included; 0 without a target pass
-    passes: Count  # of the draft
+    verified: Count  # tokens of each request in the target's forward pass, with the root; 0 without one
+    passes: Count  # forward passes of the draft
     seconds: Annotated[float, Field(gt=0, lt=3600)]  # of the whole step
 
 
@@ -73,7 +73,7 @@ def read_timings(path: Path) -> pd.DataFrame:
 def profile_of(
     rows: pd.DataFrame, name: str, stepped: bool, pair: str, verifiers: Sequence[str], drafts: bool = True
 ) -> LatencyProfile:
-    """The latency profile of an engine. Its verification costs nothing beside the steps, which contain it. InputError
+    """The latency profile of an engine. Verification is part of the timed steps, so it costs nothing more. InputError
     where drafting cannot be told from verification, or one of them would take no time.
 
     Args:
@@ -108,12 +108,12 @@ def profile_of(
 
 
 def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, dict[int, float]]:
-    """Seconds of a draft pass and of drafting once per step, 0 without a drafter, and of the rest of a step by verified
-    tokens. Rows without draft passes are taken as they are; the others, by least squares, as
+    """Seconds of a draft pass, of drafting once per step, and of the rest of a step by verified tokens; the first two
+    are 0 without a drafter. Rows without draft passes are taken as they are. The others are fitted by least squares,
 
         seconds = target(verified) + once + passes x draft,   target(0) = 0,
 
-    without `once` where all rows have the same number of passes, or where it would be below 0.
+    without `once` where all rows have as many draft passes, or where it would be below 0.
     """
     sizes = sorted(set(rows["verified"].tolist()) - {0})
     if not sizes:
@@ -141,7 +141,7 @@ def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, 
 
 
 def misfit(rows: pd.DataFrame, profile: LatencyProfile) -> str:
-    """In words, by how much the profile misses the row that it fits worst; empty where that is little."""
+    """A remark on the row that the profile misses most, empty where that is little."""
     worst, place = 0.0, ""
     on = {batch: profile.at_batch(batch) for batch in rows["batch"].unique().tolist()}
     for row in rows[rows["verified"] > 0].itertuples(index=False):

@@ -1,1 +1,1 @@
-"""Stage `pair`: the pair is loaded here; and the prompts."""
+"""Stage `pair`: loads and checks the pair, and writes the prompts."""

@@ -1,4 +1,4 @@
-"""Stage `pair`: check that the pair loads, and write the prompts; and both as every stage loads them."""
+"""Stage `pair`: checks that the pair loads, and writes the prompts. Every stage loads both from here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from selector.schema import FULL, InputError, sha256
 from selector.train.data import SPLITS
 
 SECTIONS = ("pair", "prompts", "data")
-PROMPTS = Path(__file__).with_name("prompts.jsonl")  # that come with Espalier
+PROMPTS = Path(__file__).with_name("prompts.jsonl")  # those that come with Espalier
 
 
 def target_name(config: Config) -> str:
@@ -37,7 +37,8 @@ def target_name(config: Config) -> str:
 
 
 def pair_names(config: Config) -> tuple[str, str]:
-    """Directories or hub ids of the target and its draft; else InputError."""
+    """Directories or hub ids of the target and its draft. InputError where a GGUF file cannot be converted, or a
+    draft is not distilled yet."""
     target, own = target_name(config), config.pair
     if own.draft == SMOLLM2:
         return target, str(SHIPPED)
@@ -79,8 +80,8 @@ def known_fingerprint(config: Config) -> str:
 
 
 def check_models(config: Config, pair: ModelPair, longest: int) -> None:
-    """InputError where a model of the pair computes token trees wrongly in a text of up to `longest` tokens. What a
-    pair has passed on this machine is recorded, and not checked again."""
+    """InputError where a model of the pair computes token trees wrongly in a text of up to `longest` tokens. A pair
+    that has passed on this machine is recorded, and not checked again."""
     path, own = config.folder / "pair" / "checked.json", config.pair
     packages = {name: version(name) for name in ("torch", "transformers")}
     passed = {"pair": pair.fingerprint, "device": device_name(own.device, own.dtype, own.threads), **packages}
@@ -100,7 +101,7 @@ def tokenizer_of(config: Config) -> Any:
 
 
 def hidden_widths(config: Config) -> list[int]:
-    """Widths of the hidden-state features, from the models' configs alone."""
+    """Widths of the hidden-state features, the target's and twice the draft's, from the models' configs alone."""
     names = pair_names(config)
     target, draft = (int(text_config(*each).hidden_size) for each in zip(names, ("target", "draft"), strict=True))
     return [target, draft, draft]
@@ -135,7 +136,8 @@ def by_split(config: Config, prompts: Iterable[Prompt]) -> dict[str, list[Prompt
 
 
 def prompts_of(config: Config, pair: ModelPair, split: str, count: int | None = None) -> list[Prompt]:
-    """`count` prompts of a split that are not left out, kinds in turn; all of them if None."""
+    """`count` prompts of a split, kinds in turn; all if None. Longer ones may be left out, as `prompts.longer` says.
+    InputError where there are fewer."""
     kept, _ = config.prompts.form.fit(pair.tokenizer, all_prompts(config))
     prompts = by_split(config, kept)[split]
     if not prompts:
@@ -156,21 +158,21 @@ def encode(config: Config, pair: ModelPair, prompt: Prompt) -> list[int]:
 
 
 def prompts_depend(config: Config, *splits: str) -> dict[str, Any]:
-    """What the prompts' tokens of some splits depend on, except the pair: their form, and a hash of all texts."""
+    """What determines the prompt tokens of some splits, except the pair: the prompts' form and a hash of all texts."""
     found = by_split(config, sorted(all_prompts(config), key=lambda prompt: prompt.id))
     lines = "\0".join(f"{p.id}\0{p.kind}\0{p.source}\0{p.text}" for split in splits for p in found[split])
     return {**asdict(config.prompts.form), "texts": hashlib.sha256(lines.encode()).hexdigest()[:16]}
 
 
 def plan(config: Config) -> list[str]:
-    """What local data sets give; or where prompts are read from, if that is the hub or there is no tokenizer yet."""
+    """What the stage would do. Local data sets are read and counted, unless there is no tokenizer yet."""
     models = f"load {config.pair.target} and {config.pair.draft} and compare their vocabularies"
     sets = config.prompts.sets
     if not sets:
         return [models, f"prompts of {prompts_path(config)}"]
     if all(own.file is not None for own in sets):
         with suppress(InputError):
-            return [models, *(said for _, said in _chosen(config, tokenizer_of(config)))]
+            return [models, *(said for _, said in _taken_from_sets(config, tokenizer_of(config)))]
     places = (f"{own.name}: {own.prompts or 'all'} prompts from {own.file or SETS[own.name].hub}" for own in sets)
     return [models, *places]
 
@@ -187,7 +189,7 @@ def run(config: Config) -> None:
 
 
 def prepared_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
-    """The prompts of all splits that are kept; those of data sets are written first. Says how many are cut or left out.
+    """The kept prompts of all splits; those of data sets are written first. Prints how many are cut or left out.
 
     Raises:
         InputError: a data set cannot be read or has too few prompts, or the file cannot be read.
@@ -211,7 +213,7 @@ def _write_prompts(config: Config, tokenizer: Any, path: Path) -> None:
     if not stage.begin():
         return
     prompts: dict[str, Prompt] = {}
-    for taken, said in _chosen(config, tokenizer):
+    for taken, said in _taken_from_sets(config, tokenizer):
         stage.say(said)
         prompts |= {prompt.id: prompt for prompt in taken}
     stage.replace()
@@ -220,8 +222,7 @@ def _write_prompts(config: Config, tokenizer: Any, path: Path) -> None:
     stage.finish()
 
 
-def _chosen(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prompt], str]]:
-    """The prompts that are taken from each data set, and a sentence on its records."""
+def _taken_from_sets(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prompt], str]]:
     for own in config.prompts.sets:
         prompts, records = read_set(own.name, own.file)
         kept, said = config.prompts.form.fit(tokenizer, prompts)

@@ -85,8 +85,8 @@ def page(config: Config, evaluation: Evaluation) -> None:
 
 
 def ratios(evaluation: Evaluation) -> dict[str, str]:
-    """A plot (base64 PNG) of each sampling setting by its description: the speed of every method over the best static
-    tree's."""
+    """For each sampling setting a plot (base64 PNG) by its description: the speed of every method over the best static
+    tree."""
     found, pictures = evaluation.table, {}
     for setting, _ in evaluation.settings:
         own = [found.of(setting, name, decoded(BEST_STATIC)) for name in found.methods(setting, decoded(BEST_STATIC))]

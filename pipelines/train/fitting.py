@@ -21,14 +21,14 @@ from selector.train.module import RootsModule, SelectorModule
 
 OWN = ("train", "validation")  # the splits that training reads
 MONITOR = "validation/replay"
-RATE, BATCH, FASTEST = 3e-3, 256, 1e-2  # the peak learning rate up to this batch size, and for the largest batches
+RATE, BATCH, FASTEST = 3e-3, 256, 1e-2  # peak learning rates: up to this batch size, and the highest
 POLICY_NETWORK = {"width": 128, "hidden": [512, 32]}  # DDTE, app. E
-REMARKS = (  # Lightning's warnings that do not apply to data in memory and a folder of our own
+REMARKS = (  # Lightning's warnings that do not apply to data in memory and a reused folder
     ".*does not have many workers.*",
     ".*Checkpoint directory .* exists and is not empty.*",
     ".*treespec, LeafSpec.*",
     ".*smaller than the logging interval.*",
-    ".*in eval mode at the start.*",  # the embeddings of a draft are its target's
+    ".*in eval mode at the start.*",  # a draft's embeddings are its target's
 )
 
 
@@ -51,9 +51,9 @@ def fitted(
     run_id: str,
     further: dict[str, tuple[Tensor, Tensor]] | None = None,
 ) -> SelectorModule:
-    """A module trained on a verifier's labels for all its epochs, as it was at the best one: by replay, or by the loss
-    where nothing is replayed. The checkpoint is `best.ckpt` in `folder`; the MLflow run gets the curves. `judged` and
-    `further` as in `SelectorModule` and `RootsModule`."""
+    """Train a module on a verifier's labels for all epochs, and return it as it was at the best one: by replay of
+    `judged`, or by the validation loss if that is empty. The checkpoint is `best.ckpt` in `folder`; the MLflow run gets
+    the curves. `judged` and `further` are those of `SelectorModule` and `RootsModule`."""
     own = {name: splits[name] for name in OWN}
     roots = RootsModule(module, own, verifier, config.train.batch, config.seed, config.data.stride, further)
     module.begin_at(own["train"], verifier, roots.rows["train"])

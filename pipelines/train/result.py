@@ -1,5 +1,5 @@
-"""What training left behind, as later stages read it; and the chosen module as an artefact directory, which must decide
-as the trained module does.
+"""The result of training, as later stages read it; and the chosen module as an artefact directory, which must decide as
+the trained module does.
 
 Legend: R roots, A actions, F scalars, N ways to decide.
 """
@@ -30,7 +30,7 @@ from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import decide
 
-TIE = 1e-3  # tokens: the two forms sum in different orders
+TIE = 1e-3  # tokens; the artefact sums in another order than the module
 
 
 def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def load_module(config: Config, result: dict[str, Any]) -> SelectorModule:
 
 
 def decision_digest(config: Config, result: dict[str, Any]) -> dict[str, str]:
-    """What decodes: the chosen checkpoint, and how it decides."""
+    """Checksums of all that determines the decisions: the chosen checkpoint, and how it decides."""
     return {
         "training": sha256(_checkpoint_of(config, result)),
         "decisions": sha256(config.folder / "training" / "result.json"),
@@ -80,8 +80,8 @@ def decision_digest(config: Config, result: dict[str, Any]) -> dict[str, str]:
 
 
 def build(config: Config, folder: Path, splits: dict[str, Texts], metrics: dict[str, Any] | None = None) -> Selector:
-    """Write the artefact of the chosen module, with further metrics; InputError if it does not choose as the trained
-    module does."""
+    """Write the artefact of the chosen module, with further metrics; InputError if it chooses other actions than the
+    trained module."""
     result, profile = load_result(config), load_profile(config)
     module, chosen = load_module(config, result), chosen_of(result)
     names, texts = dict(zip(("target", "draft"), pair_names(config), strict=True)), splits["validation"]
@@ -107,7 +107,7 @@ def package(
     texts_of: Callable[[Mode], Timed],
     tokens: TokenStatistics | None = None,
 ) -> Selector:
-    """Write an artefact; InputError if it does not choose as the module does on the texts of each of its modes. The
+    """Write an artefact; InputError if it chooses other actions than the module on the texts of a mode. The
     arguments are those of `write_artefact` and `count_differing`."""
 
     def check(written: Path) -> None:
@@ -121,8 +121,8 @@ def package(
 
 @torch.no_grad()
 def count_differing(module: SelectorModule, folder: Path, texts_of: Callable[[Mode], Timed]) -> int:
-    """The number of roots at which the trained module, the artefact's TorchScript or its path for one root chooses an
-    action that is worse than the best one by more than `TIE`; of the texts of each of its modes."""
+    """The number of roots, in the texts of all modes, at which the trained module, the artefact's TorchScript or its
+    path for one root chooses an action that is worse than the best one by more than `TIE`."""
     differing, selector, script, first = 0, load_selector(folder), load_script(folder), module.schema.levels[0]
     for mode in selector.modes:
         mine = texts_of(mode)

@@ -35,7 +35,7 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
 
 
 def kinds(config: Config) -> list[tuple[str, str]]:
-    """Objective and feature level of the selectors that are trained: a policy sees all that the traces hold."""
+    """Objective and feature level of the selectors that are trained: a policy uses all features in the traces."""
     levels = {
         "regressor": (LIGHT, FULL) if config.data.features == FULL else (LIGHT,),
         "policy": (config.data.features,),
@@ -100,8 +100,8 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
 
 
 def figures(row: dict[str, Any]) -> dict[str, float]:
-    """For MLflow, as speeds over the best static tree: the network alone and what is kept, as means over sampling
-    settings and for each."""
+    """MLflow's metrics, as speeds over the best static tree: of the network alone and of what is kept, as means over
+    sampling settings and for each of them."""
     alone = [mode["replay"]["value"] for mode in row["modes"]]
     found = {"kept_ratio": row["metrics"]["validation/replay_gated"], "replayed_ratio": statistics.mean(alone)}
     for mode, own in zip(row["modes"], alone, strict=True):
@@ -119,7 +119,7 @@ def trained(
     folder: Path,
     run_id: str,
 ) -> SelectorModule:
-    """A module trained on the training texts, as it was at its best epoch by replay of the validation texts."""
+    """Train a module on the training texts, and return it as of its best epoch by replay of the validation texts."""
     verifier, further = config.train.verifier, None
     if not module.is_regressor:
         given = bases, verifier, validation[0].profile

@@ -264,7 +264,7 @@ def test_what_is_exported_is_told_with_what_is_faster(found: Evaluation, words: 
         ((1.06, 1.01, 1.11), "is there (1.060 [1.010, 1.110])"),
         ((1.04, 0.99, 1.09), "cannot be told from none (1.040 [0.990, 1.090])"),
         ((0.9, 0.85, 0.95), "is a loss (0.900 [0.850, 0.950])"),
-        ((1.0, 1.0, 1.0), "is nil (both decode alike)"),
+        ((1.0, 1.0, 1.0), "is zero (both decode alike)"),
         ((1.1, None, None), "has no interval (1.100)"),
     ],
 )

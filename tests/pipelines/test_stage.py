@@ -135,8 +135,8 @@ RECORD = "stages/fake.json"
     [
         *((name, "?", "missing, or changed since it was written", "was changed or removed") for name in FILES),
         ("two/a", None, "missing, or changed since it was written", "was changed or removed"),
-        (RECORD, "[]", "is damaged", "is damaged: made anew"),
-        (RECORD, '{"depends": [], "finished": true}', "is damaged", "is damaged: made anew"),
+        (RECORD, "[]", "is damaged", "is damaged: made again"),
+        (RECORD, '{"depends": [], "finished": true}', "is damaged", "is damaged: made again"),
     ],
 )
 def test_damage_is_named_and_made_anew(
@@ -169,7 +169,7 @@ def test_other_inputs_are_named(config: Config, capsys: pytest.CaptureFixture[st
         require(config, "fake", stage_of(config, 2).depends)
     require(config, "fake", {"number": 1})  # what is left out is not compared
     assert stage_of(config).is_reusable and not stage_of(config, 2).is_reusable
-    assert run(stage_of(config, 2)) and f"fake: made anew: {changes}" in capsys.readouterr().out
+    assert run(stage_of(config, 2)) and f"fake: made again: {changes}" in capsys.readouterr().out
 
 
 def test_parts_that_are_finished_are_not_made_again(tmp_path: Path) -> None:
