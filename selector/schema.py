@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 # Of all that runs and artefacts hold. Raise it when the program writes, or makes of the same inputs, anything else.
-FORMAT = 19
+FORMAT = 20
 
 
 class InputError(ValueError):
@@ -61,7 +61,7 @@ TEXT_SCALARS = (  # known from token ids alone
         "source_steady", "tokens", f"latest tokens in a row at which the source moved by one; {LONGEST_MATCH} at most"
     ),
     Scalar("source_in_prompt", "1", "1 where the source is in the prompt, 0 elsewhere"),
-    Scalar("source_foretold", "tokens", f"predicted tokens in a row at the source's start; {LONGEST_LOOKUP} at most"),
+    Scalar("source_predicted", "tokens", f"predicted tokens in a row at the source's start; {LONGEST_LOOKUP} at most"),
     *(Scalar(f"source_copied_{n}", "1", f"share of predicted ones in the source's first {n}") for n in SOURCE_LENGTHS),
     Scalar("second_match", "tokens", f"match of the source's own source; {LONGEST_MATCH} at most"),
     Scalar("second_agrees", "tokens", f"common first tokens of the two sources; {LONGEST_LOOKUP} at most"),

@@ -134,7 +134,7 @@ def scalars_along(
     return found_RF
 
 
-def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
+def lookup_lengths(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
     """How many tokens of a lookup are right, at most `most`, at each root of a text from `start` on; uint8 [roots]."""
     index = LookupIndex(tokens[: start + 1])
     right = []

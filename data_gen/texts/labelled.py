@@ -27,7 +27,7 @@ from torch import Tensor
 from data_gen import traces
 from data_gen.decoding import EAGER, decoder_for
 from data_gen.decoding.loop import Random
-from data_gen.features.root import ROW_NUMBERS, foretold, row_numbers
+from data_gen.features.root import ROW_NUMBERS, lookup_lengths, row_numbers
 from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller, block_rows
@@ -353,7 +353,7 @@ def _label(
         if cut is not None:
             continue
         own |= {name: values[: each.roots] for name, values in numbers.items()}
-        own[LOOKUP_COLUMN] = foretold(each.text.tokens, each.text.start, each.roots, DEPTH)
+        own[LOOKUP_COLUMN] = lookup_lengths(each.text.tokens, each.text.start, each.roots, DEPTH)
         if recipe.hidden:
             target_ND, draft_ND = (torch.cat(parts) for parts in zip(*hidden, strict=True))
             at = torch.arange(1, each.roots, stride)

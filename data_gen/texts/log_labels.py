@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from data_gen.features.root import DrafterKnowledge, foretold
+from data_gen.features.root import DrafterKnowledge, lookup_lengths
 from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import LoggedText, Logs
 from data_gen.texts.prompts import Prompt, place_of, split_of
@@ -62,7 +62,7 @@ class Labeller:
         data, keys_RJ = self._labelled(texts)
         survivals_RD = data.survivals[VERIFIER][:, :LONGEST_COUNTED].float()
         survivals_RD = torch.where(survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD).nan_to_num()
-        copied_R = data.foretold_R.clamp(max=LONGEST_COUNTED)
+        copied_R = data.lookup_R.clamp(max=LONGEST_COUNTED)
         values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
         tokens, found_RF = TokenStatistics.fit(keys_RJ, values_RK, data.text_R.numpy())
         begin, split_at = len(TEXT_SCALARS), len(TOKEN_SCALARS)
@@ -83,7 +83,7 @@ class Labeller:
             scalars_RF=torch.from_numpy(np.concatenate(scalars)),
             length_R=torch.cat([text.start + torch.arange(text.roots) for text in texts]),
             survivals={VERIFIER: torch.cat([self._survivals(text) for text in texts])},
-            foretold_R=torch.cat([foretold(text.tokens, text.start - 1, text.roots, longest) for text in texts]),
+            lookup_R=torch.cat([lookup_lengths(text.tokens, text.start - 1, text.roots, longest) for text in texts]),
             hidden_R=torch.full((sum(text.roots for text in texts),), -1),
             from_the_start=True,
             schema=LOG,

@@ -35,7 +35,7 @@ class Texts:
         scalars_RF: float32; zeros at first roots, unless `from_the_start`.
         length_R: committed tokens, the root token included, int64.
         survivals: of trees, by verifier, float16 [R, S].
-        foretold_R: how many tokens of a lookup the text continues with, uint8.
+        lookup_R: how many tokens of a lookup the text continues with, uint8.
         hidden: by name, float16 [rows, D]; empty where the traces hold none.
         hidden_R: a row of `hidden`, int64; -1 where there is none.
         from_the_start: whether first roots have features, as token ids give; models' rows exist from the second on.
@@ -51,7 +51,7 @@ class Texts:
     scalars_RF: Tensor
     length_R: Tensor
     survivals: dict[str, Tensor]
-    foretold_R: Tensor
+    lookup_R: Tensor
     hidden: dict[str, Tensor] = field(default_factory=dict)
     hidden_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     from_the_start: bool = False
@@ -99,7 +99,7 @@ class Texts:
     def labels(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
         """Survivals of a space's actions at some roots, float32 [rows, S]; those of lookups are 0 or 1."""
         depth_D = torch.arange(1, len(space.sums_SA) - space.tree_survivals + 1)
-        copied_RD = self.foretold_R[rows].unsqueeze(-1) >= depth_D
+        copied_RD = self.lookup_R[rows].unsqueeze(-1) >= depth_D
         drafted_RS = self.survivals[verifier][rows, : space.tree_survivals].float()  # a space may lack further styles
         return torch.cat([drafted_RS, copied_RD.float()], dim=-1)
 
@@ -190,7 +190,7 @@ def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, spac
         scalars_RF=scalars_RF,
         length_R=start_X.repeat_interleave(size_X) + number_R + 1,
         survivals=survivals,
-        foretold_R=_flat(table, LOOKUP_COLUMN),
+        lookup_R=_flat(table, LOOKUP_COLUMN),
         hidden={name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
         hidden_R=torch.where(has_R, has_R.cumsum(0) - 1, -1),
         space=replace(space, lookups=ActionSpace.with_lookups().lookups),

@@ -68,7 +68,7 @@ class LastTokenWorld:
         draft = draft_lookup(LookupIndex(text).proposal(length), 2, torch.device("cpu"))
         return self.appended(name, text[-1], draft.tree, draft.probs_NV.double())
 
-    def foretold(self, text: Tokens, root: int, most: int) -> list[float]:
+    def lookup_survivals(self, text: Tokens, root: int, most: int) -> list[float]:
         """Survivals of lookups at a root, by depth."""
         right = LookupIndex(text[: root + 1]).agreement(text[root + 1 : root + 1 + most])
         return [float(depth <= right) for depth in range(1, most + 1)]
@@ -126,7 +126,7 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, late: list[float]) -> Non
     texts = [(0, *rest) for rest in product(range(2), repeat=roots - 1 + space.deepest)]
     weight_X = torch.tensor([world.probability(text) for text in texts], dtype=torch.float64)
     survivals_XVRS = torch.stack([world.survivals(text, VERIFIERS, siblings=None) for text in texts])
-    copied_XRS = torch.tensor([[world.foretold(text, n, 3) for n in range(roots)] for text in texts])
+    copied_XRS = torch.tensor([[world.lookup_survivals(text, n, 3) for n in range(roots)] for text in texts])
     for v, name in enumerate(VERIFIERS):
         labels_XRS = torch.cat([survivals_XVRS[:, v], copied_XRS], dim=-1)
         mine = replayed(labels_XRS, texts, space, torch.tensor(late, dtype=torch.float64))

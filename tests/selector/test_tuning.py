@@ -57,8 +57,8 @@ def replayed(data: Timed, action_R: Tensor, feature_levels: tuple[str, ...] = ()
 def alike(data: Timed) -> Timed:
     """The same texts without anything to tell: the labels are the same at all roots."""
     survivals_RS = survivals_of(torch.full((len(data.texts.length_R),), 0.7))
-    nothing_R = torch.zeros_like(data.texts.foretold_R)
-    return replace(data, texts=replace(data.texts, survivals={"traversal": survivals_RS}, foretold_R=nothing_R))
+    nothing_R = torch.zeros_like(data.texts.lookup_R)
+    return replace(data, texts=replace(data.texts, survivals={"traversal": survivals_RS}, lookup_R=nothing_R))
 
 
 def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Mode) -> None:
