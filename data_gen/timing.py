@@ -36,7 +36,7 @@ Case = tuple[str, Action]  # a verifier's name and the action of a step
 BURST, TURN = 4, 8  # steps in a row with one action; steps in a row of one decoding
 GROWN, SPARE = 128, 32  # new tokens after which a decoding begins anew; tokens of its last step, at most
 ROWS, TIMES = 16, 9  # of probabilities that are filtered at once; how often
-NODES, WIDTHS, LATE = (1, 2, 3, 5, 9, 17, 25, 41), (1, 2, 4), (0, 1, 4, 16)  # sizes between which times are linear
+NODES, WIDTHS, LAGS = (1, 2, 3, 5, 9, 17, 25, 41), (1, 2, 4), (0, 1, 4, 16)  # sizes between which times are linear
 THOUSAND = 1000.0  # tokens of context
 
 
@@ -59,11 +59,11 @@ def now(pair: ModelPair) -> float:
 
 
 class Sample(NamedTuple):
-    """A timed decoding step; `late` tokens had come since the draft's last pass, beyond those of the last step."""
+    """A timed decoding step; `lag` tokens had come since the draft's last pass, beyond those of the last step."""
 
     verifier: str
     step: Step
-    late: int
+    lag: int
 
 
 def usual(seconds: Iterable[float]) -> float:
@@ -88,7 +88,7 @@ def samples_of(
     pair: ModelPair, verifier: str, actions: Iterator[Action], prompt: list[int], longest: int, seed: int
 ) -> Generator[Sample]:
     """Endless steps of one verifier behind a prompt, in texts of about `longest` tokens at most. The first step of a
-    burst counts only where the draft is late, and a lookup only where it finds a match."""
+    burst counts only where the draft lags, and a lookup only where it finds a match."""
     chooser = Rehearsal(FixedTree(EMPTY), actions)
     seen = Counter[Action]()
     for number in count(seed):
@@ -96,15 +96,15 @@ def samples_of(
         decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, grown + SPARE, timed=True)
         generator = torch.Generator(device=pair.device).manual_seed(number)
         with closing(decoder.steps(prompt, generator)) as steps:
-            late, last = 0, None
+            lag, last = 0, None
             for at, (step, tokens) in enumerate(steps):
                 action = step.action
                 seen[action] += 1
                 warm = at > 0 and seen[action] > decoder.slow_steps  # the first steps of each action may be recorded
-                counts = (action == last or (late > 0 and action.drafts)) and (step.nodes > 1 or not action.copies)
+                counts = (action == last or (lag > 0 and action.drafts)) and (step.nodes > 1 or not action.copies)
                 if warm and counts:
-                    yield Sample(verifier, step, late if action.drafts else 0)
-                late, last = 0 if action.drafts else late + len(tokens), action
+                    yield Sample(verifier, step, lag if action.drafts else 0)
+                lag, last = 0 if action.drafts else lag + len(tokens), action
                 if step.length + len(tokens) >= grown:
                     break
 
@@ -153,7 +153,7 @@ def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> 
     return [
         *(1.0, step.length / THOUSAND, *ramps(nodes, step.nodes)),
         *(float(len(passes)), sum(length for length, _ in passes) / THOUSAND, *widths),
-        *(drafts, *(drafts * share for share in ramps(LATE, sample.late))),
+        *(drafts, *(drafts * share for share in ramps(LAGS, sample.lag))),
         *(action.nodes * own for own in verified),
         *(own * (action.K > 1) for own in verified),
         *(own * action.L2 * (action.K > 1) for own in verified),
@@ -167,7 +167,7 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
     totals: defaultdict[Case, list[float]] = defaultdict(list)
     for each in samples:
         case = each.verifier, each.step.action
-        groups[*case, bisect(lengths, each.step.length), bisect(LATE, each.late)].append(each)
+        groups[*case, bisect(lengths, each.step.length), bisect(LAGS, each.lag)].append(each)
         totals[case].append(each.step.total)
     verifiers = list(dict.fromkeys(name for name, _ in totals))
     sizes = {own.step.nodes for each in groups.values() for own in each}
@@ -189,7 +189,7 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
         return Table([*lengths], [*knots], rows)
 
     target, draft, drafting = table(nodes), table(WIDTHS), next(left)
-    late = Table([0], [*LATE], [np.cumsum([0.0, *islice(left, len(LATE) - 1)]).tolist()])
+    lag = Table([0], [*LAGS], [np.cumsum([0.0, *islice(left, len(LAGS) - 1)]).tolist()])
     verify = zip(*(list(islice(left, len(verifiers))) for _ in Verification._fields), strict=True)
     return LatencyProfile(
         device=device,
@@ -202,7 +202,7 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
         nucleus=nucleus_seconds(pair),
         decoder=pair.decoder,
         weights=[weights_of(model) for model in (pair.target, pair.draft)],
-        late=late,
+        lag=lag,
     )
 
 
@@ -219,7 +219,7 @@ def nucleus_seconds(pair: ModelPair) -> float:
 
 
 def times(profile: LatencyProfile, samples: Sequence[Sample]) -> tuple[float, float]:
-    """Predicted and measured seconds of steps with one action that are not late: means without the slowest tenth."""
+    """Predicted and measured seconds of steps with one action and no lag: means without the slowest tenth."""
     predicted = statistics.fmean(
         profile.action_seconds(each.step.action, each.step.length, each.verifier, nodes=each.step.nodes)
         for each in quicker(samples)

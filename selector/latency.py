@@ -69,7 +69,7 @@ def number(value: object) -> float:
     return value
 
 
-FREE = NEVER_LATE = Table([0], [0], [[0.0]])  # zero seconds
+FREE = NO_LAG = Table([0], [0], [[0.0]])  # zero seconds
 
 
 def along(grid: Sequence[int], values: Sequence[float], x: float, stepped: bool) -> float:
@@ -133,7 +133,7 @@ class LatencyProfile:
             their depths, for K from 2 on. Equal prefixes of branches are one node of the target's pass. Where a setting
             is missing, all nodes are counted.
         weights: of the target and the draft, a hash of some of their numbers; empty where they are not known.
-        late: by how much longer a step that drafts takes, by the tokens that came since the draft's last pass; it has
+        lag: by how much longer a step that drafts takes, by the tokens that came since the draft's last pass; it has
             to pass them all.
         batches: an engine's passes over several requests together; `draft` and `target` are then those of the smallest
             batch. None where one request was timed.
@@ -151,7 +151,7 @@ class LatencyProfile:
     decoder: str = EAGER  # kind of the decoder whose steps were timed
     different: dict[str, list[list[float]]] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
-    late: Table = NEVER_LATE
+    lag: Table = NO_LAG
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
@@ -160,7 +160,7 @@ class LatencyProfile:
             values = json.loads(Path(path).read_text())
             found = values.pop("format")
             values.pop("check", None)
-            for name in ("draft", "target", "late"):
+            for name in ("draft", "target", "lag"):
                 values[name] = Table(**values[name])
             values["verify"] = {name: Verification(*own) for name, own in values["verify"].items()}
             if (batches := values.get("batches")) is not None:

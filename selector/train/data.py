@@ -156,10 +156,10 @@ class Timed:
         return below_R * (1 - share_R) + above_R * share_R
 
     @cached_property
-    def late_M(self) -> Tensor:
-        """`LatencyProfile.late` by the number of tokens, float64 [M]."""
-        late = self.profile.late
-        return torch.tensor([late.at(0, tokens) for tokens in range(late.sizes[-1] + 1)], dtype=torch.float64)
+    def lag_M(self) -> Tensor:
+        """`LatencyProfile.lag` by the number of tokens, float64 [M]."""
+        lag = self.profile.lag
+        return torch.tensor([lag.at(0, tokens) for tokens in range(lag.sizes[-1] + 1)], dtype=torch.float64)
 
     def _table(self, feature_levels: Sequence[str]) -> tuple[Tensor, Tensor]:
         return self.profile.table(self.space.actions, self.verifier, feature_levels, self.sampling)

@@ -7,8 +7,8 @@ number of steps that begin at each position follows from one walk along the text
     D(first root) = 1,      D(i + n) += D(i) P(tau + 1 = n | i, a(i)),
 
 and the expected time is `sum_i D(i) T(a(i), i)`. The draft falls behind the text while steps copy, or draft nothing,
-and its next pass takes longer (`LatencyProfile.late`). So D is also by the number m of tokens that came since the
-draft's last pass: a step in which the draft passes its root takes `late(m)` more and sets m to 0, and any other step
+and its next pass takes longer (`LatencyProfile.lag`). So D is also by the number m of tokens that came since the
+draft's last pass: a step in which the draft passes its root takes `lag(m)` more and sets m to 0, and any other step
 adds its n tokens to m. Tokens that the last step yields beyond the text's end take time and do not count. This holds
 for every policy that decides at roots by what is known there, before any token is drafted. The only variance is that
 between texts; errors are over their sources, by the jackknife.
@@ -57,7 +57,7 @@ def jit(function: F, kept: bool = True) -> F:
         return cast(F, njit(fastmath=SUMS_IN_ANY_ORDER)(function))
 
 
-class Lateness(NamedTuple):
+class Lag(NamedTuple):
     """Which steps let the draft pass their root, bool [R]; and by how many seconds such a step is longer when 0, 1, ..
     tokens came since the draft's last pass, float64 [M]. A larger number counts as the last one."""
 
@@ -128,13 +128,13 @@ def replay(
     seconds_R: Tensor,
     size_X: Tensor,
     space: ActionSpace,
-    late: Lateness | None = None,
+    lag: Lag | None = None,
 ) -> Replayed:
-    """A policy, given as the action of every root, int64 [R], and the seconds of a step with it, if the draft is not
-    late. The rows of a text's roots follow one another; `size_X` is their number, int64."""
+    """A policy, given as the action of every root, int64 [R], and the seconds of a step with it, if the draft does
+    not lag. The rows of a text's roots follow one another; `size_X` is their number, int64."""
     survivals, paths, actions = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD, action_R))
-    passes_R, late_M = late or Lateness(torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double())
-    timed = seconds_R.double().numpy(), passes_R.numpy(), late_M.numpy()
+    passes_R, lag_M = lag or Lag(torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double())
+    timed = seconds_R.double().numpy(), passes_R.numpy(), lag_M.numpy()
     sums_X3, visits_R = _walk(survivals, paths, actions, *timed, size_X.numpy())
     tokens_X, seconds_X, steps_X = torch.from_numpy(sums_X3).unbind(-1)
     return Replayed(tokens_X, seconds_X, steps_X, torch.from_numpy(visits_R))
@@ -147,10 +147,10 @@ def _walk(
     action_R: Array,
     seconds_R: Array,
     passes_R: Array,
-    late_M: Array,
+    lag_M: Array,
     size_X: Array,
 ) -> tuple[Array, Array]:
-    none, depth, latest = survivals_RS.shape[1], survival_of_AD.shape[1], len(late_M) - 1
+    none, depth, latest = survivals_RS.shape[1], survival_of_AD.shape[1], len(lag_M) - 1
     sums_X3, visits_R = np.zeros((len(size_X), 3)), np.zeros(len(action_R))
     begin = 0
     for x in range(len(size_X)):
@@ -163,7 +163,7 @@ def _walk(
             visits_R[row] = here
             sums_X3[x, 1] += here * seconds_R[row]
             if passes_R[row]:
-                sums_X3[x, 1] += (begins_NM[n] * late_M).sum()
+                sums_X3[x, 1] += (begins_NM[n] * lag_M).sum()
             sums_X3[x, 2] += here
             for d in range(depth + 1):
                 if n + d < size_X[x]:
@@ -184,8 +184,8 @@ def _walk(
 
 
 def fastest_possible(survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace) -> Replayed:
-    """The policy with the least expected time for each text, of all policies that know the labels; the draft counts as
-    never late, so this is a bound."""
+    """The policy with the least expected time for each text, of all policies that know the labels; the draft counts
+    as never lagging, so this is a bound."""
     survivals, paths = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD))
     action_R = torch.from_numpy(_best_ahead(survivals, paths, seconds_RA.double().numpy(), size_X.numpy()))
     seconds_R = seconds_RA.gather(-1, action_R.unsqueeze(-1))[:, 0]

@@ -19,7 +19,7 @@ from selector.decision import NETWORK, RHOS, LookupRule, Mode, choices
 from selector.latency import NOT_DRAFTED
 from selector.schema import EARLY, FULL, LIGHT
 from selector.train.data import Timed
-from selector.train.replay import Lateness, Ratio, Replayed, ratio_of_speeds, replay
+from selector.train.replay import Lag, Ratio, Replayed, ratio_of_speeds, replay
 
 SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at rho = 1
 SURE = 2.0  # standard errors over sources by which decisions must be ahead of the best static tree
@@ -86,8 +86,8 @@ class Decided:
     passes_R: Tensor
 
     def replayed(self, timed: Timed) -> Replayed:
-        late = Lateness(self.passes_R, timed.late_M)
-        return replay(timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.size_X, timed.space, late)
+        lag = Lag(self.passes_R, timed.lag_M)
+        return replay(timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.size_X, timed.space, lag)
 
 
 def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Decided:
