@@ -35,10 +35,10 @@ class Texts:
         scalars_RF: float32; zeros at first roots, unless `from_the_start`.
         length_R: committed tokens, the root token included, int64.
         survivals: of trees, by verifier, float16 [R, S].
-        lookup_R: how many tokens of a lookup the text continues with, uint8.
+        lookup_R: how many tokens of a lookup agree with the text, uint8.
         hidden: by name, float16 [rows, D]; empty where the traces hold none.
         hidden_R: a row of `hidden`, int64; -1 where there is none.
-        from_the_start: whether first roots have features, as token ids give; models' rows exist from the second on.
+        from_the_start: whether first roots have features, as from token ids; those of a pair begin at second roots.
         schema: of the scalars.
     """
 

@@ -79,7 +79,7 @@ def static_replay(timed: Timed, action: Action) -> Replayed:
 @dataclass(frozen=True)
 class Decided:
     """What a mode does at every root: the action, int64; the seconds of a step, decisions included; and whether the
-    draft passes the root, bool."""
+    draft has a forward pass, bool."""
 
     action_R: Tensor
     seconds_R: Tensor
@@ -91,9 +91,9 @@ class Decided:
 
 
 def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Decided:
-    """What a mode does: the static tree at roots without features and where nothing is decided; a lookup by its rule;
-    elsewhere what its network chooses, asked with one feature level after another, and on texts that are longer than
-    its training texts what the rule chooses (`Mode`)."""
+    """What a mode does at every root. It is the static tree at roots without features, and where nothing is decided.
+    Elsewhere a lookup rule chooses, or a network that is asked with one feature level after another; on texts that are
+    longer than the network's training texts its rule chooses (`Mode`)."""
     space, unknown_R = timed.space, timed.texts.unknown_R
     static_R = torch.full((len(unknown_R),), space.index(mode.action))
     if mode.decider != NETWORK:
@@ -166,7 +166,7 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
         prices = [] if policy else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
         priced = [own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]
         tried += priced
-        if levels == (EARLY,):  # the other features come from the draft's own pass
+        if levels == (EARLY,):  # the other features need a forward pass of the draft
             free = (~timed.space.needs_draft_A).nonzero()[:, 0].tolist()
             kept = tuple(a for a in free if not static.allowed or a in static.allowed)
             tried += [replace(mode, allowed=kept) for mode in priced]
@@ -199,7 +199,7 @@ def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
 
 
 def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:
-    """The positions of the actions of all but a few steps, ascending, and that of the empty tree."""
+    """Positions of the most frequent actions, which all but a share `RARE` of the steps take, and of the empty tree."""
     steps_A = torch.zeros(len(timed.space), dtype=torch.float64).index_add_(0, action_R, visits_R)
     shares, order = (steps_A / steps_A.sum()).sort(descending=True)
     needed = int((shares.cumsum(0) < 1 - RARE).sum()) + 1
