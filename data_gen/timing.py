@@ -33,9 +33,9 @@ from selector.actions import EMPTY, Action
 from selector.latency import LatencyProfile, Table, Verification, draft_passes
 
 Case = tuple[str, Action]  # a verifier's name and the action of a step
-BURST, TURN = 4, 8  # steps in a row with one action; steps in a row of one decoding
+BURST, TURN = 4, 8  # consecutive steps with one action; of one decoding
 GROWN, SPARE = 128, 32  # new tokens after which a decoding begins anew; tokens of its last step, at most
-ROWS, TIMES = 16, 9  # of probabilities that are filtered at once; how often
+ROWS, TIMES = 16, 9  # distributions that are filtered at once; how often
 NODES, WIDTHS, LAGS = (1, 2, 3, 5, 9, 17, 25, 41), (1, 2, 4), (0, 1, 4, 16)  # sizes between which times are linear
 THOUSAND = 1000.0  # tokens of context
 
@@ -59,7 +59,7 @@ def now(pair: ModelPair) -> float:
 
 
 class Sample(NamedTuple):
-    """A timed decoding step; `lag` tokens had come since the draft's last pass, beyond those of the last step."""
+    """A timed decoding step, with its `lag` in tokens as in `LatencyProfile`; 0 where nothing is drafted."""
 
     verifier: str
     step: Step
@@ -87,7 +87,7 @@ def bursts(actions: Sequence[Action], shuffled: random.Random) -> Iterator[Actio
 def samples_of(
     pair: ModelPair, verifier: str, actions: Iterator[Action], prompt: list[int], longest: int, seed: int
 ) -> Generator[Sample]:
-    """Endless steps of one verifier behind a prompt, in texts of about `longest` tokens at most. The first step of a
+    """Endless steps of one verifier after a prompt, in texts of about `longest` tokens at most. The first step of a
     burst counts only where the draft lags, and a lookup only where it finds a match."""
     chooser = Rehearsal(FixedTree(EMPTY), actions)
     seen = Counter[Action]()
@@ -162,7 +162,7 @@ def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> 
 
 def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], device: str) -> LatencyProfile:
     """The profile whose step times are nearest to those of real steps: non-negative least squares of relative errors,
-    over means by case, context and lateness. It has no decision times; `lengths` are the contexts of its tables."""
+    over means by case, context and lag. It has no decision times; `lengths` are the contexts of its tables."""
     groups: defaultdict[tuple[str, Action, int, int], list[Sample]] = defaultdict(list)
     totals: defaultdict[Case, list[float]] = defaultdict(list)
     for each in samples:

@@ -1,9 +1,9 @@
-"""Attention masks for passes over token trees, one for each kind of layer.
+"""Attention masks for forward passes over token trees, one for each kind of layer.
 
 Full attention sees all committed tokens and a node's ancestors. Sliding attention sees those of them whose positions
 are near; nodes of one depth share a position, though not a cache row.
 
-Legend: W tokens of one pass, R cached tree rows (with those of the pass), C all cached rows, S tree slots.
+Legend: W tokens of one forward pass, R cached tree rows (with the W), C all cached rows, S tree slots.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class TreeMasks:
         """The masks for a cache that holds so many committed rows, and then those of the tree.
 
         A token attends to all committed rows, and to the tree's rows that are true in `visible_WR`. `offsets` are the
-        positions of the tree's rows, counted from the end of the committed ones; int64, by pass, the coming one
-        included.
+        positions of the tree's rows, counted from the end of the committed ones; int64, for each forward pass, the
+        coming one included.
         """
         device = offsets[-1].device
         seen_WC = pad(visible_WR.to(device), (committed, 0), value=True)

@@ -102,7 +102,7 @@ class Labeller:
         return scalars_RF, keys_RJ
 
     def _survivals(self, text: LoggedText) -> torch.Tensor:
-        """Deeper than a text's own steps drafted, nothing is known where all of them was accepted: NaN."""
+        """NaN, for unknown, at depths beyond those that were drafted, where all drafted tokens were accepted."""
         own_RD = torch.from_numpy(text.of(self.drafter))
         further = torch.zeros(len(own_RD), self.space.depth - own_RD.shape[1])
         if own_RD.shape[1] == 0 or bool(own_RD.isnan().any()):  # steps alone were logged

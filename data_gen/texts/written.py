@@ -1,4 +1,4 @@
-"""Texts that the target writes, and both models' rows along any text.
+"""Texts that the target samples, and both models' outputs along any text.
 
 Where memory runs out, this work and all later work of the process take half as many rows at once.
 
@@ -34,11 +34,11 @@ class WrittenText:
 
     tokens: list[int]
     start: int  # position of the last prompt token, the first root
-    steps: list[Step] = field(default_factory=list)  # of speculative decoding, if it wrote the text
+    steps: list[Step] = field(default_factory=list)  # of speculative decoding, if that made the text
 
 
 class RowBlock(NamedTuple):
-    """Both models' rows after some consecutive tokens of a text."""
+    """Both models' outputs after some consecutive tokens of a text."""
 
     target: ModelRows
     draft: ModelRows
@@ -105,8 +105,8 @@ def finished(pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: 
 
 @torch.inference_mode()
 def rows_along(pair: ModelPair, text: WrittenText, sampling: Sampling) -> Iterator[RowBlock]:
-    """The rows after the text's tokens from `start` on, in blocks, by one teacher-forced pass of each model; InputError
-    where a model gives numbers that are not finite."""
+    """Both models' outputs after the text's tokens from `start` on, in blocks, by teacher forcing; InputError where a
+    model gives numbers that are not finite."""
     models = CachedModel(pair.target), CachedModel(pair.draft)
     size = fewer(block_rows(pair.vocabulary))
     for model in models:

@@ -80,8 +80,8 @@ def drawn(probs_V: Tensor, u: Tensor) -> Tensor:
 
 @cache
 def compiled(work: Callable[..., Tensor], dynamic: bool | None = None) -> Callable[..., Tensor]:
-    """The function in fewer kernels, whose number is what takes the time of small work on a GPU. What torch cannot
-    compile runs as it is."""
+    """The function in fewer kernels: on a GPU the time of small work grows with their number. What torch cannot compile
+    runs as it is."""
     settings: Any = torch._dynamo.config.patch(recompile_limit=MOST_FORMS, suppress_errors=True)
     own: Callable[..., Tensor] = settings(torch.compile(work, dynamic=dynamic))
     return own
