@@ -100,7 +100,7 @@ def samples_of(
             for at, (step, tokens) in enumerate(steps):
                 action = step.action
                 seen[action] += 1
-                warm = at > 0 and seen[action] > decoder.slow_steps  # the first steps of each action may be recorded
+                warm = at > 0 and seen[action] > decoder.slow_steps  # an action's first steps may record graphs
                 counts = (action == last or (lag > 0 and action.drafts)) and (step.nodes > 1 or not action.copies)
                 if warm and counts:
                     yield Sample(verifier, step, lag if action.drafts else 0)
@@ -117,8 +117,8 @@ def real_steps(
     steps: int,
     tick: Callable[[], object] = lambda: None,
 ) -> list[Sample]:
-    """So many steps of all cases and prompts together, but at least one of each case that is no lookup; in texts of
-    about `longest` tokens at most. Decodings take turns in a random order, so that slow moments affect all alike."""
+    """At least `steps` steps of all cases and prompts together, and one of each case that is no lookup; in texts of
+    about `longest` tokens at most. Decodings take turns in a random order, so that slow moments affect all of them."""
     found: list[Sample] = []
     shuffled = random.Random(0)
     missing = {case for case in cases if not case[1].copies}
@@ -126,7 +126,7 @@ def real_steps(
         running = []
         for name in dict.fromkeys(name for name, _ in cases):
             own = [action for verifier, action in cases if verifier == name]
-            actions = bursts(own, random.Random(0))  # which all texts share, so that all are soon seen
+            actions = bursts(own, random.Random(0))  # shared by all texts, so that each action soon occurs
             for number, prompt in enumerate(prompts):
                 each = stack.enter_context(closing(samples_of(pair, name, actions, prompt, longest, 1000 * number)))
                 running += [each] * len(own)  # by the number of its actions

@@ -178,7 +178,7 @@ def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
     for name in names:
         check_shard(folder, name, manifest["shards"][name])
     table = pa.concat_tables([pq.read_table(folder / name) for name in names])
-    table = table.filter(pc.greater(table["roots"], 0))  # a text may end before its first look-ahead does
+    table = table.filter(pc.greater(table["roots"], 0))  # a short text has no root with its look-ahead
     if table.num_rows == 0:
         raise InputError(f"{folder / split}: its texts end before any root has its look-ahead")
     return texts_of(table, verifiers)

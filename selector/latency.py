@@ -73,9 +73,8 @@ FREE = NO_LAG = Table([0], [0], [[0.0]])  # zero seconds
 
 
 def along(grid: Sequence[int], values: Sequence[float], x: float, stepped: bool) -> float:
-    """A value between and beyond timed sizes; beyond the largest one it is extrapolated. With `stepped`, a size in
-    between costs what the next larger one does, because engines capture graphs at a few sizes and pad; otherwise values
-    are linear in between."""
+    """A value at any size, linear between the timed ones and extrapolated beyond the largest. With `stepped`, a size in
+    between costs what the next larger one does, because engines capture graphs at a few sizes and pad."""
     if x > grid[-1]:
         rise = (values[-1] - values[-2]) / (grid[-1] - grid[-2]) if len(grid) > 1 else 0.0
         return values[-1] + max(0.0, rise) * (x - grid[-1])
@@ -270,8 +269,7 @@ def draft_passes(action: Action, length: float, root: bool = False) -> list[tupl
 
 
 def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B: Tensor) -> Tensor:
-    """Rows of tables at other lengths, linear in between and constant beyond, [B, A]; `at_B` (int64) is the table of
-    each row. Scriptable."""
+    """Tables `at_B` (int64) at other lengths, linear in between and constant beyond, [B, A]. Scriptable."""
     upper_B, share_B = places(lengths_L, length_B)
     share_B1 = share_B.unsqueeze(-1)
     return table_SLA[at_B, upper_B - 1] * (1 - share_B1) + table_SLA[at_B, upper_B] * share_B1

@@ -323,7 +323,7 @@ class PreallocatedModel:
         return output.logits[0]
 
     def keep(self, path_D: Tensor, base: Tensor) -> None:
-        """Move the rows of an accepted path behind the root's; `path_D` are its slots from depth 1 on, int64."""
+        """Move the rows of an accepted path next to the root's; `path_D` are its slots from depth 1 on, int64."""
         from_D, to_D = base + path_D, base + torch.arange(1, len(path_D) + 1, device=path_D.device)
         for states in self._states:
             states.index_copy_(3, to_D, states.index_select(3, from_D))

@@ -181,8 +181,7 @@ class Loop(ABC):
 
     @torch.inference_mode()
     def steps(self, prompt: Sequence[int], generator: torch.Generator) -> Generator[tuple[Step, list[int]]]:
-        """Endless steps, each with the tokens that it commits. The caller must close the generator, which may raise the
-        InputError of `decode`."""
+        """Endless steps and their tokens. The caller must close the generator, which may raise `decode`'s error."""
         text = self._open(prompt, generator)
         try:
             while True:

@@ -27,6 +27,8 @@ EVERY = 8  # tokens between two roots at which branches are compared
 
 @dataclass
 class Draft:
+    """A drafted tree and the draft's outputs at its nodes."""
+
     tree: DraftTree
     probs_NV: Tensor  # the draft's distribution after each node; zeros at leaves
     row_of: dict[int, int]  # row in the draft's KV cache of each node that has one, except the root

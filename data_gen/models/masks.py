@@ -24,7 +24,7 @@ HONOURED = ("eager", "sdpa")  # attention implementations that take any mask of 
 
 
 def check_attention(config: Any, name: str) -> None:
-    """InputError with the model's name if its layers or its attention implementation cannot pass token trees."""
+    """InputError with the model's name if its layers or its attention implementation cannot process token trees."""
     others = sorted({*get_layer_types_and_kwargs(config.get_text_config())[0]} - {FULL, SLIDING, NO_CACHE})
     if others:
         raise InputError(
@@ -67,7 +67,7 @@ class TreeMasks:
         self, visible_WS: Tensor, depths_S: Tensor, offsets_W: Tensor, base: Tensor, rows: int, dtype: torch.dtype
     ) -> Any:
         """As `build`, for a preallocated cache of so many `rows`, where slot `s` of a tree is in row `base + s`; the
-        base is int64 [] on the device. `depths_S` and `offsets_W` are the positions of the slots and of the pass's
+        base is int64 [] on the device. `depths_S` and `offsets_W` are the positions of the slots and of the W
         tokens."""
         slots_C = torch.arange(rows, device=base.device) - base
         place_C = slots_C.clamp(0, len(depths_S) - 1)

@@ -48,6 +48,8 @@ class ModelRows(NamedTuple):
 
 
 class Pass(NamedTuple):
+    """What a forward pass over W tokens returns."""
+
     logits_WV: Tensor
     hidden_WD: Tensor  # after the last layer's norm
 
@@ -66,7 +68,7 @@ class CachedModel:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.committed, self.cache = model, 0, DynamicCache()
         self._masks = TreeMasks(model.config)
-        self._offsets: list[Tensor] = []  # of the tree's rows, [W] of each pass
+        self._offsets: list[Tensor] = []  # of the tree's rows, [W] of each forward pass
         self._finite = torch.ones((), dtype=torch.bool, device=model.device)
 
     @torch.inference_mode()
@@ -108,8 +110,7 @@ class CachedModel:
             self.extend(tokens[begin : begin + FILL], last=1)
 
     def check(self) -> None:
-        """InputError, which names the model, where a logit so far was NaN or plus infinity; on a GPU this is a host
-        synchronisation."""
+        """InputError, which names the model, where a logit so far was NaN or plus infinity. It waits for a GPU."""
         if not bool(self._finite):
             name = self.model.name_or_path
             raise InputError(f"{name}: the model gives numbers that are not finite (NaN or infinity)")
@@ -150,7 +151,7 @@ class ModelPair:
         cls, target: str, draft: str, device: str = "auto", dtype: str = "float32", device_map: str | None = None
     ) -> ModelPair:
         """Load from Hugging Face directories, hub ids or GGUF files, or by the name `smollm2` (`gguf.resolved`).
-        InputError where a model cannot be read or cannot pass token trees, or where the vocabularies differ.
+        InputError where a model cannot be read or cannot process token trees, or where the vocabularies differ.
 
         Args:
             device: a torch device; "auto" takes a GPU if there is one.

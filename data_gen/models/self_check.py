@@ -43,7 +43,7 @@ OFFSET = 2  # rows that a table of positions may have before the first position
 def check_model(model: Any, name: str, longest: int) -> float:
     """The largest difference of the model's logits, as a share of their standard deviation, in texts of up to `longest`
     tokens, those of the tree included. InputError, which names the model and the place, where its layers or its
-    attention cannot pass token trees, where its table of positions is shorter, or where a difference is larger than
+    attention cannot process token trees, where its table of positions is shorter, or where a difference is larger than
     rounding explains."""
     check_attention(model.config, name)
     if (rows := table_of_positions(model)) is not None and longest > rows:
@@ -119,8 +119,8 @@ def table_of_positions(model: Any) -> int | None:
 
 
 def lengths(config: Any, longest: int) -> list[int]:
-    """Lengths of the checked contexts, ascending. No tree behind a context reaches beyond `longest`."""
-    rows = longest - SPACE.depth + SPACE.max_L1 + SPACE.max_K * SPACE.max_L2  # of the cache behind the longest text
+    """Lengths of the checked contexts, ascending. No tree after a context reaches beyond `longest`."""
+    rows = longest - SPACE.depth + SPACE.max_L1 + SPACE.max_K * SPACE.max_L2  # of the KV cache with the longest text
     near = {change + side * AROUND for change in _changes(config.to_dict()) if change < rows for side in (-1, 1)}
     return sorted({SHORT, *(max(SHORT, min(length, longest - SPACE.depth)) for length in near)})
 

@@ -154,7 +154,7 @@ class Walks:
         Returns, for m walks: the one of the M that each comes from, its child list [m, k], and its probability.
         """
         if self.siblings is None:
-            return _all_entries(rows, row_M, x_M, k)
+            return _entries_with_all_siblings(rows, row_M, x_M, k)
         # Where the branches begin, every place is taken in turn: for rules that try children in order, the place of the
         # text's token gives most of a label's variance. Further down several branches are rare, and one place is drawn.
         times, places = (self.siblings, k) if first else (1, 1)
@@ -210,8 +210,7 @@ def _take(state: State, walks_m: Tensor) -> State:
     return {key: values_M[walks_m] for key, values_M in state.items()}
 
 
-def _all_entries(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As `Walks._entries`, with every list of siblings."""
+def _entries_with_all_siblings(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     vocabulary = range(rows.p_NV.shape[-1])
     lists = [(*rest[:place], -1, *rest[place:]) for place in range(k) for rest in product(vocabulary, repeat=k - 1)]
     source_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(len(lists))

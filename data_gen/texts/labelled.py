@@ -47,8 +47,8 @@ BEHAVIOUR: tuple[Action, ...] = (
 )
 Given = Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 UNLIKELY = 1e-3  # less probable tokens are counted: a text of another model or sampling setting has too many
-SUMS = 1e-4  # in float32 the logits of two forward passes that sum in another order may differ by this much
-SPACINGS = 4  # of neighbouring numbers at the best logit: rounding may move each of two logits by two of them
+SUMS = 1e-4  # in float32 the logits of two forward passes that sum in different orders may differ by this much
+SPACINGS = 4  # of floating-point numbers at the best logit: rounding may move each of two logits by two
 GPU_BLOCKS = 8  # of `block_rows` are labelled together on a GPU
 PASSES = 4  # ties by which two forward passes may differ, where one is over a batch
 FALSE_ALARMS = 1e-6  # the share of the target's own logs that are taken for foreign ones, at most
@@ -200,7 +200,7 @@ def apart(texts: list[GivenText]) -> tuple[list[GivenText], str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    verifiers: tuple[str, ...]  # their labels are recorded, and they verify in decoded texts
+    verifiers: tuple[str, ...]  # their labels are recorded; they verify the steps of decoded texts
     form: Form
     tokens: int  # labelled tokens of each text
     siblings: int  # draws of the siblings over which labels are averaged
@@ -244,9 +244,8 @@ class Shard:
 
 
 def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
-    """Make a shard; InputError where a model gives numbers that are not finite, or a given text cannot be the target's,
-    which names the prompt, or the log and its line. A text is cut before a token of target probability 0 if
-    rounding explains that."""
+    """Make a shard. A text is cut before a token of target probability 0 if rounding explains that. InputError, which
+    names the prompt or the log's line, for numbers that are not finite and a text that cannot be the target's."""
     start, plausibility, stride = time.perf_counter(), Plausibility(), recipe.stride if work.split == "train" else 1
     texts = list(_written(pair, recipe, work))
     between = time.perf_counter()

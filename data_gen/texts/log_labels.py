@@ -30,7 +30,7 @@ def splits_of(logs: Logs, validation: float, test: float) -> dict[str, list[Logg
     ordered = sorted({text.source for text in logs.texts}, key=place_of)
     split = {source: split_of(Prompt("", "", "", source), validation, test) for source in ordered}
     missing = set(SPLITS) - set(split.values()) - ({"test"} if logs.held_out else set())
-    if missing:  # by chance none of a few sources falls there, so they are counted
+    if missing:  # by chance, few sources may all miss a split: the splits are then counted off
         tested, validated = (max(1, round(share * len(ordered))) if share else 0 for share in (test, validation))
         names = ["test"] * tested + ["validation"] * validated + ["train"] * len(ordered)
         split = dict(zip(ordered, names, strict=False))
@@ -57,8 +57,7 @@ class Labeller:
         return self._labelled(texts)[0]
 
     def learn_from(self, texts: Sequence[LoggedText]) -> tuple[Labeller, Texts]:
-        """A labeller with the statistics of these texts, and the labelled texts; the features of each text use the
-        statistics of the others."""
+        """A labeller with the statistics of some texts, and these texts, labelled with the statistics of the others."""
         data, keys_RJ = self._labelled(texts)
         survivals_RD = data.survivals[VERIFIER][:, :LONGEST_COUNTED].float()
         survivals_RD = torch.where(survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD).nan_to_num()

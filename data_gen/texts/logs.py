@@ -236,8 +236,7 @@ class Logs(NamedTuple):
         return [*self.texts, *self.held_out]
 
     def of(self, drafter: str) -> Logs:
-        """What a drafter's chains can be learned from: without the texts of whose steps nothing is known. Lookups are
-        learned from all texts."""
+        """The texts from which a drafter's chains are learned, those with known steps; for `NO_DRAFTER`, all."""
         if drafter == NO_DRAFTER:
             return self
         known, held_out = ([text for text in own if not text.note] for own in (self.texts, self.held_out))

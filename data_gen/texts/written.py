@@ -55,8 +55,7 @@ def written_by_target(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
 ) -> list[WrittenText]:
     """Continue prompts with the target alone, in one batch, or in several where memory runs out; a continuation depends
-    on its batch, and `seed` is the first one's. InputError where the target gives numbers that are not finite, or there
-    is no memory for one text."""
+    on its batch, and `seed` is the first one's. InputError for logits that are not finite or for lack of memory."""
 
     def attempt() -> list[WrittenText]:
         together = fewer(len(prompts))
@@ -138,7 +137,7 @@ def halving(work: Callable[[], T]) -> T:
                 raise
         if _halvings == 0:
             warnings.warn(f"blocks of rows are halved from here on: {reason}", RuntimeWarning, stacklevel=2)
-        _halvings += 1  # after the failed attempt's tensors went with its traceback
+        _halvings += 1  # not inside `except`, whose traceback keeps the failed attempt's tensors
         if _halvings > MOST_HALVINGS:
             raise InputError(f"the models leave no room for one row of a text, or for one text: {reason}")
         if torch.cuda.is_available():

@@ -139,7 +139,7 @@ class NodeDistributions:
         return p_MV, self._q_MV.double() * self._q_scale_M.unsqueeze(-1)
 
     def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
-        """`q`'s mass off the entries before each one, and off all of them, [M, k + 1]."""
+        """`q`'s mass outside the entries before each one, and outside all of them, [M, k + 1]."""
         q_MV = self._q_MV.clone()
         masses = [q_MV.sum(-1, dtype=torch.float64)]
         for entry_M in entries_Mk.unbind(-1):
@@ -217,8 +217,7 @@ def most_likely(probs_NV: Tensor, count: int, logits_NV: Tensor | None = None) -
 
 
 def sample(probs_V: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` i.i.d. draws from each row, int64 [..., count]; never a token of probability 0. Rows need not be
-    normalised."""
+    """`count` i.i.d. draws from each row, normalised or not, int64 [..., count]; no token of probability 0."""
     shape = (*probs_V.shape[:-1], count)
     return invert(probs_V, torch.rand(shape, generator=generator, dtype=torch.float64, device=probs_V.device))
 
@@ -284,7 +283,7 @@ class SortedRows(Rows):
         old = self._memory.get(name, torch.empty(0, width, dtype=dtype, device=device))
         kept = old[self._old].clone()
         if len(old) < self._count:
-            capacity = self._count + self._count // 4  # the first block has no rows before it, and later ones have
+            capacity = self._count + self._count // 4  # later blocks also hold rows that were kept
             self._memory[name] = torch.empty(capacity, width, dtype=dtype, device=device)
         rows = self._memory[name][: self._count]
         rows[: len(kept)] = kept

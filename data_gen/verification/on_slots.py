@@ -80,8 +80,7 @@ def drawn(probs_V: Tensor, u: Tensor) -> Tensor:
 
 @cache
 def compiled(work: Callable[..., Tensor], dynamic: bool | None = None) -> Callable[..., Tensor]:
-    """The function in fewer kernels: on a GPU the time of small work grows with their number. What torch cannot compile
-    runs as it is."""
+    """`work` in fewer kernels, which small work on a GPU waits for; uncompiled where torch cannot compile it."""
     settings: Any = torch._dynamo.config.patch(recompile_limit=MOST_FORMS, suppress_errors=True)
     own: Callable[..., Tensor] = settings(torch.compile(work, dynamic=dynamic))
     return own
@@ -90,8 +89,7 @@ def compiled(work: Callable[..., Tensor], dynamic: bool | None = None) -> Callab
 def law_on_slots(
     verifier: Verifier, layout: Layout, tokens_S: Tensor, target_probs_SV: Tensor, draft_probs_SV: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """P(accepted slot), float64 [S]; and the law of the extra token at a slot, given as int64 [1], [1, V] up to a
-    factor."""
+    """P(accepted slot), float64 [S]; and the extra token's law at a slot (int64 [1]), [1, V] up to a factor."""
     check_on_slots(verifier)
     merged, rows = Merged(layout, tokens_S), SlotRows(target_probs_SV, draft_probs_SV)
     leftover: Leftover

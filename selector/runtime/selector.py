@@ -104,7 +104,7 @@ def joint_choice(
 ) -> Array:
     """Positions of the requests' actions, int64 [B], from predicted block efficiencies, float64; `speed` is g, and the
     times are those of `StepClock.prices`. Replay compiles it."""
-    order_A = np.argsort(shapes.passes_A, kind="mergesort")  # keeps the order of those with equally many passes
+    order_A = np.argsort(shapes.passes_A, kind="mergesort")  # stable: ties keep their order
     passes_A = shapes.passes_A[order_A]
     worth_AB = (tokens_BA - speed * token_seconds * shapes.drafted_A).T.copy()[order_A]
     best_AB = worth_AB.copy()  # running maximum: the best action with at most as many passes
@@ -287,7 +287,7 @@ def _moved(config: ArtefactConfig, mode: Mode, latency: LatencyProfile, own: Lat
 
 
 class Tuned:
-    """A selector under one sampling setting, for one root at a time; a lookup rule or a static tree needs no selector.
+    """A selector under one sampling setting, for one root or several; a lookup rule or a static tree needs no selector.
 
     Call `select` with the features of each of `feature_levels` in turn until it returns an action. On texts of more
     than `longest` tokens, if it is not 0, a network's mode needs the match alone. Where only features of the schema's
@@ -343,9 +343,8 @@ class Tuned:
         return scores_A
 
     def select_jointly(self, features: Sequence[Features]) -> list[Action]:
-        """The choices of several requests that share the draft's forward passes, from the features of each, as in
-        `select`. The lookup rule chooses where a log's network did not beat it with joint decisions. Raises InputError
-        as `select`."""
+        """The choices of requests that share the draft's forward passes, from the features of each; InputError as
+        `select`. The lookup rule chooses where a log's network did not beat it with joint decisions."""
         mode = self.mode
         if not features:
             return []

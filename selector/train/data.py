@@ -131,6 +131,7 @@ class Timed:
         return self.texts.settings[int(self.texts.setting_X[0])]
 
     def on(self, profile: LatencyProfile) -> Timed:
+        """The same texts and labels with another machine's times."""
         moved = replace(self, profile=profile)
         moved.__dict__["survivals_RS"] = self.survivals_RS  # the cached labels do not depend on times
         return moved
@@ -166,8 +167,7 @@ class Timed:
 
 
 def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, space: ActionSpace) -> Texts:
-    """Rows of a trace store, the scalars of their roots, and the space of their trees; InputError where labels are
-    missing."""
+    """Texts of a trace store's rows, with the roots' scalars and the trees' space; InputError if labels are missing."""
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
             raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them again")

@@ -123,7 +123,7 @@ class MixedBatches:
     """Texts as streams of requests, one for each part of the sources; B requests of a stream are decoded at once.
 
     A stream holds the texts of its part in random orders. It ends when its last text begins, so that there are always B
-    requests. Of labels that are not 0 or 1 one draw is taken.
+    requests. How many tokens are accepted at a root is drawn once where its labels are not 0 or 1.
     """
 
     def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:

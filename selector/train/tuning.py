@@ -23,7 +23,7 @@ from selector.train.replay import Lag, Ratio, Replayed, ratio_of_speeds, replay
 
 SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at rho = 1
 SURE = 2.0  # standard errors over sources by which decisions must be ahead of the best static tree
-TIE = 1.0  # standard errors over sources by which a less simple way must be ahead of a simpler one
+TIE = 1.0  # standard errors over sources by which a more complex way must be ahead of a simpler one
 RARE = 0.002  # share of the steps that actions which are dropped may take
 LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # least matches that are tried for the lookup rule
 
@@ -153,8 +153,8 @@ def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Actio
 
 
 def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
-    """The fastest feature levels, price of time and actions for some predictions, with one feature level, or with the
-    early one and all features; judged on the same texts. `static` is the mode in which nothing is decided."""
+    """The fastest mode for some predictions: its feature levels (one, or the early one and then all), price of time and
+    actions; judged on the same texts. `static` is the mode in which nothing is decided."""
     if policy and not static.allowed:  # the price of time keeps a regressor from what the decoder cannot draft
         drafted = (timed.seconds(tuple(predictions)[:1]) < NOT_DRAFTED).any(0).nonzero()[:, 0].tolist()
         if len(drafted) < len(timed.space):
