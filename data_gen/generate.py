@@ -87,8 +87,7 @@ _hashes: weakref.WeakKeyDictionary[Any, tuple[int, str]] = weakref.WeakKeyDictio
 
 @dataclass
 class SpeculativeOutput(ModelOutput):
-    """What `generate(return_dict_in_generate=True)` returns: prompt and new tokens, int64 [1, T]; tau and the action of
-    every decoding step."""
+    """For `return_dict_in_generate`: prompt and new tokens, int64 [1, T]; tau and the action of every decoding step."""
 
     sequences: Tensor | None = None
     accepted: tuple[int, ...] | None = None
@@ -240,8 +239,8 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
     return cast(PreTrainedModel, draft)
 
 
-def _hash(model: Any) -> str:
-    """`weights_of` the model, which takes seconds: again only where weights have changed in place."""
+def _weights_of(model: Any) -> str:
+    # hashing takes seconds: again only where weights have changed in place
     version = sum(own._version for own in model.parameters() if not own.is_inference())
     if _hashes.get(model, (None, ""))[0] != version:
         _hashes[model] = version, weights_of(model)
@@ -255,7 +254,7 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
         if selector.schema != PAIR:
             raise InputError("selector: trained on an engine's log; generate() needs one that was trained on a pair")
         device = device_name(str(pair.device), str(pair.target.dtype).removeprefix("torch."))
-        selector.check_pair(*pair.names, device, [_hash(each) for each in (pair.target, pair.draft)])
+        selector.check_pair(*pair.names, device, [_weights_of(each) for each in (pair.target, pair.draft)])
         own = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
         return selector.verifier, selector.at(**own)
     verifier = DEFAULT_VERIFIER

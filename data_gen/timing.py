@@ -33,10 +33,10 @@ from selector.actions import EMPTY, Action
 from selector.latency import LatencyProfile, Table, Verification, draft_passes
 
 Case = tuple[str, Action]  # a verifier's name and the action of a step
-BURST, TURN = 4, 8  # steps in a row with one action; steps in a row of one decoding
+BURST, TURN = 4, 8  # consecutive steps with one action; of one decoding
 GROWN, SPARE = 128, 32  # new tokens after which a decoding begins anew; tokens of its last step, at most
-ROWS, TIMES = 16, 9  # of probabilities that are filtered at once; how often
-NODES, WIDTHS, LATE = (1, 2, 3, 5, 9, 17, 25, 41), (1, 2, 4), (0, 1, 4, 16)  # sizes between which times are linear
+ROWS, TIMES = 16, 9  # distributions that are filtered at once; how often
+NODES, WIDTHS, LAGS = (1, 2, 3, 5, 9, 17, 25, 41), (1, 2, 4), (0, 1, 4, 16)  # sizes between which times are linear
 THOUSAND = 1000.0  # tokens of context
 
 
@@ -59,11 +59,11 @@ def now(pair: ModelPair) -> float:
 
 
 class Sample(NamedTuple):
-    """A timed decoding step; `late` tokens had come since the draft's last pass, beyond those of the last step."""
+    """A timed decoding step, with its `lag` in tokens as in `LatencyProfile`; 0 where nothing is drafted."""
 
     verifier: str
     step: Step
-    late: int
+    lag: int
 
 
 def usual(seconds: Iterable[float]) -> float:
@@ -87,8 +87,8 @@ def bursts(actions: Sequence[Action], shuffled: random.Random) -> Iterator[Actio
 def samples_of(
     pair: ModelPair, verifier: str, actions: Iterator[Action], prompt: list[int], longest: int, seed: int
 ) -> Generator[Sample]:
-    """Endless steps of one verifier behind a prompt, in texts of about `longest` tokens at most. The first step of a
-    burst counts only where the draft is late, and a lookup only where it finds a match."""
+    """Endless steps of one verifier after a prompt, in texts of about `longest` tokens at most. The first step of a
+    burst counts only where the draft lags, and a lookup only where it finds a match."""
     chooser = Rehearsal(FixedTree(EMPTY), actions)
     seen = Counter[Action]()
     for number in count(seed):
@@ -96,15 +96,15 @@ def samples_of(
         decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, grown + SPARE, timed=True)
         generator = torch.Generator(device=pair.device).manual_seed(number)
         with closing(decoder.steps(prompt, generator)) as steps:
-            late, last = 0, None
+            lag, last = 0, None
             for at, (step, tokens) in enumerate(steps):
                 action = step.action
                 seen[action] += 1
-                warm = at > 0 and seen[action] > decoder.slow_steps  # the first steps of each action may be recorded
-                counts = (action == last or (late > 0 and action.drafts)) and (step.nodes > 1 or not action.copies)
+                warm = at > 0 and seen[action] > decoder.slow_steps  # an action's first steps may record graphs
+                counts = (action == last or (lag > 0 and action.drafts)) and (step.nodes > 1 or not action.copies)
                 if warm and counts:
-                    yield Sample(verifier, step, late if action.drafts else 0)
-                late, last = 0 if action.drafts else late + len(tokens), action
+                    yield Sample(verifier, step, lag if action.drafts else 0)
+                lag, last = 0 if action.drafts else lag + len(tokens), action
                 if step.length + len(tokens) >= grown:
                     break
 
@@ -117,8 +117,8 @@ def real_steps(
     steps: int,
     tick: Callable[[], object] = lambda: None,
 ) -> list[Sample]:
-    """So many steps of all cases and prompts together, but at least one of each case that is no lookup; in texts of
-    about `longest` tokens at most. Decodings take turns in a random order, so that slow moments affect all alike."""
+    """At least `steps` steps of all cases and prompts together, and one of each case that is no lookup; in texts of
+    about `longest` tokens at most. Decodings take turns in a random order, so that slow moments affect all of them."""
     found: list[Sample] = []
     shuffled = random.Random(0)
     missing = {case for case in cases if not case[1].copies}
@@ -126,7 +126,7 @@ def real_steps(
         running = []
         for name in dict.fromkeys(name for name, _ in cases):
             own = [action for verifier, action in cases if verifier == name]
-            actions = bursts(own, random.Random(0))  # which all texts share, so that all are soon seen
+            actions = bursts(own, random.Random(0))  # shared by all texts, so that each action soon occurs
             for number, prompt in enumerate(prompts):
                 each = stack.enter_context(closing(samples_of(pair, name, actions, prompt, longest, 1000 * number)))
                 running += [each] * len(own)  # by the number of its actions
@@ -153,7 +153,7 @@ def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> 
     return [
         *(1.0, step.length / THOUSAND, *ramps(nodes, step.nodes)),
         *(float(len(passes)), sum(length for length, _ in passes) / THOUSAND, *widths),
-        *(drafts, *(drafts * share for share in ramps(LATE, sample.late))),
+        *(drafts, *(drafts * share for share in ramps(LAGS, sample.lag))),
         *(action.nodes * own for own in verified),
         *(own * (action.K > 1) for own in verified),
         *(own * action.L2 * (action.K > 1) for own in verified),
@@ -162,12 +162,12 @@ def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> 
 
 def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], device: str) -> LatencyProfile:
     """The profile whose step times are nearest to those of real steps: non-negative least squares of relative errors,
-    over means by case, context and lateness. It has no decision times; `lengths` are the contexts of its tables."""
+    over means by case, context and lag. It has no decision times; `lengths` are the contexts of its tables."""
     groups: defaultdict[tuple[str, Action, int, int], list[Sample]] = defaultdict(list)
     totals: defaultdict[Case, list[float]] = defaultdict(list)
     for each in samples:
         case = each.verifier, each.step.action
-        groups[*case, bisect(lengths, each.step.length), bisect(LATE, each.late)].append(each)
+        groups[*case, bisect(lengths, each.step.length), bisect(LAGS, each.lag)].append(each)
         totals[case].append(each.step.total)
     verifiers = list(dict.fromkeys(name for name, _ in totals))
     sizes = {own.step.nodes for each in groups.values() for own in each}
@@ -189,7 +189,7 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
         return Table([*lengths], [*knots], rows)
 
     target, draft, drafting = table(nodes), table(WIDTHS), next(left)
-    late = Table([0], [*LATE], [np.cumsum([0.0, *islice(left, len(LATE) - 1)]).tolist()])
+    lag = Table([0], [*LAGS], [np.cumsum([0.0, *islice(left, len(LAGS) - 1)]).tolist()])
     verify = zip(*(list(islice(left, len(verifiers))) for _ in Verification._fields), strict=True)
     return LatencyProfile(
         device=device,
@@ -202,7 +202,7 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
         nucleus=nucleus_seconds(pair),
         decoder=pair.decoder,
         weights=[weights_of(model) for model in (pair.target, pair.draft)],
-        late=late,
+        lag=lag,
     )
 
 
@@ -219,7 +219,7 @@ def nucleus_seconds(pair: ModelPair) -> float:
 
 
 def times(profile: LatencyProfile, samples: Sequence[Sample]) -> tuple[float, float]:
-    """Predicted and measured seconds of steps with one action that are not late: means without the slowest tenth."""
+    """Predicted and measured seconds of steps with one action and no lag: means without the slowest tenth."""
     predicted = statistics.fmean(
         profile.action_seconds(each.step.action, each.step.length, each.verifier, nodes=each.step.nodes)
         for each in quicker(samples)

@@ -1,7 +1,7 @@
 """The trace store: Parquet shards, one folder per split, and a manifest with their checksums and what they depend on.
 
-A row is a text. Features are not in it: `texts_of` computes them from the tokens and the row numbers. The schema's
-metadata hold the format, and the action space of the trees that are labelled, as JSON.
+A row is a text. Features are not in it: `texts_of` computes them from the tokens, entropies and probabilities. The
+schema's metadata hold the format, and the action space of the trees that are labelled, as JSON.
 
     prompt, kind, source     string    the prompt's id, kind and source
     temperature, top_p, min_p, draft_temperature   float64   its sampling setting; the draft's temperature may be null
@@ -11,12 +11,12 @@ metadata hold the format, and the action space of the trees that are labelled, a
     roots                    int32     labelled roots: `start` and the positions after it
     target_entropy, draft_entropy   float32 list  roots: of both models after the root's token, at temperature 1, nats
     target_prob, draft_prob         float32 list  roots: of the text's next token, after temperature and filtering
-    lookup.right             uint8 list    roots: how many tokens of a lookup the text goes on with
+    lookup.right             uint8 list    roots: how many tokens of a lookup agree with the text
     <verifier>.survivals     float16 list  roots x survivals P(tau >= t | text) of the action space
-    target_hidden_prev, ..   float16 list  rows x width, if recorded; every `hidden_stride`-th root from the second on
+    target_hidden_prev, ..   float16 list  roots x width, if recorded; every `hidden_stride`-th root from the second on
     hidden_stride            int32
-    step_root, step_action, step_accepted   int32 lists   of the decoding steps that wrote it; empty if the target did
-    step_verifier            string    null if the target did
+    step_root, step_action, step_accepted   int32 lists   of the steps that decoded it; empty if there were none
+    step_verifier            string    null likewise: the target alone sampled the text
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
     for name in names:
         check_shard(folder, name, manifest["shards"][name])
     table = pa.concat_tables([pq.read_table(folder / name) for name in names])
-    table = table.filter(pc.greater(table["roots"], 0))  # a text may end before its first look-ahead does
+    table = table.filter(pc.greater(table["roots"], 0))  # a short text has no root with its look-ahead
     if table.num_rows == 0:
         raise InputError(f"{folder / split}: its texts end before any root has its look-ahead")
     return texts_of(table, verifiers)

@@ -138,7 +138,7 @@ class DraftTree:
         return all(children == [node + 1] for node, children in enumerate(self._child_lists[:-1]))
 
     def ancestors_NN(self) -> Tensor:
-        """[N, N] bool: column is row itself or one of its ancestors, to which a tree pass may attend."""
+        """Which nodes each node attends to, itself and its ancestors; bool [N, N], a row for each node."""
         return ancestors(self._parents)
 
     @cached_property
@@ -255,7 +255,7 @@ class Merged:
             starts_D1 = L1 + 1 + K * torch.arange(L2, device=device).unsqueeze(-1)
             self.first_S[L1 + 1 :] = (starts_D1 + first_DK).flatten()
             self.entries_SE[L1], self.children_SE[L1] = tokens_DK[0], starts_D1[0] + first_DK[0]
-            # below: the branches with one path, in order, at the first of them; the first slots of their next tokens
+            # below: branches that share a path are listed at the first of them, in branch order
             is_first_DK = first_DK == torch.arange(K, device=device)
             member_DKK = same_DKK[:-1].bool() & is_first_DK[:-1].unsqueeze(-1)
             order_DKK = (~member_DKK).to(torch.uint8).argsort(dim=-1, stable=True)

@@ -1,4 +1,4 @@
-"""The actions that a selector chooses from: delayed trees, of a shape and a style, and the lengths of lookups.
+"""The actions that a selector chooses from: delayed trees of a shape and a style, and lookups of a length.
 
 Legend: A actions, S survivals, D depths.
 """
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# How the first tokens of a tree's branches are drawn (MDSD, section 2): independently; one after another, each off the
-# ones before it; the K - 1 most likely tokens and one draw off them. Each branch goes on as a chain of draws.
+# How the first tokens of a tree's branches are sampled (MDSD, section 2): independently; without replacement; or as the
+# K - 1 most likely tokens and one sample of the others. Below its first token each branch is a sampled chain.
 IID, WITHOUT_REPLACEMENT, GREEDY = STYLES = ("iid", "without_replacement", "greedy")
-COPY = "copy"  # the style of a chain that no draft drafts
+COPY = "copy"  # the style of a lookup, whose tokens are copied from the text
 
 
 class Action(NamedTuple):
@@ -53,12 +53,12 @@ class Action(NamedTuple):
 
     @property
     def drafts(self) -> bool:
-        """Whether it needs a draft pass."""
+        """Whether it needs a forward pass of the draft."""
         return not self.copies and self.nodes > 0
 
     @property
     def distinct(self) -> bool:
-        """Whether its branches begin with different tokens by their style."""
+        """Whether its style makes the first tokens of its branches distinct."""
         return self.style in STYLES[1:]
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class ActionSpace:
 
     @cached_property
     def trees(self) -> tuple[Action, ...]:
-        """The actions that the draft model drafts, and the empty tree."""
+        """The actions that the draft drafts, and the empty tree."""
         shapes = [
             Action(K, L1, L2)
             for K in range(2, self.max_K + 1)
@@ -144,7 +144,7 @@ class ActionSpace:
 
     @cached_property
     def needs_draft_A(self) -> Tensor:
-        """Which actions need a draft pass, bool [A]."""
+        """Which actions need a forward pass of the draft, bool [A]."""
         return torch.tensor([action.drafts for action in self])
 
     @property
@@ -172,11 +172,10 @@ class ActionSpace:
         """
         sums_SA = torch.zeros(self.tree_survivals + max(self.lookups, default=0), len(self))
         for a, action in enumerate(self):
-            sums_SA[self._path(action), a] = 1
+            sums_SA[self._positions_by_depth(action), a] = 1
         return sums_SA
 
-    def _path(self, action: Action) -> list[int]:
-        # positions of the action's survivals, by depth
+    def _positions_by_depth(self, action: Action) -> list[int]:
         K, L1, L2, style = action
         if action.copies:
             return list(range(self.tree_survivals, self.tree_survivals + L1))
@@ -187,11 +186,11 @@ class ActionSpace:
         return [*range(L1), *range(start, start + L2)]
 
     def survival_factors(self) -> Tensor:
-        """Each survival is a product of conditional acceptance probabilities; this tells which: zeros and ones, float32
-        [S, S]. Row s is a factor of survival t where entry (s, t) is 1. The order is that of `sums_SA`."""
+        """Which conditional acceptance probabilities each survival is the product of: zeros and ones, float32 [S, S].
+        The s-th is a factor of survival t where entry (s, t) is 1. The order is that of `sums_SA`."""
         factors_SS = torch.zeros(len(self.sums_SA), len(self.sums_SA))
         lookups = range(1, max(self.lookups, default=0) + 1)
-        for path in map(self._path, (*self.trees, *map(Action.copy, lookups))):
+        for path in map(self._positions_by_depth, (*self.trees, *map(Action.copy, lookups))):
             factors_SS[path, path[-1:]] = 1
         return factors_SS
 
@@ -201,7 +200,7 @@ class ActionSpace:
         action's own depth it is S."""
         places_AD = torch.full((len(self), self.deepest), len(self.sums_SA))
         for a, action in enumerate(self):
-            own = self._path(action)
+            own = self._positions_by_depth(action)
             places_AD[a, : len(own)] = torch.tensor(own)
         return places_AD
 

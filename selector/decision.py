@@ -28,7 +28,7 @@ from selector.sampling import Sampling
 from selector.schema import DRAFTER, EARLY, FULL, LEVELS, LIGHT, MATCH, TEXT, InputError
 
 STATIC, RULE, NETWORK = "static", "rule", "network"  # who decides
-WAYS = ((), *((level,) for level in LEVELS), (EARLY, LIGHT), (EARLY, FULL))  # to ask a network
+WAYS = ((), *((level,) for level in LEVELS), (EARLY, LIGHT), (EARLY, FULL))  # feature levels, in the order of asking
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEVER = -1e9  # the score, in tokens, of an action that may not be chosen
 
@@ -52,18 +52,19 @@ class LookupRule(NamedTuple):
 class Mode:
     """How a selector decides under one sampling setting, for a number of requests that are decoded together.
 
-    A network with several `feature_levels` first gets the early features. It answers where it chooses a lookup or the
-    empty tree, which need no draft pass. Otherwise the draft passes the root, and it decides with all features. Beyond
-    the sampling settings (`Sampling.covers`) and the lengths of its training, the mode decides `without_network`.
+    A network with several `feature_levels` is first asked with the early features. A lookup or the empty tree, which
+    need no forward pass of the draft, is its final choice. Otherwise it is asked again after the draft's forward pass
+    over the root, with all features. Outside the sampling settings (`Sampling.covers`) and the text lengths of its
+    training, the mode decides `without_network`.
     """
 
     sampling: Sampling
-    action: Action  # the best static tree, which is drafted where no features are known or needed
-    feature_levels: tuple[str, ...] = ()  # of `WAYS`: how the network is asked; empty where none decides
+    action: Action  # the best static tree, which is drafted where no features are known, and where nothing is decided
+    feature_levels: tuple[str, ...] = ()  # of `WAYS`; empty where no network decides
     speed: float = 1.0  # g, tokens per second
     rho: float = 1.0  # from 0 to 1
     allowed: tuple[int, ...] = ()  # positions of the actions that may be chosen, ascending; all actions if empty
-    rule: LookupRule | None = None  # which decides, or would decide on longer texts than the network
+    rule: LookupRule | None = None  # decides where no network does, and where the text is longer than `longest`
     longest: int = 0  # the tokens of a text up to which the network decides; 0 for no limit
     batch: int = 1
     level: str = ""  # `text` or `drafter`, the features that a log's selector needs; "" for a pair's selector
@@ -82,7 +83,7 @@ class Mode:
 
     @property
     def sees_all(self) -> bool:
-        """Whether a network decides by what its schema's second level adds, too."""
+        """Whether a network also uses the scalars that its schema's second level adds."""
         return not {LIGHT, FULL, DRAFTER}.isdisjoint(self.feature_levels)
 
     @property

@@ -80,13 +80,13 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
 def unwritable(path: Path | str, error: Exception) -> InputError:
     """The message for a disk that is full or not writable."""
     reason = error.strerror if isinstance(error, OSError) else None
-    place = getattr(error, "filename2", None) or getattr(error, "filename", None) or path  # 2: destination of a copy
+    place = getattr(error, "filename2", None) or getattr(error, "filename", None) or path  # a copy's destination
     advice = "make room there, or make it writable; the same command then goes on"
     return InputError(f"{place}: cannot be written: {reason or error}; {advice}")
 
 
 def first_line(error: Exception) -> str:
-    """Of a library's message; the error's kind where there is none."""
+    """The first line of a library's message; the error's class where there is none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

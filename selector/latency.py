@@ -52,7 +52,7 @@ class Table:
 
     @cached_property
     def _known(self) -> dict[tuple[float, float], float]:
-        return {}  # earlier answers: the steps of hundreds of actions consist of the same few passes
+        return {}  # earlier answers: hundreds of actions share a few forward passes
 
 
 def check_grid(grid: Sequence[int]) -> None:
@@ -69,13 +69,12 @@ def number(value: object) -> float:
     return value
 
 
-FREE = NEVER_LATE = Table([0], [0], [[0.0]])  # zero seconds
+FREE = NO_LAG = Table([0], [0], [[0.0]])  # zero seconds
 
 
 def along(grid: Sequence[int], values: Sequence[float], x: float, stepped: bool) -> float:
-    """A value between and beyond timed sizes; beyond the largest one it is extrapolated. With `stepped`, a size in
-    between costs what the next larger one does, because engines capture graphs at a few sizes and pad; otherwise values
-    are linear in between."""
+    """A value at any size, linear between the timed ones and extrapolated beyond the largest. With `stepped`, a size in
+    between costs what the next larger one does, because engines capture graphs at a few sizes and pad."""
     if x > grid[-1]:
         rise = (values[-1] - values[-2]) / (grid[-1] - grid[-2]) if len(grid) > 1 else 0.0
         return values[-1] + max(0.0, rise) * (x - grid[-1])
@@ -86,10 +85,10 @@ def along(grid: Sequence[int], values: Sequence[float], x: float, stepped: bool)
 
 @dataclass(frozen=True)
 class Batches:
-    """Times of passes over several requests together; ValueError or TypeError for other data."""
+    """Times of forward passes over several requests together; ValueError or TypeError for other data."""
 
     sizes: list[int]  # batch sizes, ascending
-    draft: list[Table]  # for each size, one draft pass, by context length and width: a step's first one has 2
+    draft: list[Table]  # for each size, the draft's forward pass, by context length and width (2 in a step's first)
     target: list[Table]  # for each size, the rest of a step, by context length and verified tokens with the root
     stepped: bool  # as in `along`, for requests and for tokens
 
@@ -101,7 +100,7 @@ class Batches:
             raise TypeError("stepped must be true or false")
 
     def at(self, batch: int, tokens: int) -> tuple[Table, Table]:
-        """The draft pass and the rest of a step for a batch size, the latter for 1 to `tokens` tokens."""
+        """The draft's forward pass and the rest of a step for a batch size, the latter for 1 to `tokens` tokens."""
         lengths = sorted({length for table in self.target for length in table.lengths})
         every = list(range(1, tokens + 1))
         return (
@@ -116,42 +115,42 @@ class Batches:
 
 
 class Verification(NamedTuple):
-    """Seconds that drafted trees take with a verifier beyond what the target's pass takes with their tokens."""
+    """Seconds that the verification of a drafted tree takes, beyond the target's forward pass."""
 
     token: float = 0.0  # for each drafted token
     branching: float = 0.0  # once, where there are branches
-    level: float = 0.0  # for each level of branches, however many there are
+    level: float = 0.0  # for each depth of branches, however many branches there are
 
 
 @dataclass(frozen=True)
 class LatencyProfile:
-    """Times of one pair on one machine, in seconds, fitted to real decoding steps. A step takes as long as its passes,
-    its verification and its decisions in sum.
+    """Times of one pair on one machine, in seconds, fitted to real decoding steps. A step's time is the sum of those of
+    its forward passes, its verification and its decisions.
 
     Attributes:
-        different: for each sampling setting (`str`), the mean number of different nodes that K branches have at each of
-            their depths, for K from 2 on. Equal prefixes of branches are one node of the target's pass. Where a setting
-            is missing, all nodes are counted.
-        weights: of the target and the draft, a hash of some of their numbers; empty where they are not known.
-        late: by how much longer a step that drafts takes, by the tokens that came since the draft's last pass; it has
-            to pass them all.
-        batches: an engine's passes over several requests together; `draft` and `target` are then those of the smallest
-            batch. None where one request was timed.
+        different: for each sampling setting (`str`), the mean number of distinct nodes that K branches have at each of
+            their depths, for K from 2 on. Equal prefixes of branches are one node of the target's forward pass. Where a
+            setting is missing, all nodes count.
+        weights: hashes of some weights of the target and of the draft; empty where not known.
+        lag: additional seconds of a step that drafts, by the number of tokens that the steps since the draft's last
+            forward pass have appended: its KV cache lacks them.
+        batches: an engine's forward passes over several requests together; `draft` and `target` are then those of the
+            smallest batch. None where one request was timed.
     """
 
     device: str  # processor, threads, dtype
     pair: str  # fingerprint of the models
-    draft: Table  # one draft pass with sampling of the next tokens, by context length and width in tokens
-    target: Table  # a step without drafting: the target's pass and all else, by context length and nodes with the root
+    draft: Table  # the draft's forward pass and sampling of the next tokens, by context length and width in tokens
+    target: Table  # a step without drafting: the target's forward pass and all else, by context length and nodes
     verify: dict[str, Verification]  # by verifier
     decide: dict[str, float]  # one decision, with its features, by what it sees: `schema.LEVELS`, or the match alone
     drafting: float = 0.0  # once in a step in which anything is drafted
-    nucleus: float = 0.0  # additional time of one row of probabilities where top-p is below 1
+    nucleus: float = 0.0  # additional time of one next-token distribution where top-p is below 1
     batches: Batches | None = None
     decoder: str = EAGER  # kind of the decoder whose steps were timed
     different: dict[str, list[list[float]]] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
-    late: Table = NEVER_LATE
+    lag: Table = NO_LAG
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
@@ -160,7 +159,7 @@ class LatencyProfile:
             values = json.loads(Path(path).read_text())
             found = values.pop("format")
             values.pop("check", None)
-            for name in ("draft", "target", "late"):
+            for name in ("draft", "target", "lag"):
                 values[name] = Table(**values[name])
             values["verify"] = {name: Verification(*own) for name, own in values["verify"].items()}
             if (batches := values.get("batches")) is not None:
@@ -189,8 +188,8 @@ class LatencyProfile:
     def at_batch(self, batch: int) -> LatencyProfile:
         """The times of a step in which `batch` requests are decoded together, all with the same action.
 
-        A draft pass counts as one over a single token of each request, because engines draft chains. Raises InputError
-        where only single requests were timed.
+        The draft's forward pass is one over a single token of each request, because engines draft chains. Raises
+        InputError where only single requests were timed.
         """
         if self.batches is None:
             if batch == 1:
@@ -200,7 +199,7 @@ class LatencyProfile:
         return replace(self, draft=draft, target=target, batches=None)
 
     def nodes(self, action: Action, sampling: Sampling = UNCUT) -> float:
-        """The mean number of nodes that the target passes under a sampling setting, with the root."""
+        """The mean number of nodes in the target's forward pass under a sampling setting, with the root."""
         different = self.different.get(str(sampling))
         if different is None or action.style != IID or action.K == 1:
             return 1 + action.nodes  # branches of other styles have no node in common
@@ -217,8 +216,8 @@ class LatencyProfile:
     ) -> float:
         """Predicted seconds of one decoding step after `length` committed tokens, the root token included.
 
-        `feature_levels` are those that the decision used, or the match. The target passes `nodes`, with the root;
-        `nodes(action, sampling)` if None.
+        `feature_levels` are those that the decision used, or the match. `nodes`, with the root, are those in the
+        target's forward pass; `nodes(action, sampling)` if None.
         """
         if action.distinct and self.decoder != EAGER:
             return NOT_DRAFTED
@@ -260,8 +259,8 @@ class LatencyProfile:
 
 
 def draft_passes(action: Action, length: float, root: bool = False) -> list[tuple[float, int]]:
-    """Context length and width of a step's draft passes. The first has width 2, because after full acceptance it also
-    covers the last accepted token; with `root`, for a decision from the draft's rows, it is always made."""
+    """Context length and width in tokens of the draft's forward passes in a step. The first has width 2, because after
+    full acceptance it also covers the last accepted token; with `root` it is always made, for the decision."""
     if not action.drafts:
         return [(length, 2)] if root else []
     K, L1, L2 = action[:3]
@@ -270,8 +269,7 @@ def draft_passes(action: Action, length: float, root: bool = False) -> list[tupl
 
 
 def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B: Tensor) -> Tensor:
-    """Rows of tables at other lengths, linear in between and constant beyond, [B, A]; `at_B` (int64) is the table of
-    each row. Scriptable."""
+    """Tables `at_B` (int64) at other lengths, linear in between and constant beyond, [B, A]. Scriptable."""
     upper_B, share_B = places(lengths_L, length_B)
     share_B1 = share_B.unsqueeze(-1)
     return table_SLA[at_B, upper_B - 1] * (1 - share_B1) + table_SLA[at_B, upper_B] * share_B1

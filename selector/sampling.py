@@ -1,4 +1,4 @@
-"""The sampling setting: what the law of the text depends on, and the draft's own temperature."""
+"""The sampling setting: the target's, which determines the law of the text, and the draft's own temperature."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from selector.schema import InputError
 
-FAR = 0.1, 0.05, 0.02, 0.02  # in temperature, top-p, 1 / top-k and min-p: where what was learnt no longer holds
+FAR = 0.1, 0.05, 0.02, 0.02  # largest distances in temperature, top-p, 1 / top-k and min-p to a trained setting
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +32,8 @@ class Sampling:
         """Whether what was learnt under this setting may decide under another one.
 
         Temperatures may differ by 0.1, top-p by 0.05, 1 / top-k (0 for the whole vocabulary) and min-p by 0.02: so a
-        top-k from 50 on counts as none. At temperature 0 the other three change nothing. Beyond, drafted tokens are
-        accepted at rates that the network has not seen. The distances are a judgement, not a fit.
+        top-k from 50 on counts as none. At temperature 0 the other three change nothing. Farther away, drafted
+        tokens are accepted at rates that the network has not seen. The distances are a judgement, not a fit.
         """
         differences = zip(self._coordinates, asked._coordinates, FAR, strict=True)
         near = [abs(mine - other) <= far + 1e-6 for mine, other, far in differences]

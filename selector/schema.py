@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-# Of all that runs and artefacts hold. Raise it when the program writes, or makes of the same inputs, anything else.
-FORMAT = 19
+# Of all files of runs and artefacts. Raise it when the same inputs give other contents or another layout.
+FORMAT = 20
 
 
 class InputError(ValueError):
@@ -22,7 +22,7 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Scalar:
-    """One scalar feature. If it is not `learned`, the network does not see it, and it only selects step times."""
+    """One scalar feature. One that is not `learned` only selects step times and modes: a regressor does not see it."""
 
     name: str
     unit: str
@@ -31,7 +31,7 @@ class Scalar:
 
 
 DECAYS = (0.5, 0.8, 0.95, 0.99)  # of the running means over the committed text: about the last 2, 5, 20 and 100 tokens
-LONGEST_MATCH, LONGEST_LOOKUP = 32, 16  # tokens; longer matches and runs count as LONGEST_MATCH
+LONGEST_MATCH, LONGEST_LOOKUP = 32, 16  # tokens at which matches and runs, and lookups, are cut
 SOURCE_LENGTHS, HIT_LENGTHS = (1, 2, 4, 8, 16), (1, 2, 4, 8)  # tokens of the source
 PRECEDENT_LENGTHS, MOST_SEEN = (1, 2, 3, 4), 32  # tokens at the text's end; times
 LONGEST_COUNTED, MOST_COUNTED = 8, 500  # tokens and times of the statistics by token
@@ -46,7 +46,7 @@ def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
 
 # `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the draft's
 # distributions after temperature and nucleus filtering; entropies are at temperature 1, because they would be 0 at
-# temperature 0. The history of a model's rows begins with the last prompt token, because engines do not compute logits
+# temperature 0. A model's distributions are known from the last prompt token on, because engines do not compute logits
 # of the whole prompt. The *source* is the place that a lookup would copy from. Every scalar that the network sees is
 # bounded, so that long texts stay in the range of the training data.
 TEXT_SCALARS = (  # known from token ids alone
@@ -61,7 +61,7 @@ TEXT_SCALARS = (  # known from token ids alone
         "source_steady", "tokens", f"latest tokens in a row at which the source moved by one; {LONGEST_MATCH} at most"
     ),
     Scalar("source_in_prompt", "1", "1 where the source is in the prompt, 0 elsewhere"),
-    Scalar("source_foretold", "tokens", f"predicted tokens in a row at the source's start; {LONGEST_LOOKUP} at most"),
+    Scalar("source_predicted", "tokens", f"predicted tokens in a row at the source's start; {LONGEST_LOOKUP} at most"),
     *(Scalar(f"source_copied_{n}", "1", f"share of predicted ones in the source's first {n}") for n in SOURCE_LENGTHS),
     Scalar("second_match", "tokens", f"match of the source's own source; {LONGEST_MATCH} at most"),
     Scalar("second_agrees", "tokens", f"common first tokens of the two sources; {LONGEST_LOOKUP} at most"),
@@ -112,7 +112,7 @@ DRAFTER_SCALARS = (  # known after the drafter has run over the committed text; 
     Scalar("hits_of_others", "1", "share of hits among the latest tokens that no lookup predicted"),
     *_by_key(HIT_KEY),
 )
-TARGET_SCALARS = (  # known from the target's rows along the text, before any pass of the draft
+TARGET_SCALARS = (  # known from the target's distributions along the text, before any forward pass of the draft
     Scalar("target_entropy_prev", "nats", "of the target after prev, at temperature 1"),
     *_means("target_entropy", "nats", "the target's entropy at temperature 1"),
     *(
@@ -126,7 +126,7 @@ TARGET_SCALARS = (  # known from the target's rows along the text, before any pa
     ),
     Scalar("source_known", "1", f"share of the source's first {LONGEST_LOOKUP} tokens with a known entropy"),
 )
-DRAFT_SCALARS = (  # known once the draft has passed the root token
+DRAFT_SCALARS = (  # known after the draft's forward pass over the root
     Scalar("draft_entropy_prev", "nats", "of the draft after prev, at temperature 1"),
     Scalar("draft_entropy_root", "nats", "of the draft after root, at temperature 1"),
     *_means("accepted", "1", "min(1, q/p) of the text's own tokens"),
@@ -155,7 +155,7 @@ class Schema:
 
     @cached_property
     def unseen(self) -> tuple[int, ...]:
-        """Positions of the scalars that the network does not see."""
+        """Positions of the scalars that a regressor does not see."""
         return tuple(f for f, scalar in enumerate(self.scalars) if not scalar.learned)
 
     @cached_property
@@ -172,15 +172,15 @@ class Schema:
         return self.names.index(name)
 
 
-# A pair's selector decides before or after the draft has passed the root. A log's selector, for an engine's drafter,
-# decides from token ids alone, or from the drafter's hits as well.
+# A pair's selector decides before or after the draft's forward pass over the root. A log's selector, for an engine's
+# drafter, decides from token ids alone, or from the drafter's hits as well.
 EARLY_SCALARS = (*TEXT_SCALARS, *TARGET_SCALARS)
 PAIR = Schema("pair", (EARLY, LIGHT), (*EARLY_SCALARS, *DRAFT_SCALARS), len(EARLY_SCALARS))
 ID_SCALARS = (*TEXT_SCALARS, *TOKEN_SCALARS)
 LOG = Schema("log", (TEXT, DRAFTER), (*ID_SCALARS, *DRAFTER_SCALARS), len(ID_SCALARS))
 SCHEMAS = {schema.name: schema for schema in (PAIR, LOG)}
 SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of the schema
-# Last hidden states (DDTE, appendix E) of `full` features. The target has not passed the root.
+# Last hidden states (DDTE, appendix E) of `full` features. The target's forward pass over the root comes only later.
 HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
 LOOKUP_COLUMN = "lookup.right"  # trace column: by root, the number of a lookup's tokens that agree with the text
 

@@ -54,6 +54,6 @@ def rehearse(
             for step, tokens in steps:
                 left -= 1
                 missing[step.action] -= step.nodes > 1 or not step.action.copies
-                missing = +missing  # those above 0
+                missing = +missing  # keeps the positive counts
                 if not missing or left == 0 or step.length + len(tokens) > length:
                     break

@@ -1,7 +1,7 @@
 """The eager decoder: delayed trees of any style and all verifiers, on caches that grow with the text.
 
-The target's cache ends before the root token (the last committed one), which the next target pass covers. The draft's
-cache may also lack accepted tokens, which its next root pass covers.
+The target's KV cache ends before the root (the last committed token), which its next forward pass covers. The draft's
+cache may lag further behind; its forward pass over the root also covers what it lacks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Decoder(Loop):
         text.target.check()
         text.draft.check()
 
-    def _show_root(self, text: _CachedText, clock: Clock) -> None:
-        # the prompt is passed outside of the step's time; copies may have left more rows than memory has room for
+    def _forward_root(self, text: _CachedText, clock: Clock) -> None:
+        # the prompt does not count as time of the step; after many copies, the draft may lack more than memory holds
         draft, tokens, knowledge = text.draft, text.tokens, text.knowledge
         if before := tokens[draft.committed : text.prompt_length - 1]:
             draft.fill(before)
@@ -53,7 +53,7 @@ class Decoder(Loop):
 
     def _draft(self, text: _CachedText, action: Action, clock: Clock) -> Draft:
         if action.drafts:
-            self._show_root(text, clock)
+            self._forward_root(text, clock)
             style = self._verifier_of(action).style
             return draft_tree(
                 *(text.draft, text.root_probs_V, action, self.draft_sampling, text.generator, style, text.tokens),
@@ -95,5 +95,5 @@ class Decoder(Loop):
 class _CachedText(Text):
     target: CachedModel
     draft: CachedModel
-    root_probs_V: Tensor  # of the draft, once it has passed the root token
+    root_probs_V: Tensor  # the draft's, after its forward pass over the root
     root_logits_V: Tensor

@@ -2,12 +2,12 @@
 
 Tokens are drawn on the device from uniform numbers, trees have fixed slots (`data_gen.trees`), KV caches are
 preallocated, and verification needs no host (`verification.on_slots`). At the end of a step one small tensor is read;
-a selector that sees the draft's rows needs one more read. Up to rounding, equal seeds give the tokens of `Decoder`.
+a selector that sees the draft's distributions needs one more read. Up to rounding, equal seeds give `Decoder`'s tokens.
 
-The `base` is the number of rows that are committed before the root; it stays on the device. A pass writes the token in
-slot `s` of a tree to row `base + s`, and the mask hides all rows from `base` on that do not belong to the tree.
+The `base` is the number of cache rows before the root's; it stays on the device. A forward pass writes slot `s` of a
+tree to row `base + s`, and the mask hides all rows from `base` on that do not belong to the tree.
 
-Legend: S slots of a tree, D its depth, V vocabulary, T tokens of the text, W tokens of one pass.
+Legend: S slots of a tree, D its depth, V vocabulary, T tokens of the text, W tokens of one forward pass.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from data_gen.verification.on_slots import check_on_slots, compiled, drawn, veri
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.schema import EARLY, LIGHT, MATCH, InputError
 
-FILL = 512  # tokens of a pass over a prompt
+FILL = 512  # tokens of a forward pass over a prompt
 ROWS = 512  # a cache's rows are a multiple of this, so that texts of many lengths share memory and graphs
-LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's root pass; after a drafted step, one or two are new to it
+LEAST_RUN, LONGEST_RUN = 2, 32  # tokens of the draft's forward pass up to the root; mostly one or two are new
 ROOM = max(action.nodes for action in ActionSpace.with_lookups().actions) + 1  # slots of the largest tree
 SPARE = -(-2 * ROOM // 64) * 64  # rows beyond the text, for two trees; kernels like multiples of 64
 WARM = 1  # runs before work is recorded as a CUDA graph
@@ -51,7 +51,7 @@ class GraphDecoder(Loop):
     tokens.
 
     On a GPU the work of a step is recorded as CUDA graphs after a few runs, which then run all its parts at once. In
-    `Step.seconds`, "draft" is then the root pass alone, and "commit" the rest of the step.
+    `Step.seconds`, "draft" is then the draft's pass over the root alone, and "commit" the rest of the step.
 
     Raises ValueError (or InputError, which is one) for a verifier, a chooser, a sampling or models that it cannot take.
     """
@@ -87,11 +87,11 @@ class GraphDecoder(Loop):
         if text.finite:  # else the caches may hold NaN, which no mask hides
             self.pair.spare[self._rows].append(text.memory)
 
-    def _show_root(self, text: _SlotText, clock: Clock) -> None:
-        self._root(text, len(text.tokens) - text.known, shown=True)
+    def _forward_root(self, text: _SlotText, clock: Clock) -> None:
+        self._catch_up(text, len(text.tokens) - text.known, shown=True)
         text.known = len(text.tokens)
 
-    def _root(self, text: _SlotText, pending: int, shown: bool = False) -> None:
+    def _catch_up(self, text: _SlotText, pending: int, shown: bool = False) -> None:
         memory, length = text.memory, len(text.tokens)
         most = min(LONGEST_RUN, 1 << (length.bit_length() - 1))
         while pending > 0:
@@ -126,7 +126,7 @@ class GraphDecoder(Loop):
             action = action if copied else EMPTY
             memory.copy_in(copied)
         if action.drafts and text.passed < length:
-            self._root(text, length - text.passed)
+            self._catch_up(text, length - text.passed)
         layout = layout_of(action, self.pair.device)
         # the draws of `Decoder` in its order: of each drafted token, the verifier's last node, the extra token
         known = 1 if action == EMPTY else layout.size - 1 if action.copies else 0
@@ -138,7 +138,7 @@ class GraphDecoder(Loop):
         if outcome is None:
             text.finite = False
             raise InputError("a model gives numbers that are not finite (NaN or infinity)")
-        if action.drafts:  # the draft has passed all but the leaves
+        if action.drafts:  # the draft's cache has all nodes but the leaves
             text.passed = length + min(len(outcome.tokens) - 1, layout.depth - 1)
         return outcome
 
@@ -182,7 +182,7 @@ class GraphDecoder(Loop):
         at_D = torch.arange(layout.depth + 1, device=slot.device)
         new_D = torch.where(at_D < accepted, pad(tokens_S[path_D], (0, 1)), extra)
         if layout.K > 1:
-            # a trunk is in its place; rows beyond the accepted path may hold anything, as they are written again
+            # a trunk is in its place; rows beyond the accepted path may hold anything, as they are overwritten
             for model in (memory.target, memory.draft):
                 model.keep(path_D, memory.base)
         memory.text_T.index_copy_(0, memory.base + 1 + at_D, new_D)
@@ -220,21 +220,21 @@ def _outcome(result: Tensor, layout: Layout) -> Outcome | None:
 
 
 def _draw(layout: Layout, slots: slice, uniforms: Tensor, tokens_S: Tensor, q_SV: Tensor) -> None:
-    rows, first = slots.stop - slots.start, slots.stop  # the first slot below
-    each = layout.K if first == layout.L1 + 1 and layout.L2 > 0 else 1  # tokens below a row
+    rows, first = slots.stop - slots.start, slots.stop  # the slot of their first child
+    each = layout.K if first == layout.L1 + 1 and layout.L2 > 0 else 1  # children of a slot
     end = first + rows * each
     tokens_S[first:end] = drawn(q_SV[slots], uniforms[first - 1 : end - 1].view(rows, each)).flatten()
 
 
 class _SlotText(Text):
     memory: Memory
-    passed: int  # committed tokens that the draft has passed
-    known: int  # committed tokens whose draft rows the text's knowledge has, or does not need
+    passed: int  # committed tokens in the draft's cache
+    known: int  # committed tokens after which `knowledge` has the draft's distributions, or does not need them
     finite = True  # whether all logits so far were
 
 
 class Window(NamedTuple):
-    """The slots that a pass covers, and what they attend to; S is `ROOM` in all windows over a tree."""
+    """The slots that a forward pass covers, and what they attend to; S is `ROOM` in all windows over a tree."""
 
     slots_W: Tensor  # counted from the base; int64
     visible_WS: Tensor  # bool
@@ -242,7 +242,7 @@ class Window(NamedTuple):
 
 
 def run_window(count: int, device: torch.device) -> Window:
-    """The window over so many tokens of a text in a row."""
+    """The window over `count` consecutive tokens of a text."""
     room = max(ROOM, count)
     visible_WS = pad(torch.ones(count, count, dtype=torch.bool, device=device).tril_(), (0, room - count))
     return Window(torch.arange(count, device=device), visible_WS, torch.arange(room, device=device))
@@ -280,7 +280,7 @@ class _Layer(StaticLayer):
 
 
 class PreallocatedModel:
-    """A causal language model over one text at a time; its cache has so many `rows`, for the text and a tree."""
+    """A causal language model over one text at a time; its KV cache has `rows` rows, for the text and a tree."""
 
     def __init__(self, model: PreTrainedModel, rows: int) -> None:
         self.model, self.rows = model, rows
@@ -289,7 +289,7 @@ class PreallocatedModel:
         self._cache = Cache(layers=[*self._layers])  # layers with a sliding window keep all rows: the mask hides them
         self._masks = TreeMasks(model.config)
         self.fill(torch.zeros(1, dtype=torch.int64, device=model.device))  # allocates the caches
-        self._states = self._together()
+        self._states = self._stacked()
 
     @torch.inference_mode()
     def fill(self, tokens_T: Tensor) -> None:
@@ -300,7 +300,7 @@ class PreallocatedModel:
             self._forward(part_W, base, over, last=1)
 
     def forward(self, tokens_W: Tensor, base: Tensor, over: Window) -> Tensor:
-        """Write the rows of a window's tokens; logits [W, V]. `base` is int64 [], on the device."""
+        """Logits [W, V] of a window's tokens, which are written to the cache. `base` is int64 [], on the device."""
         if not tokens_W.is_cuda:
             return self._forward(tokens_W, base, over)
         if len(tokens_W) > 1:  # compiled once for one token, and once for several
@@ -323,14 +323,13 @@ class PreallocatedModel:
         return output.logits[0]
 
     def keep(self, path_D: Tensor, base: Tensor) -> None:
-        """Move the rows of an accepted path behind the root's; `path_D` are its slots from depth 1 on, int64."""
+        """Move the rows of an accepted path next to the root's; `path_D` are its slots from depth 1 on, int64."""
         from_D, to_D = base + path_D, base + torch.arange(1, len(path_D) + 1, device=path_D.device)
         for states in self._states:
             states.index_copy_(3, to_D, states.index_select(3, from_D))
 
-    def _together(self) -> list[Tensor]:
-        """The cached keys and values of all layers, those of one shape in one tensor, of which the layers hold parts: a
-        GPU moves their rows at once."""
+    def _stacked(self) -> list[Tensor]:
+        # keys and values of one shape are parts of one tensor, so that a GPU moves the rows of all layers at once
         parts = [(layer, name) for layer in self._layers if layer.is_initialized for name in ("keys", "values")]
         by_shape: dict[torch.Size, list[tuple[_Layer, str]]] = {}
         for part in parts:
@@ -344,7 +343,7 @@ class PreallocatedModel:
 
 class Passes(NamedTuple):
     layout: Layout
-    drafted: list[tuple[slice, Window]]  # the draft's after the root's, with their slots
+    drafted: list[tuple[slice, Window]]  # of the draft below the root, with their slots
     target: Window
 
 
@@ -359,7 +358,7 @@ def passes_of(action: Action, device: torch.device) -> Passes:
         return Window(slots_W, pad(layout.ancestors_SS[slots], behind), depths_S)
 
     trunk = [slice(n, n + 1) for n in range(1, layout.L1 + 1)]
-    drafted = [*trunk, *layout.levels[1:]][:-1] if layout.depth else []  # leaves need no pass
+    drafted = [*trunk, *layout.levels[1:]][:-1] if layout.depth else []  # leaves need none
     return Passes(layout, [(slots, window(slots)) for slots in drafted], window(slice(0, layout.size)))
 
 
@@ -394,7 +393,7 @@ class Memory:
         self.copied.copy_(self._host, non_blocking=True)
 
     def run(self, key: object, work: Callable[[], Tensor]) -> Tensor:
-        """Do some work. After `WARM` runs on a GPU it is recorded as a CUDA graph and then replayed."""
+        """The result of `work`. On a GPU, after `WARM` runs for a key, it is recorded as a CUDA graph and replayed."""
         self._calls[key] += 1
         if not self.records or self._calls[key] <= WARM:
             return work()

@@ -1,4 +1,4 @@
-"""The loop of speculative decoding: choose an action, draft its tree, pass it through the target, verify, commit.
+"""The loop of speculative decoding: choose an action, draft its tree, run the target over it, verify, commit.
 
 `decoder.Decoder` and `graph.GraphDecoder` fill in the parts.
 """
@@ -145,7 +145,7 @@ class Outcome(NamedTuple):
 
 @dataclass(eq=False)
 class Loop(ABC):
-    """Decodes one prompt at a time. Trees are drawn with `sampling.draft`, their branches in the verifier's style.
+    """Decodes one prompt at a time. Trees are sampled with `sampling.draft`, their branches in the verifier's style.
 
     If it is `timed`, it waits for a GPU after each part of a step, so that `Step.seconds` is exact.
     """
@@ -181,8 +181,7 @@ class Loop(ABC):
 
     @torch.inference_mode()
     def steps(self, prompt: Sequence[int], generator: torch.Generator) -> Generator[tuple[Step, list[int]]]:
-        """Endless steps, each with the tokens that it commits. The caller must close the generator, which may raise the
-        InputError of `decode`."""
+        """Endless steps and their tokens. The caller must close the generator, which may raise `decode`'s error."""
         text = self._open(prompt, generator)
         try:
             while True:
@@ -209,7 +208,7 @@ class Loop(ABC):
             text.knowledge.keep_match_alone()
         for level in levels:
             if level in (LIGHT, FULL):
-                self._show_root(text, clock)
+                self._forward_root(text, clock)
                 clock.lap("draft")
             action = self.chooser.select(text.knowledge.features(level))
             if action is not None:
@@ -234,7 +233,7 @@ class Loop(ABC):
     def _close(self, text: Any) -> None: ...
 
     @abstractmethod
-    def _show_root(self, text: Any, clock: Clock) -> None: ...
+    def _forward_root(self, text: Any, clock: Clock) -> None: ...
 
     @abstractmethod
     def _draft(self, text: Any, action: Action, clock: Clock) -> Any: ...

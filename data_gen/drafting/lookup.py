@@ -1,6 +1,6 @@
 """Drafts that are copied from the text: the tokens after the longest earlier match of its end.
 
-In `a b c a b` the longest end that occurs earlier is `a b`, of length 2. A `c` followed it there, so the proposal is
+In `a b c a b` the longest suffix that occurs earlier is `a b`, of length 2. A `c` followed it there, so the proposal is
 `c a b c ..`, which may continue into its own copy. Engines call this prompt lookup or n-gram speculation.
 """
 
@@ -17,9 +17,9 @@ T = TypeVar("T")
 class LookupIndex:
     """The longest earlier match of a text's end, and the tokens after it. The text grows by `extend`.
 
-    A suffix automaton (Blumer et al. 1985) grows by one token in amortised constant time. The longest end of the text
-    that occurred earlier is the string of the newest state's suffix link. Each state stores where it was last such a
-    match, so that late occurrences are preferred.
+    A suffix automaton (Blumer et al. 1985) grows by one token in amortised constant time. The longest suffix of the
+    text that occurred earlier is the string of the newest state's suffix link. Each state stores where it was last such
+    a match, so that recent occurrences are preferred.
 
     Attributes:
         tokens: the text.

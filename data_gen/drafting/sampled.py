@@ -1,9 +1,9 @@
-"""Draws trees from the draft model.
+"""Samples trees from the draft.
 
-A delayed tree takes `L1 + L2` passes, with the one over the root token: a node's token is drawn from its parent's row,
-so leaves need no pass. Branches are drafted side by side and merged afterwards.
+A delayed tree takes `L1 + L2` forward passes, that over the root included: a node's token is sampled from its parent's
+next-token distribution, so leaves need none. Branches are drafted side by side and merged afterwards.
 
-Legend: N tree nodes, W tokens of one pass, R rows of the draft's cache, K branches, V vocabulary, D depth.
+Legend: N tree nodes, W tokens of one forward pass, R rows of the draft's KV cache, K branches, V vocabulary, D depth.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ EVERY = 8  # tokens between two roots at which branches are compared
 
 @dataclass
 class Draft:
+    """A drafted tree and the draft's outputs at its nodes."""
+
     tree: DraftTree
     probs_NV: Tensor  # the draft's distribution after each node; zeros at leaves
-    row_of: dict[int, int]  # row in the draft's cache of each node that the draft has passed, except the root
+    row_of: dict[int, int]  # row in the draft's KV cache of each node that has one, except the root
     _passed: list[ModelRow]  # by row
 
     def rows(self, nodes: Iterable[int]) -> list[ModelRow]:
@@ -46,11 +48,10 @@ def draft_tree(
     text: Sequence[int] = (),
     root_logits_V: Tensor | None = None,
 ) -> Draft:
-    """Draft a delayed tree, its branches' first tokens as `draw_children` does.
+    """Draft a delayed tree; `draw_children` samples the first tokens of its branches.
 
-    The draft's committed rows end with the root token, after which it has the given probabilities and logits; the
-    tree's rows are appended. `text` holds the committed tokens up to the root token, for a sampling that depends on
-    them.
+    The draft's KV cache ends with the root, after which the draft has the given probabilities and logits; the tree's
+    rows are appended to it. `text` holds the committed tokens, for a sampling that depends on them.
     """
     L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)  # a chain is a trunk alone
     trunk: list[int] = []
@@ -87,7 +88,7 @@ def draft_tree(
 def different_nodes(
     model: PreTrainedModel, texts: Sequence[tuple[list[int], int]], sampling: Sampling, seed: int
 ) -> list[list[float]]:
-    """The mean number of different nodes that K branches of a draft have at each of their depths, for K from 2 on.
+    """The mean number of distinct nodes that K branches of a draft have at each of their depths, for K from 2 on.
 
     `texts` are token ids and the position of the first root; branches are drafted at every `EVERY`-th one from it.
     """
@@ -118,8 +119,8 @@ def draft_lookup(proposal: Sequence[int], vocabulary: int, device: torch.device)
 def draw_children(
     probs_V: Tensor, count: int, style: str, generator: torch.Generator, logits_V: Tensor | None = None
 ) -> list[int]:
-    """Tokens of a node's children, in order; fewer than `count` where different children run out of support and no
-    logits say which tokens come next.
+    """Tokens of a node's children, in order; fewer than `count` where distinct children run out of support and no
+    logits rank the tokens of probability 0.
 
     The style is "iid"; "without_replacement", one draw after another; or "greedy", the `count - 1` most likely tokens
     and one draw from the others, or the next most likely one by the logits where the others have probability 0.

@@ -1,7 +1,7 @@
 """A draft model of llama-cpp-python that copies from the text as a selector decides.
 
 Read and run in llama-cpp-python 0.3.36 (`llama_cpp/llama_speculative.py`). Its `Llama.generate` asks the draft model
-after every step, and verifies in one pass what it returns.
+after every step, and verifies what it returns in one forward pass.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ OPTIONS = ("selector", "temperature", "top_p")
 
 class TextSelector:
     """Decides for an engine whose requests have one sampling setting, with an artefact of `espalier logs`. InputError
-    where the artefact cannot be read, is not one of a log, or was trained beside a drafter; or the setting is out of
-    range."""
+    for an artefact that cannot be read, is not a log's or drafts, and for a setting that is out of range."""
 
     def __init__(self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0) -> None:
         self._selector, self._sampling = load_selector(selector), Sampling(temperature, top_p)

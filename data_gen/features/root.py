@@ -1,8 +1,8 @@
 """The features at a root, before anything is drafted; `selector.schema` has their names and meanings.
 
-They depend on the committed text and both models' rows along it, so decoding and the numbers in a finished text's trace
-give the same. *Early* features need the target's rows alone. For the others the draft first passes the committed tokens
-that it has not seen, at least the root token.
+They depend on the committed text and both models' distributions along it, so decoding and the trace of a finished text
+give the same. *Early* features need the target's distributions alone. The others also need the draft's forward pass
+over the committed tokens that its KV cache lacks, at least the root.
 
 Legend: F scalars, J keys, N tokens, V vocabulary, R roots.
 """
@@ -26,14 +26,14 @@ from selector.runtime.artefact import TokenStatistics
 if TYPE_CHECKING:  # engines that have no transformers use the features of token ids
     from data_gen.models.pair import ModelRow, ModelRows
 
-BLOCK = 64  # whole rows of the draft that are kept at once
+BLOCK = 64  # distributions of the draft that are kept at once
 ROW_NUMBERS = ("target_entropy", "draft_entropy", "target_prob", "draft_prob")  # of a root, as traces hold them
 LEAST_LOGIT = -1e4  # replaces minus infinity, the logit of a masked token, whose probability is 0
 USUAL = schema.DECAYS.index(0.8)  # of the running means, replaces unknown entropies
 
 
 def entropies(logits_NV: Tensor) -> list[float]:
-    """The entropy of each row at temperature 1, in nats."""
+    """The entropies of N distributions at temperature 1, in nats."""
     below_NV = logits_NV.float().clamp(min=LEAST_LOGIT)
     below_NV = below_NV - below_NV.amax(-1, keepdim=True)
     shares_NV = below_NV.exp()
@@ -43,7 +43,7 @@ def entropies(logits_NV: Tensor) -> list[float]:
 
 
 class TargetHistory:
-    """The target's rows along the text, from the last prompt token on."""
+    """The target's entropies along the text, from the last prompt token on."""
 
     def __init__(self, text: TextHistory) -> None:
         self.text = text
@@ -74,7 +74,7 @@ class TargetHistory:
 
 
 class DraftHistory:
-    """The draft's rows along the text, from the last prompt token on."""
+    """The draft's entropies and acceptance along the text, from the last prompt token on."""
 
     def __init__(self) -> None:
         self._entropies: list[float] = []  # before each token, and after the newest one
@@ -104,7 +104,7 @@ class DraftHistory:
 
 
 def row_numbers(target: ModelRows, draft: ModelRows, next_tokens: Sequence[int]) -> dict[str, list[float]]:
-    """The `ROW_NUMBERS` of some consecutive rows: both models' entropies at temperature 1, in nats, and the
+    """The `ROW_NUMBERS` after some consecutive tokens: both models' entropies at temperature 1, in nats, and the
     probabilities that they give to the next tokens, of which the last one may be missing."""
     next_N1 = torch.tensor(next_tokens, dtype=torch.int64, device=target.probs_NV.device).unsqueeze(-1)
     probs = [model.probs_NV[: len(next_N1)].gather(-1, next_N1)[:, 0].tolist() for model in (target, draft)]
@@ -134,7 +134,7 @@ def scalars_along(
     return found_RF
 
 
-def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
+def lookup_lengths(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
     """How many tokens of a lookup are right, at most `most`, at each root of a text from `start` on; uint8 [roots]."""
     index = LookupIndex(tokens[: start + 1])
     right = []
@@ -145,8 +145,8 @@ def foretold(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor
 
 
 class Accepted:
-    """The target's rows at a step's root and accepted nodes, read only when a history needs them: entropies after the
-    nodes, probabilities of the tokens that follow them, and the last hidden state."""
+    """The target's outputs at a step's root and accepted nodes, read only where a history needs them: entropies after
+    the nodes, probabilities of the tokens that follow them, and the last hidden state."""
 
     def __init__(self, rows: ModelRows, nodes: Sequence[int]) -> None:
         self._rows, self._nodes = rows, list(nodes)
@@ -176,7 +176,7 @@ class RootKnowledge:
         self._following: list[int] = []  # the last step's tokens that are not in the histories yet
         self._next: list[int] = []  # the tokens that the draft's history lacks
         self._p: list[float] = []  # their probabilities
-        self._draft: list[ModelRow] = []  # the draft before each of them, and after the root token
+        self._draft: list[ModelRow] = []  # the draft's outputs before each of them, and after the root
         self._early: list[float] = []  # scalars at the root, once they are computed
 
     def keep_match_alone(self) -> None:
@@ -186,44 +186,44 @@ class RootKnowledge:
 
     def committed(self, step: Accepted, tokens: Sequence[int]) -> None:
         """Add a step's tokens, which follow its root and its accepted nodes."""
-        self._digest()
+        self._update_histories()
         self._step, self._following, self._early = step, list(tokens), []
 
     def passed(self, draft: Iterable[ModelRow]) -> None:
-        """Add the draft's rows after further tokens. Where many wait for a decision, the older ones are digested."""
+        """Add the draft's outputs after further tokens. The oldest go to the history where many wait for a decision."""
         if self.needs_draft:
             if len(self._draft) >= BLOCK:
-                self._digest()
-                self._digest_draft()
+                self._update_histories()
+                self._update_draft_history()
             self._draft += draft
 
     def features(self, level: str) -> dict[str, Tensor] | None:
-        """The features of a level at the root; None at the first root. `light` and `full` need the draft's row."""
+        """The features of a level at the root; None at the first root. `light` and `full` need what `passed` adds."""
         if self._step is None:
             return None
-        self._digest()
+        self._update_histories()
         if level == schema.MATCH:
             return {schema.MATCH: torch.tensor(float(self.text.index.match))}
         self._early = self._early or self._of_target.scalars(self.sampling)
         if level == schema.EARLY:
             return {schema.SCALARS_KEY: torch.tensor(self._early, dtype=torch.float32)}
         states = [row.hidden_D for row in self._draft[-2:]]
-        self._digest_draft()
+        self._update_draft_history()
         result = {schema.SCALARS_KEY: torch.tensor(self._early + self._of_draft.scalars(), dtype=torch.float32)}
         if level == schema.FULL:
             states.insert(0, self._step.hidden_D())
             result |= {name: state.float().cpu() for name, state in zip(schema.HIDDEN_STATES, states, strict=True)}
         return result
 
-    def _digest_draft(self) -> None:
-        """Add the draft's rows to its history; the last one stays, because its next token is not known."""
+    def _update_draft_history(self) -> None:
+        # the last output stays, because its next token is not known
         fresh = self._draft[1:] if self._of_draft.knows_root else self._draft
         count = len(self._draft) - 1
         q = [float(row.probs_V[token]) for row, token in zip(self._draft[:-1], self._next[:count], strict=True)]
         self._of_draft.add(self._p[:count], q, entropies(torch.stack([row.logits_V for row in fresh])))
         self._next, self._p, self._draft = self._next[count:], self._p[count:], self._draft[-1:]
 
-    def _digest(self) -> None:
+    def _update_histories(self) -> None:
         if self._step is None or not self._following:
             return
         self.text.index.extend(self._following)

@@ -99,8 +99,7 @@ class TextHistory:
             self._lengths[bisect(SIMILAR, matches[before])].add(right / schema.LONGEST_COUNTED)
 
     def scalars(self, sampling: Sampling, batch: int = 1) -> list[float]:
-        """The text's scalars at its newest token, in the order of `TEXT_SCALARS`; `batch` requests are decoded
-        together."""
+        """The scalars at the newest token, as `TEXT_SCALARS`; `batch` is the number of requests decoded together."""
         for here in range(self._counted, len(self.index)):
             self._count(here)
         self._counted = len(self.index)

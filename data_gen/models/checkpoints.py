@@ -28,13 +28,13 @@ def load_model(
     name: str, role: str, dtype: torch.dtype, device: torch.device | str, device_map: str | None = None
 ) -> PreTrainedModel:
     """Load a model on a device, or over several devices by `device_map`. InputError, which names the role or the model,
-    where it cannot be loaded, lacks weights, or cannot pass token trees."""
+    where it cannot be loaded, lacks weights, or cannot process token trees."""
     config = _load(AutoConfig, name, role)
     config._attn_implementation = None  # transformers then takes sdpa, or eager where the model has no sdpa
     check_attention(config, name)
     own = {"config": config, "dtype": dtype, "device_map": device_map, "output_loading_info": True}
     model, told = _load(AutoModelForCausalLM, name, role, **own)
-    if missing := sorted(told["missing_keys"]):  # transformers draws them
+    if missing := sorted(told["missing_keys"]):  # transformers would make them up
         raise InputError(f"pair.{role}: {name} lacks {len(missing)} of its weights, such as {missing[0]}")
     if device_map is None:
         model = model.to(device)

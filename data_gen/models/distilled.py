@@ -3,7 +3,7 @@
 The embeddings and the output layer's rows are the target's own and are not stored. Tokens that the draft cannot say
 have the logit minus infinity, so `q` is 0 there. This follows FR-Spec (arXiv 2502.14856) and EAGLE-3 (2503.01840).
 
-Legend: R tokens that the draft can say, V vocabulary, D hidden width, T tokens of a pass.
+Legend: R tokens that the draft can say, V vocabulary, D hidden width, T tokens of a forward pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from data_gen.models.checkpoints import CONFIG, text_config
 from selector.files import atomically
 from selector.schema import InputError
 
-WEIGHTS, LAYERS = "model.safetensors", "espalier_layers"  # the config's key with the target's layers that it began as
+WEIGHTS, LAYERS = "model.safetensors", "espalier_layers"  # the config key of the target's layers that it began as
 SAID = "said_tokens"  # the tensor of the token ids that the draft can say, int32 [R]
 
 
@@ -119,7 +119,7 @@ def stored_weights(draft: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
 def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTrainedModel:
     table = target.get_output_embeddings()
     rows, config = int(table.weight.shape[0]), deepcopy(config)
-    config.vocab_size = 8  # tables of its own would be made for nothing
+    config.vocab_size = 8  # its own tables are replaced at once
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(config, key, None)
     draft: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=target.dtype).to(target.device)

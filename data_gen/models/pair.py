@@ -3,7 +3,7 @@
 The models share a vocabulary. The padding of their tables may differ within a family: Qwen2.5 has 151,936 rows in its
 small models and 152,064 in its large ones. The shorter table is filled up with tokens of probability 0.
 
-Legend: W tokens of one pass, R cached rows beyond the committed ones, V vocabulary, D hidden width.
+Legend: W tokens of one forward pass, R cached rows beyond the committed ones, V vocabulary, D hidden width.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from data_gen.models.masks import TreeMasks
 from data_gen.models.sampling import Sampling
 from selector.schema import InputError
 
-FILL = 1024  # tokens of a pass over a prompt, which bounds the memory of its mask
+FILL = 1024  # tokens of a forward pass over a prompt, which bounds the memory of its mask
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -37,7 +37,7 @@ class ModelRow(NamedTuple):
 
 
 class ModelRows(NamedTuple):
-    """One model after N consecutive tokens; `probs_NV` are the sampled distributions."""
+    """One model's outputs after N consecutive tokens; `probs_NV` are the distributions that it samples from."""
 
     probs_NV: Tensor
     logits_NV: Tensor
@@ -48,6 +48,8 @@ class ModelRows(NamedTuple):
 
 
 class Pass(NamedTuple):
+    """What a forward pass over W tokens returns."""
+
     logits_WV: Tensor
     hidden_WD: Tensor  # after the last layer's norm
 
@@ -66,13 +68,13 @@ class CachedModel:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.committed, self.cache = model, 0, DynamicCache()
         self._masks = TreeMasks(model.config)
-        self._offsets: list[Tensor] = []  # of the tree's rows, [W] of each pass
+        self._offsets: list[Tensor] = []  # of the tree's rows, [W] of each forward pass
         self._finite = torch.ones((), dtype=torch.bool, device=model.device)
 
     @torch.inference_mode()
     def forward(self, tokens_W: Tensor, offsets_W: Tensor, visible_WR: Tensor, last: int = 0) -> Pass:
-        """One pass over W tokens of a tree, int64; their rows are appended to the cache. `last` is the number of last
-        tokens whose logits are returned, 0 for all.
+        """A forward pass over W tokens of a tree, int64; their rows are appended to the cache. `last` is the number of
+        last tokens whose logits are returned, 0 for all.
 
         Positions are int64 offsets from the end of the committed tokens. Every token attends to all committed rows, and
         to the tree's rows, itself included, that are true in `visible_WR`.
@@ -95,7 +97,7 @@ class CachedModel:
         return Pass(logits_WV, given[0][0].to(device))
 
     def extend(self, tokens: Sequence[int], last: int = 0) -> Pass:
-        """One causal pass over consecutive tokens, which are committed at once; `last` as in `forward`."""
+        """One causal forward pass over consecutive tokens, which are committed at once; `last` as in `forward`."""
         count = len(tokens)
         causal = torch.ones(count, count, dtype=torch.bool).tril_()
         result = self.forward(torch.tensor(list(tokens)), torch.arange(count), causal, last)
@@ -103,13 +105,12 @@ class CachedModel:
         return result
 
     def fill(self, tokens: Sequence[int]) -> None:
-        """Commit consecutive tokens without returning logits, in passes of at most `FILL` tokens."""
+        """Commit consecutive tokens without returning logits, in forward passes over at most `FILL` tokens."""
         for begin in range(0, len(tokens), FILL):
             self.extend(tokens[begin : begin + FILL], last=1)
 
     def check(self) -> None:
-        """InputError, which names the model, where a logit so far was NaN or plus infinity; on a GPU this is a host
-        synchronisation."""
+        """InputError, which names the model, where a logit so far was NaN or plus infinity. It waits for a GPU."""
         if not bool(self._finite):
             name = self.model.name_or_path
             raise InputError(f"{name}: the model gives numbers that are not finite (NaN or infinity)")
@@ -150,7 +151,7 @@ class ModelPair:
         cls, target: str, draft: str, device: str = "auto", dtype: str = "float32", device_map: str | None = None
     ) -> ModelPair:
         """Load from Hugging Face directories, hub ids or GGUF files, or by the name `smollm2` (`gguf.resolved`).
-        InputError where a model cannot be read or cannot pass token trees, or where the vocabularies differ.
+        InputError where a model cannot be read or cannot process token trees, or where the vocabularies differ.
 
         Args:
             device: a torch device; "auto" takes a GPU if there is one.

@@ -1,6 +1,6 @@
 """From logits to the sampled distribution: temperature, top-k, nucleus and min-p, in transformers' order.
 
-Legend: N rows, V vocabulary.
+Legend: N distributions, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Checks that a model's logits on a token tree equal those of plain passes over its paths.
+"""Checks that a model's logits on a token tree equal those of plain forward passes over its paths.
 
-The check passes the largest tree behind a context, commits a part of one branch and passes two more tokens. Contexts
-end shortly before and after every length at which the config says that the model changes: attention windows and scaled
-rotary positions. It is made strictly with a float32 copy of a few layers, because rounding in bfloat16 can hide a wrong
-mask, and loosely with the model itself.
+The check runs the model over the largest tree after a context, commits a part of one branch and runs it over two more
+tokens. Contexts end shortly before and after every length at which the config says that the model changes: attention
+windows and scaled rotary positions. It is made strictly with a float32 copy of a few layers, because rounding in
+bfloat16 can hide a wrong mask, and loosely with the model itself.
 
 Legend: N nodes, T tokens, V vocabulary.
 """
@@ -29,10 +29,10 @@ CHANGES = (  # config keys whose values are lengths at which a model changes; ro
     *("sliding_window", "window_size", "attention_window", "attention_chunk_size"),
     *("original_max_position_embeddings", "max_position_embeddings"),
 )
-SPACE = ActionSpace.default()  # its largest tree is passed
+SPACE = ActionSpace.default()  # its largest tree is checked
 SHORT = 6  # tokens of the shortest context
 AROUND = 3  # tokens between a context's end and a length at which the model changes
-FURTHER = 2  # tokens that are passed after a commit
+FURTHER = 2  # tokens after a commit
 # the largest difference, as a share of the logits' standard deviation: of the copy, and of the model by its dtype
 STRICT = 1e-4
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.2, torch.bfloat16: 1.0}
@@ -42,8 +42,8 @@ OFFSET = 2  # rows that a table of positions may have before the first position
 
 def check_model(model: Any, name: str, longest: int) -> float:
     """The largest difference of the model's logits, as a share of their standard deviation, in texts of up to `longest`
-    tokens with those of trees behind them. InputError, which names the model and the place, where its layers or its
-    attention cannot pass token trees, where its table of positions is shorter, or where a difference is larger than
+    tokens, those of the tree included. InputError, which names the model and the place, where its layers or its
+    attention cannot process token trees, where its table of positions is shorter, or where a difference is larger than
     rounding explains."""
     check_attention(model.config, name)
     if (rows := table_of_positions(model)) is not None and longest > rows:
@@ -119,8 +119,8 @@ def table_of_positions(model: Any) -> int | None:
 
 
 def lengths(config: Any, longest: int) -> list[int]:
-    """Lengths of the checked contexts, ascending. No tree behind a context reaches beyond `longest`."""
-    rows = longest - SPACE.depth + SPACE.max_L1 + SPACE.max_K * SPACE.max_L2  # of the cache behind the longest text
+    """Lengths of the checked contexts, ascending. No tree after a context reaches beyond `longest`."""
+    rows = longest - SPACE.depth + SPACE.max_L1 + SPACE.max_K * SPACE.max_L2  # of the KV cache with the longest text
     near = {change + side * AROUND for change in _changes(config.to_dict()) if change < rows for side in (-1, 1)}
     return sorted({SHORT, *(max(SHORT, min(length, longest - SPACE.depth)) for length in near)})
 

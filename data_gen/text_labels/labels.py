@@ -2,32 +2,32 @@
 
 The text follows the target's law, as a text of any lossless decoder does. At a *root* (one of its positions) let a tree
 be drafted and verified. Of all outcomes, keep only those that lead to the text that stands there. The probability of
-each accepted length, given the text, then depends only on the two models' rows along the text:
+each accepted length, given the text, then depends only on the two models' distributions along it:
 
     S_t = P(tau >= t | text) = E over the drafts [ P(draft) P(accepted down to depth t | draft) ] / P(text),
 
-and `1 + sum_t S_t` has the mean `E[tau + 1]` over texts. With x the text's token at a depth and p, q the rows
-before it:
+and `1 + sum_t S_t` has the mean `E[tau + 1]` over texts. With x the text's token at a depth, and p and q the
+distributions before it:
 
 *Chain.* The draft must be x, which has probability q(x), where the text gave it p(x). So a step multiplies by
 `q/p min(1, p/q) = min(1, q/p)` top-down; bottom-up (Block Verification) S_t is the smallest of 1 and the running
 products of q/p. With p(x) = 0.5 and q(x) = 0.4, a chain of one token would have been accepted with S_1 = 0.8.
 
-*Branches* (`Walks`). k branches still stand on the text. One of their k next tokens, at a
-uniformly drawn place, is x; the other k - 1, its siblings, are drawn from q. If m of the k are x, a draft gives x
-`k q(x) / (m p(x))` times as often as the text does. Top-down the solver must then yield x (`pull`). Bottom-up the
-siblings that are visited before x must reject, each with one minus its entry weight on average over the drafts below
-it. The walk goes on with x's entry weight and m branches. Trees of another style are labelled for the verifier that
-takes the given one's place there (`data_gen.verification.styled`).
+*Branches* (`Walks`). k branches still agree with the text. One of their k next tokens, at a uniformly drawn place, is
+x; the other k - 1, its siblings, are drawn from q. If m of the k are x, the weight `k q(x) / (m p(x))` corrects this
+draw to the law of drafts given the text. Top-down the solver must then yield x (`pull`). Bottom-up the siblings that
+are visited before x must reject, each with one minus its entry weight on average over the drafts below it. The walk
+goes on with x's entry weight and m branches. Trees of another style are labelled for the verifier that takes the given
+one's place there (`data_gen.verification.styled`).
 
 A row of survivals S (`ActionSpace.sums_SA`) is the law of tau of all trees.
 
 A walk begins where a tree's branches begin, with K branches, and goes one token of the text further at every level.
-Walks with equally many branches take a step together, and all walks share one sort of each row.
+Walks with equally many branches take a step together, and all walks share one sort of each distribution.
 
-Greedy branches begin with different tokens, so one at most is on the text after the first level. The k - 1 most likely
-tokens are children in every draft, and the last child is drawn off them (law q'). If the text's token is among the
-fixed ones, the last child is a sibling. If not, the last child must be the text's token, which the text gave p.
+Greedy branches begin with distinct tokens, so at most one agrees with the text after the first level. The k - 1 most
+likely tokens are children in every draft, and the last child is drawn from the others (law q'). If x is among the fixed
+ones, the last child is a sibling. If not, the last child must be x, and the weight is `q'(x) / p(x)`.
 
 Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D depths, S survivals, A actions, B
 branching positions, M walks, m walks after their siblings are drawn, k child-list entries, N questions put to a
@@ -53,7 +53,7 @@ from selector.actions import GREEDY, ActionSpace
 
 ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once
 # M walks, one for every *cell* (a branching position and a K) and draw of its siblings:
-#   "cell", "k"   the walk's cell, and the number of its branches that are still on the text, int64 [M];
+#   "cell", "k"   the walk's cell, and the number of its branches that still agree with the text, int64 [M];
 #   "weight"      its probability among the walks of its cell, times `k q / (m p)` of all levels so far, [M];
 #   "pulled", v   for top-down verifier v: P(it accepts down to here), [M];
 #   "left", v     for bottom-up verifier v: P(earlier siblings reject), [M, L], as the weight depends on the trunk;
@@ -84,14 +84,14 @@ class Walks:
         weights_BL: dict[int, Tensor],
         likely_BK: Tensor | None = None,
     ) -> list[Tensor]:
-        """P(at least that deep, along the text) / P(text) of branches from each of the first `count` rows, by verifier:
-        float64 [count, max_K - 1, max_L2] for top-down ones, [count, max_K - 1, max_L2, L] for bottom-up ones.
+        """P(at least that deep, along the text) / P(text) of branches at each of the first `count` positions, for each
+        verifier: float64 [count, max_K - 1, max_L2] if it is top-down, [count, max_K - 1, max_L2, L] if bottom-up.
 
         Args:
-            rows: the rows after consecutive tokens of the text, at least max_L2 - 1 more than `count`.
-            tokens_B: the token that follows each row.
+            rows: both models' distributions after consecutive tokens, at least max_L2 - 1 more than `count`.
+            tokens_B: the token that follows each of them.
             weights_BL: by bottom-up verifier, the entry weight of a branching position after a trunk of each length.
-            likely_BK: the draft's max_K most likely tokens after each of the `count` rows, for greedy branches.
+            likely_BK: the draft's max_K most likely tokens at each of the `count` positions, for greedy branches.
         """
         widths = self.space.max_K - 1
         cell_M = torch.arange(count * widths, device=rows.device)
@@ -154,7 +154,7 @@ class Walks:
         Returns, for m walks: the one of the M that each comes from, its child list [m, k], and its probability.
         """
         if self.siblings is None:
-            return _all_entries(rows, row_M, x_M, k)
+            return _entries_with_all_siblings(rows, row_M, x_M, k)
         # Where the branches begin, every place is taken in turn: for rules that try children in order, the place of the
         # text's token gives most of a label's variance. Further down several branches are rare, and one place is drawn.
         times, places = (self.siblings, k) if first else (1, 1)
@@ -210,8 +210,7 @@ def _take(state: State, walks_m: Tensor) -> State:
     return {key: values_M[walks_m] for key, values_M in state.items()}
 
 
-def _all_entries(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As `Walks._entries`, with every list of siblings."""
+def _entries_with_all_siblings(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     vocabulary = range(rows.p_NV.shape[-1])
     lists = [(*rest[:place], -1, *rest[place:]) for place in range(k) for rest in product(vocabulary, repeat=k - 1)]
     source_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(len(lists))
@@ -279,7 +278,7 @@ def label_text(
 
 
 def block_rows(vocabulary: int) -> int:
-    """How many rows of a text are taken at once, which bounds the memory."""
+    """How many distributions along a text are taken at once, which bounds the memory."""
     return max(32, ELEMENTS // vocabulary)
 
 
@@ -295,7 +294,7 @@ def labelled_verifier(name: str) -> TopDown | BottomUp:
 
 
 class TextLabeller:
-    """Survivals along one text, from blocks of rows in its order; see `label_text` for the arguments."""
+    """Survivals along one text, from blocks of distributions in its order; see `label_text` for the arguments."""
 
     def __init__(
         self,
@@ -321,12 +320,12 @@ class TextLabeller:
         self._p, self._q = list[Tensor](), list[Tensor]()  # of the text's own next tokens, block by block
         self._seen = 0
         self._rows: SortedRows | None = None  # of the last block
-        self._late = 0  # how many of them may still be reached by branches that begin there
-        self._likely: Tensor | None = None  # the draft's most likely tokens after each of the last block's rows
+        self._waiting = 0  # how many of its last positions wait for the next block before branches begin there
+        self._likely: Tensor | None = None  # the draft's most likely tokens at each position of the last block
         self._branches: list[list[list[Tensor]]] = [[[] for _ in verifiers] for _ in self.walks]
 
     def add(self, target_probs_BV: Tensor, draft_probs_BV: Tensor, draft_logits_BV: Tensor | None = None) -> None:
-        """The rows after the next B tokens; the draft's logits rank tokens of probability 0 for greedy trees."""
+        """Both models after the next B tokens; the draft's logits rank tokens of probability 0 for greedy trees."""
         next_B = self.tokens_T[self._seen + 1 : self._seen + 1 + len(target_probs_BV)].to(target_probs_BV.device)
         own = target_probs_BV[: len(next_B)], draft_probs_BV[: len(next_B)]
         self._seen += len(target_probs_BV)
@@ -342,17 +341,17 @@ class TextLabeller:
         self._p.append(p_B)
         self._q.append(q_B)
         if self.branching:
-            begin = self._seen - len(target_probs_BV) - self._late
-            self._rows = SortedRows(*own, self._rows, self._late)
+            begin = self._seen - len(target_probs_BV) - self._waiting
+            self._rows = SortedRows(*own, self._rows, self._waiting)
             if GREEDY in self.space.styles:
                 logits_BV = None if draft_logits_BV is None else draft_logits_BV[: len(next_B)]
                 likely_BK = most_likely(own[1], self.space.max_K, logits_BV)
-                kept_BK = likely_BK[:0] if self._likely is None else self._likely[len(self._likely) - self._late :]
+                kept_BK = likely_BK[:0] if self._likely is None else self._likely[len(self._likely) - self._waiting :]
                 self._likely = torch.cat([kept_BK, likely_BK])
             count = max(0, len(self._rows.p_NV) - self.space.max_L2 + 1)
             if count > 0:
                 self._branch(self._rows, begin, count)
-            self._late = len(self._rows.p_NV) - count
+            self._waiting = len(self._rows.p_NV) - count
 
     def _chain(self, since: int = 0) -> tuple[Tensor, list[Tensor]]:
         """Chains from every root on, the first at `since`: running products of q/p, and each verifier's factor.
@@ -394,8 +393,8 @@ class TextLabeller:
                 own.append(below)
 
     def survivals(self) -> Tensor:
-        """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once all rows are added;
-        the one after the last token is not needed."""
+        """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once all blocks are added;
+        the distributions after the last token are not needed."""
         if self._seen < len(self.tokens_T) - 1:
             raise ValueError(f"{len(self.tokens_T)} tokens need as many rows; there are {self._seen}")
         drafted_TD, chain = self._chain()

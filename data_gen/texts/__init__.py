@@ -1,1 +1,1 @@
-"""Texts: prompts, the texts that the target writes, and logs of an engine."""
+"""Texts: prompts, the texts that the target samples, and logs of an engine."""

@@ -1,11 +1,11 @@
-"""Trace rows: texts are written, or read from an engine's log; both models pass over them; numbers of their rows and
-labels are recorded.
+"""Trace rows: texts are sampled, or read from an engine's log; both models run over them; entropies, probabilities and
+labels at every root are recorded.
 
 The rows of a shard depend only on the pair, the recipe and the shard's work, so the order of shards does not matter.
 
 Whether a text may be the target's own is judged by its impossible and its unlikely tokens.
 
-Legend: N consecutive tokens, D hidden width, B consecutive rows of a model, V vocabulary.
+Legend: N consecutive tokens, D hidden width, B consecutive positions, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from data_gen import traces
 from data_gen.decoding import EAGER, decoder_for
 from data_gen.decoding.loop import Random
-from data_gen.features.root import ROW_NUMBERS, foretold, row_numbers
+from data_gen.features.root import ROW_NUMBERS, lookup_lengths, row_numbers
 from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller, block_rows
@@ -47,16 +47,16 @@ BEHAVIOUR: tuple[Action, ...] = (
 )
 Given = Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 UNLIKELY = 1e-3  # less probable tokens are counted: a text of another model or sampling setting has too many
-SUMS = 1e-4  # the logits of two passes that add the same numbers in another order may differ by so much, in float32
-SPACINGS = 4  # of neighbouring numbers at the best logit: rounding may move each of two logits by two of them
+SUMS = 1e-4  # in float32 the logits of two forward passes that sum in different orders may differ by this much
+SPACINGS = 4  # of floating-point numbers at the best logit: rounding may move each of two logits by two
 GPU_BLOCKS = 8  # of `block_rows` are labelled together on a GPU
-PASSES = 4  # by how many ties two passes may differ, of which one is over a batch
+PASSES = 4  # ties by which two forward passes may differ, where one is over a batch
 FALSE_ALARMS = 1e-6  # the share of the target's own logs that are taken for foreign ones, at most
 
 
 class ImpossibleToken(Exception):
-    """A token of a text has probability 0 under the target. `at_a_tie` says whether rounding explains it: passes over
-    one token, many tokens and many texts differ in their last digits."""
+    """A token of a text has probability 0 under the target. `at_a_tie` says whether rounding explains it: forward
+    passes over one token, many tokens and many texts differ in their last digits."""
 
     def __init__(self, position: int, token: int, at_a_tie: bool) -> None:
         super().__init__(f"token {position} of the text ({token}) has probability 0 under the target")
@@ -67,8 +67,8 @@ class ImpossibleToken(Exception):
 class Plausibility:
     """How many tokens of some texts were unlikely, and how many are expected to be.
 
-    Under the target's own law, a token is unlikely with a probability m that its row gives. Let u be 1 for unlikely
-    tokens and 0 for others. The products over all tokens of exp(u) / (1 + (exp(1) - 1) m) and of
+    Under the target's own law, a token is unlikely with a probability m that its distribution gives. Let u be 1 for
+    unlikely tokens and 0 for others. The products over all tokens of exp(u) / (1 + (exp(1) - 1) m) and of
     exp(-u) / (1 + (exp(-1) - 1) m) are martingales that begin with 1, however the texts depend on each other. By
     Ville's inequality each of them ever exceeds 2 / `FALSE_ALARMS` with a probability of `FALSE_ALARMS` / 2 at most. In
     the long run, the first one grows with 1.7 times as many unlikely tokens as expected, and the second one with 0.6
@@ -82,7 +82,7 @@ class Plausibility:
     log_few: float = 0.0
 
     def add(self, target: ModelRows, begin: int, following: Sequence[int], sampling: Sampling) -> None:
-        """Add the tokens that follow some rows, from position `begin` of the text on; ImpossibleToken if one is."""
+        """Add the tokens that follow `target`, from position `begin` of the text on; ImpossibleToken if one is."""
         rows_BV = target.probs_NV[: len(following)]
         next_B1 = torch.tensor(following, dtype=torch.int64, device=rows_BV.device).unsqueeze(-1)
         own_B = rows_BV.gather(-1, next_B1)[:, 0]
@@ -101,7 +101,7 @@ class Plausibility:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the target did not write the texts; wrong for `FALSE_ALARMS` of its own logs at most."""
+        """Whether the target did not sample the texts; wrong for `FALSE_ALARMS` of its own logs at most."""
         return max(self.log_many, self.log_few) > math.log(2 / FALSE_ALARMS)
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class Plausibility:
 
 
 def tie(best: float, dtype: torch.dtype) -> float:
-    """The largest difference of two logits that rounding explains, given the best logit and the passes' dtype: 0.5
+    """The largest difference of two logits that rounding explains, given the best logit and the dtype: 0.5
     between 16 and 32 in bfloat16, whose numbers lie 0.125 apart there."""
     spacing = torch.finfo(dtype).eps * 2.0 ** (math.frexp(best)[1] - 1)
     return max(SUMS, SPACINGS * spacing)
@@ -147,7 +147,7 @@ class GivenRecord(Record):
 
 @dataclass(frozen=True)
 class GivenText:
-    """A text and the sampling setting that it was written under. Error messages about it begin with `place`."""
+    """A text and the setting that it was sampled under. Error messages about it begin with `place`."""
 
     prompt: Prompt
     prompt_tokens: list[int]
@@ -200,7 +200,7 @@ def apart(texts: list[GivenText]) -> tuple[list[GivenText], str]:
 
 @dataclass(frozen=True)
 class Recipe:
-    verifiers: tuple[str, ...]  # their labels are recorded, and they write the decoded texts
+    verifiers: tuple[str, ...]  # their labels are recorded; they verify the steps of decoded texts
     form: Form
     tokens: int  # labelled tokens of each text
     siblings: int  # draws of the siblings over which labels are averaged
@@ -217,8 +217,8 @@ class Work:
     split: str
     sampling: Sampling
     prompts: tuple[tuple[Prompt, int], ...]  # with the texts' numbers, because a prompt may be continued several times
-    decoded: bool = False  # whether speculative decoding writes the texts
-    given: tuple[GivenText, ...] = ()  # the texts, if an engine wrote them
+    decoded: bool = False  # whether speculative decoding makes the texts
+    given: tuple[GivenText, ...] = ()  # the texts, if an engine made them
 
 
 class _Written(NamedTuple):
@@ -244,9 +244,8 @@ class Shard:
 
 
 def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
-    """Make a shard; InputError where a model gives numbers that are not finite, or a given text cannot be the target's,
-    which names the prompt, or the log and its line. A text is cut before a token to which the target's pass gives
-    probability 0 if rounding explains that."""
+    """Make a shard. A text is cut before a token of target probability 0 if rounding explains that. InputError, which
+    names the prompt or the log's line, for numbers that are not finite and a text that cannot be the target's."""
     start, plausibility, stride = time.perf_counter(), Plausibility(), recipe.stride if work.split == "train" else 1
     texts = list(_written(pair, recipe, work))
     between = time.perf_counter()
@@ -316,9 +315,9 @@ def _row(written: _Written, work: Work, stride: int) -> dict[str, Any]:
 def _label(
     pair: ModelPair, recipe: Recipe, texts: Sequence[_Written], sampling: Sampling, stride: int
 ) -> tuple[list[dict[str, Any]], Plausibility]:
-    """Trace columns of both models' rows along some texts, and of their labels; ImpossibleToken where a text was cut.
-    The texts are labelled as one, because a GPU takes as long for few roots as for many. No root looks ahead beyond its
-    own text, so the rows after last tokens are left out."""
+    """Trace columns of some texts, and how plausible the texts are; ImpossibleToken where one was cut. They are
+    labelled as one text, because a GPU takes as long for few roots as for many. No root looks ahead beyond its own
+    text, so the distributions after last tokens are left out."""
     seen, names = Plausibility(), [survival_column(name) for name in recipe.verifiers]
     empty = (*ROW_NUMBERS, LOOKUP_COLUMN, *names, *HIDDEN_STATES)
     columns: list[dict[str, Any]] = [dict.fromkeys(empty, ()) for _ in texts]
@@ -327,10 +326,10 @@ def _label(
         return columns, seen
     following = [token for each, _ in rooted for token in each.text.tokens[each.text.start + 1 :]]
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *following))
-    tokens_T = torch.tensor([0, *following], device=pair.device)  # no row comes before the first one
+    tokens_T = torch.tensor([0, *following], device=pair.device)  # the labeller does not read the first one
     labeller = TextLabeller(tokens_T, recipe.verifiers, recipe.siblings, generator, SPACE)
     together = fewer(block_rows(pair.vocabulary)) * (GPU_BLOCKS if pair.device.type == "cuda" else 1)
-    waiting: list[list[Tensor]] = []  # rows of probabilities and logits
+    waiting: list[list[Tensor]] = []  # blocks of probabilities and logits
     cut: ImpossibleToken | None = None
     for each, own in rooted:
         numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
@@ -338,7 +337,7 @@ def _label(
         try:
             for (target, draft), following in _blocks(pair, each, sampling, seen):
                 if cut is not None:
-                    continue  # the other texts are only looked through
+                    continue  # the other texts are only searched for such tokens
                 for name, values in row_numbers(target, draft, following).items():
                     numbers[name] += values
                 if waiting and sum(len(rows[0]) for rows in waiting) + len(following) > together:
@@ -353,7 +352,7 @@ def _label(
         if cut is not None:
             continue
         own |= {name: values[: each.roots] for name, values in numbers.items()}
-        own[LOOKUP_COLUMN] = foretold(each.text.tokens, each.text.start, each.roots, DEPTH)
+        own[LOOKUP_COLUMN] = lookup_lengths(each.text.tokens, each.text.start, each.roots, DEPTH)
         if recipe.hidden:
             target_ND, draft_ND = (torch.cat(parts) for parts in zip(*hidden, strict=True))
             at = torch.arange(1, each.roots, stride)
@@ -371,7 +370,7 @@ def _label(
 def _blocks(
     pair: ModelPair, written: _Written, sampling: Sampling, seen: Plausibility
 ) -> Iterator[tuple[tuple[ModelRows, ModelRows], list[int]]]:
-    """Both models' rows along a text, with the tokens that follow them, which are added to `seen`. Before a token of
+    """Both models' outputs along a text, with the tokens that follow, which are added to `seen`. Before a token of
     probability 0, the text is cut, and ImpossibleToken raised, if rounding explains that; InputError if not."""
     text, begin = written.text, written.text.start + 1
     with _naming(written.place):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from data_gen.features.root import DrafterKnowledge, foretold
+from data_gen.features.root import DrafterKnowledge, lookup_lengths
 from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import LoggedText, Logs
 from data_gen.texts.prompts import Prompt, place_of, split_of
@@ -30,7 +30,7 @@ def splits_of(logs: Logs, validation: float, test: float) -> dict[str, list[Logg
     ordered = sorted({text.source for text in logs.texts}, key=place_of)
     split = {source: split_of(Prompt("", "", "", source), validation, test) for source in ordered}
     missing = set(SPLITS) - set(split.values()) - ({"test"} if logs.held_out else set())
-    if missing:  # by chance none of a few sources falls there, so they are counted
+    if missing:  # by chance, few sources may all miss a split: the splits are then counted off
         tested, validated = (max(1, round(share * len(ordered))) if share else 0 for share in (test, validation))
         names = ["test"] * tested + ["validation"] * validated + ["train"] * len(ordered)
         split = dict(zip(ordered, names, strict=False))
@@ -57,12 +57,11 @@ class Labeller:
         return self._labelled(texts)[0]
 
     def learn_from(self, texts: Sequence[LoggedText]) -> tuple[Labeller, Texts]:
-        """A labeller with the statistics of these texts, and the labelled texts; the features of each text use the
-        statistics of the others."""
+        """A labeller with the statistics of some texts, and these texts, labelled with the statistics of the others."""
         data, keys_RJ = self._labelled(texts)
         survivals_RD = data.survivals[VERIFIER][:, :LONGEST_COUNTED].float()
         survivals_RD = torch.where(survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD).nan_to_num()
-        copied_R = data.foretold_R.clamp(max=LONGEST_COUNTED)
+        copied_R = data.lookup_R.clamp(max=LONGEST_COUNTED)
         values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
         tokens, found_RF = TokenStatistics.fit(keys_RJ, values_RK, data.text_R.numpy())
         begin, split_at = len(TEXT_SCALARS), len(TOKEN_SCALARS)
@@ -83,7 +82,7 @@ class Labeller:
             scalars_RF=torch.from_numpy(np.concatenate(scalars)),
             length_R=torch.cat([text.start + torch.arange(text.roots) for text in texts]),
             survivals={VERIFIER: torch.cat([self._survivals(text) for text in texts])},
-            foretold_R=torch.cat([foretold(text.tokens, text.start - 1, text.roots, longest) for text in texts]),
+            lookup_R=torch.cat([lookup_lengths(text.tokens, text.start - 1, text.roots, longest) for text in texts]),
             hidden_R=torch.full((sum(text.roots for text in texts),), -1),
             from_the_start=True,
             schema=LOG,
@@ -102,7 +101,7 @@ class Labeller:
         return scalars_RF, keys_RJ
 
     def _survivals(self, text: LoggedText) -> torch.Tensor:
-        """Deeper than a text's own steps drafted, nothing is known where all of them was accepted: NaN."""
+        """NaN, for unknown, at depths beyond those that were drafted, where all drafted tokens were accepted."""
         own_RD = torch.from_numpy(text.of(self.drafter))
         further = torch.zeros(len(own_RD), self.space.depth - own_RD.shape[1])
         if own_RD.shape[1] == 0 or bool(own_RD.isnan().any()):  # steps alone were logged

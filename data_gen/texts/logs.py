@@ -236,8 +236,7 @@ class Logs(NamedTuple):
         return [*self.texts, *self.held_out]
 
     def of(self, drafter: str) -> Logs:
-        """What a drafter's chains can be learned from: without the texts of whose steps nothing is known. Lookups are
-        learned from all texts."""
+        """The texts from which a drafter's chains are learned, those with known steps; for `NO_DRAFTER`, all."""
         if drafter == NO_DRAFTER:
             return self
         known, held_out = ([text for text in own if not text.note] for own in (self.texts, self.held_out))
@@ -291,7 +290,7 @@ def record_of(line: Any) -> Any:
     if not isinstance(line, dict):
         return line
     if line.get("event") == "request.finished" and isinstance(line.get("out"), dict):  # SGLang's request log
-        prompt = _within(line, "obj").get("input_ids")
+        prompt = _object_or_empty(line, "obj").get("input_ids")
         return _record(line["out"], "output_ids", {"prompt_token_ids": prompt, **line["out"]})
     if isinstance(choices := line.get("choices"), list):  # vLLM, SGLang: /v1/completions and /v1/chat/completions
         if len(choices) != 1 or not isinstance(choices[0], dict):
@@ -312,7 +311,7 @@ def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[st
     for key in ("prompt_token_ids", ids):
         if not isinstance(fields.get(key), list):
             raise ValueError(f"{key} is missing in the engine's response; docs/logs.md says how to ask for token ids")
-    tokens, meta, usage = len(fields[ids]), _within(answer, "meta_info"), _within(answer, "usage")
+    tokens, meta, usage = len(fields[ids]), _object_or_empty(answer, "meta_info"), _object_or_empty(answer, "usage")
     for count in (usage.get("completion_tokens"), meta.get("completion_tokens"), answer.get("tokens_predicted")):
         if isinstance(count, int) and count > tokens:
             raise ValueError(f"{ids}: {tokens} token ids of an answer of {count} tokens")
@@ -324,21 +323,20 @@ def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[st
         "kind": answer.get("kind"),
         "drafters": {},
     }
-    if found := _within(_within(answer, "metrics"), "speculative_decoding"):
+    if found := _object_or_empty(_object_or_empty(answer, "metrics"), "speculative_decoding"):
         steps = _steps(Metrics.model_validate(found), tokens)
         record |= {"note": steps} if isinstance(steps, str) else {"drafters": {DRAFTER: {"steps": steps}}}
     return record
 
 
-def _within(values: dict[str, Any], key: str) -> dict[str, Any]:
-    """The object at a key; an empty one where there is none."""
+def _object_or_empty(values: dict[str, Any], key: str) -> dict[str, Any]:
     found = values.get(key)
     return found if isinstance(found, dict) else {}
 
 
 def _steps(metrics: Metrics, tokens: int) -> list[list[int]] | str:
-    """Position, drafted and accepted tokens of each step; or why they are not known. The prompt's pass gives the first
-    token, so steps begin at position 1; steps may go beyond the text's end, where the engine cut it."""
+    """Position, drafted and accepted tokens of each step; or why they are not known. The forward pass over the prompt
+    gives the first token, so steps begin at position 1. They may go beyond the text's end, where the engine cut it."""
     accepted, drafted = metrics.per_step_accepted or [], metrics.per_step_drafted or []
     if metrics.num_spec_steps and not accepted:
         return NO_STEPS

@@ -1,4 +1,4 @@
-"""Texts that the target writes, and both models' rows along any text.
+"""Texts that the target samples, and both models' outputs along any text.
 
 Where memory runs out, this work and all later work of the process take half as many rows at once.
 
@@ -34,11 +34,11 @@ class WrittenText:
 
     tokens: list[int]
     start: int  # position of the last prompt token, the first root
-    steps: list[Step] = field(default_factory=list)  # of speculative decoding, if it wrote the text
+    steps: list[Step] = field(default_factory=list)  # of speculative decoding, if that made the text
 
 
 class RowBlock(NamedTuple):
-    """Both models' rows after some consecutive tokens of a text."""
+    """Both models' outputs after some consecutive tokens of a text."""
 
     target: ModelRows
     draft: ModelRows
@@ -55,8 +55,7 @@ def written_by_target(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
 ) -> list[WrittenText]:
     """Continue prompts with the target alone, in one batch, or in several where memory runs out; a continuation depends
-    on its batch, and `seed` is the first one's. InputError where the target gives numbers that are not finite, or there
-    is no memory for one text."""
+    on its batch, and `seed` is the first one's. InputError for logits that are not finite or for lack of memory."""
 
     def attempt() -> list[WrittenText]:
         together = fewer(len(prompts))
@@ -105,8 +104,8 @@ def finished(pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: 
 
 @torch.inference_mode()
 def rows_along(pair: ModelPair, text: WrittenText, sampling: Sampling) -> Iterator[RowBlock]:
-    """The rows after the text's tokens from `start` on, in blocks, by one teacher-forced pass of each model; InputError
-    where a model gives numbers that are not finite."""
+    """Both models' outputs after the text's tokens from `start` on, in blocks, by teacher forcing; InputError where a
+    model gives numbers that are not finite."""
     models = CachedModel(pair.target), CachedModel(pair.draft)
     size = fewer(block_rows(pair.vocabulary))
     for model in models:
@@ -138,7 +137,7 @@ def halving(work: Callable[[], T]) -> T:
                 raise
         if _halvings == 0:
             warnings.warn(f"blocks of rows are halved from here on: {reason}", RuntimeWarning, stacklevel=2)
-        _halvings += 1  # after the failed attempt's tensors went with its traceback
+        _halvings += 1  # not inside `except`, whose traceback keeps the failed attempt's tensors
         if _halvings > MOST_HALVINGS:
             raise InputError(f"the models leave no room for one row of a text, or for one text: {reason}")
         if torch.cuda.is_available():

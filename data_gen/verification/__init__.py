@@ -32,8 +32,8 @@ def get_verifier(name: str, style: str = "iid") -> Verifier:
 
 
 def styled(verifier: Verifier, style: str) -> Verifier:
-    """The verifier of trees of a style where `verifier` verifies the others: its own rule, bottom-up or top-down, if it
-    has one for the style, else the rule of its kind."""
+    """The verifier of trees of a style, beside `verifier` for the others: the same rule where it is lossless for the
+    style, else the style's bottom-up or top-down rule, whichever `verifier` is."""
     if style == verifier.style:
         return verifier
     rule = verifier.chain if isinstance(verifier, OnePath) else verifier

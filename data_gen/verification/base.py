@@ -189,12 +189,12 @@ class BottomUp(Verifier):
                     orders += [] if order_Mk is None else [(group, order_Mk)]
                 weights_N.index_add_(0, children_Mk.flatten(), entry_Mk.flatten())
         finals_N = weights_N.clone()  # a leaf's weight is its entry weight
-        if single := [node for node in range(len(tree)) if len(tree.children(node)) == 1]:  # in one pass over the rows
+        if single := [node for node in range(len(tree)) if len(tree.children(node)) == 1]:  # all at once
             nodes_M = torch.tensor(single, device=rows.device)
             finals.append((nodes_M, self.leave(rows.at(nodes_M), weights_N[nodes_M])))
         for nodes_M, final_M in finals:
             finals_N[nodes_M] = final_M
-        visits = _visits(orders)
+        visits = _children_by_visit(orders)
         visited = [torch.tensor(tree.postorder(visits, root)) for root in tree.roots]
         order_SN = pad_sequence(visited, batch_first=True, padding_value=-1).to(rows.device)  # S trees
         accept_SN = finals_N[order_SN.clamp(min=0)] * (order_SN >= 0)
@@ -239,10 +239,10 @@ def extra(tree: DraftTree, rows: Rows, nodes: Sequence[int], leftover: Leftover)
     return extra_MV
 
 
-def _visits(orders: list[tuple[NodeGroup, Tensor]]) -> dict[int, list[int]]:
-    """The children of each node in the order of visits, with one transfer from the device for the whole tree."""
+def _children_by_visit(orders: list[tuple[NodeGroup, Tensor]]) -> dict[int, list[int]]:
     if not orders:
         return {}
+    # one transfer from the device for the whole tree
     flat = iter(torch.cat([order_Mk.flatten() for _, order_Mk in orders]).tolist())
     return {
         node: [children[next(flat)] for _ in children]

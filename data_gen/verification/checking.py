@@ -1,4 +1,4 @@
-"""`espalier check-verifier MODULE:NAME [style=..]`: does the text that anybody's verifier appends follow the target?
+"""`espalier check-verifier MODULE:NAME [style=..]`: does the text that a user's verifier appends follow the target?
 
 The worlds are so small that all drafts can be listed. Where the verifier gives its law, the law of the appended text is
 exact. Where it only draws, drawn texts are compared with the target's by chi-square, at a false-alarm rate of `ALARM`.
@@ -289,7 +289,7 @@ def named(place: str, style: str) -> Any:
 
 @contextmanager
 def _errors_named(what: str) -> Iterator[None]:
-    """Whatever somebody's code raises is one line; a call of `sys.exit` does not end this program with its code."""
+    """Whatever the user's code raises becomes one line; its call of `sys.exit` does not end this program."""
     try:
         yield
     except InputError:

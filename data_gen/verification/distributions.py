@@ -1,4 +1,4 @@
-"""Arithmetic on rows of probabilities that every verifier shares.
+"""Arithmetic on next-token distributions that all verifiers share.
 
 Every residual of Naive, SpecInfer, K-SEQ and Traversal is `(a p - b q)+` with two scalars: to subtract a multiple of
 `q` from such a residual, or to scale it, gives another one. So a rule carries `a` and `b` for each node, and reads the
@@ -8,8 +8,8 @@ Along a text, though, hundreds of trees ask for different `a` and `b` at one pos
 (`SortedRows`): with the tokens in ascending `q/p`, those with `q/p < a/b` stand first, and the sum of `(a p - b q)+` is
 `a P - b Q` with two prefix sums.
 
-Legend: N tree nodes, P rows of a text, M nodes taken at once, V vocabulary, k child-list entries, n draws for each of M
-rows. Scalars are float64.
+Legend: N tree nodes, P positions of a text, M nodes taken at once, V vocabulary, k child-list entries, n draws
+for each of M rows. Scalars are float64.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def row_sums(rows_NV: Tensor) -> Tensor:
 
 
 class Ranked(NamedTuple):
-    """Rows in descending `p/q`, ties by token id; tokens that the draft never takes (q = 0) stand last. On the host,
-    because rules that need the order read one token after another."""
+    """Distributions in descending `p/q`, ties by token id; tokens that the draft never takes (q = 0) stand last. On
+    the host, because rules that need the order read one token after another."""
 
     places_NV: Tensor  # of each token
     p_NV: Tensor
@@ -139,7 +139,7 @@ class NodeDistributions:
         return p_MV, self._q_MV.double() * self._q_scale_M.unsqueeze(-1)
 
     def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
-        """`q`'s mass off the entries before each one, and off all of them, [M, k + 1]."""
+        """`q`'s mass outside the entries before each one, and outside all of them, [M, k + 1]."""
         q_MV = self._q_MV.clone()
         masses = [q_MV.sum(-1, dtype=torch.float64)]
         for entry_M in entries_Mk.unbind(-1):
@@ -217,16 +217,15 @@ def most_likely(probs_NV: Tensor, count: int, logits_NV: Tensor | None = None) -
 
 
 def sample(probs_V: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` i.i.d. draws from each row, int64 [..., count]; never a token of probability 0. Rows need not be
-    normalised."""
+    """`count` i.i.d. draws from each row, normalised or not, int64 [..., count]; no token of probability 0."""
     shape = (*probs_V.shape[:-1], count)
     return invert(probs_V, torch.rand(shape, generator=generator, dtype=torch.float64, device=probs_V.device))
 
 
 def invert(probs_V: Tensor, u: Tensor) -> Tensor:
-    """The tokens at which the rows' distribution functions pass `u`, in [0, 1); int64 in the shape of `u`, [..., n].
+    """Tokens by inversion of the rows' cumulative distributions at `u`, in [0, 1); int64 in the shape of `u`, [..., n].
 
-    First the block of tokens is found, then the token in it: a GPU sums up one long row slowly."""
+    First the block of tokens is found, then the token in it, because a GPU sums up one long row slowly."""
     vocabulary = probs_V.shape[-1]
     blocks_BW = pad(probs_V, (0, -vocabulary % BLOCK)).unflatten(-1, (-1, BLOCK))
     cdf_B = blocks_BW.sum(-1, dtype=torch.float64).cumsum(-1)
@@ -249,8 +248,8 @@ class SortedRows(Rows):
     """As `Rows`, with each row's tokens in ascending `q/p` and prefix sums of p and q in float64."""
 
     def __init__(self, p_PV: Tensor, q_PV: Tensor, before: SortedRows | None = None, kept: int = 0) -> None:
-        """The last `kept` rows of `before` stand before the new ones. Its memory is taken over, and it must not be used
-        any more: the system would take as long to give new memory as the sorts take."""
+        """The last `kept` rows of `before` stand before the new ones. Its memory is reused, because new memory takes as
+        long as the sorts; so `before` must not be used any more."""
         self._memory: dict[str, Tensor] = {} if before is None else before._memory
         self._old = slice(0) if before is None else slice(len(before.p_NV) - kept, len(before.p_NV))
         self._count, vocabulary = kept + len(p_PV), p_PV.shape[-1]
@@ -284,7 +283,7 @@ class SortedRows(Rows):
         old = self._memory.get(name, torch.empty(0, width, dtype=dtype, device=device))
         kept = old[self._old].clone()
         if len(old) < self._count:
-            capacity = self._count + self._count // 4  # the first block has no rows before it, and later ones have
+            capacity = self._count + self._count // 4  # later blocks also hold rows that were kept
             self._memory[name] = torch.empty(capacity, width, dtype=dtype, device=device)
         rows = self._memory[name][: self._count]
         rows[: len(kept)] = kept
@@ -307,8 +306,8 @@ class SortedRows(Rows):
         return self.tokens_PV[nodes_M.unsqueeze(-1), place_Mn.clamp(max=self.tokens_PV.shape[-1] - 1)]
 
     def leading(self, values: Tensor, start_M: Tensor, holds: Callable[[Tensor], Tensor]) -> Tensor:
-        """How many of V values in a row `holds`, which is true of leading ones alone; by a bisection of all at once.
-        `start_M` is where each question's first value stands in `values`."""
+        """How many of V consecutive values fulfil `holds`, which is true for leading ones alone; one bisection for all
+        questions. `start_M` is the position of each question's first value in `values`."""
         vocabulary, count_M = self.tokens_PV.shape[-1], torch.zeros_like(start_M)
         for bit in reversed(range(vocabulary.bit_length())):
             probe_M = count_M + (1 << bit)
@@ -324,7 +323,7 @@ class SortedDistributions(NodeDistributions):
         return self.excess_and_slope(a_M, b_M)[0]
 
     def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
-        """As for single nodes, with one sum over the vocabulary for all equal questions."""
+        """As in `NodeDistributions`, with one sum over the vocabulary for all equal questions."""
         asked_M = torch.cat([self.nodes_M.unsqueeze(-1), entries_Mk], dim=-1)
         each_m, inverse_M = asked_M.unique(dim=0, return_inverse=True)
         return NodeDistributions(self.rows, each_m[:, 0]).draft_mass_off(each_m[:, 1:])[inverse_M]

@@ -2,14 +2,14 @@
 
 `greedy` (MDSD, Hu et al. 2025, arXiv 2502.18779) is top-down; `spechub` (Sun et al. 2024, arXiv 2411.05289) is its case
 of pairs. `lifted_greedy` works bottom-up. With `m = w p` the target measure of a node of weight `w`, `T` its fixed
-children and `q'` the law of the drawn child `Y`, off T:
+children and `q'` the law of the drawn child `Y`, outside T:
 
     pi(Y) = min(1, m(Y) / q'(Y)),   pi(t) = (1 - pi(Y)) m(t) / (1 - beta)  for t in T,   beta = sum_off_T min(m, q')
 
-so the flow is `m` on T and `min(m, q')` off it, which is the most that any rule can take. These weights are UniVer's
-(arXiv 2605.04543) for one sampled child: its `Z = 1 - w + sum [m - s]+` is `1 - beta`.
+so the flow is `m` on T and `min(m, q')` outside it, which is the most that any rule can take. These weights are
+UniVer's (arXiv 2605.04543) for one sampled child: its `Z = 1 - w + sum [m - s]+` is `1 - beta`.
 
-Where `q` has no mass off T, as at temperature 0, the last child is fixed, too: `q'` is then certain of it.
+Where `q` has no mass outside T, as at temperature 0, the last child is fixed, too: `q'` is then certain of it.
 
 Legend: M nodes taken at once, V vocabulary, k child-list entries.
 """
@@ -30,7 +30,7 @@ from selector.actions import GREEDY
 class Drawn(NamedTuple):
     """The drawn child of greedy drafts, which is the last entry."""
 
-    scale_M: Tensor  # q'/q off the fixed children; 0 where the last child is fixed, too
+    scale_M: Tensor  # q'/q outside the fixed children; 0 where the last child is fixed, too
     alive_M: Tensor  # min(1, m/q') of the drawn token
     beta_M: Tensor  # sum_off_T min(m, q')
     fixed_Mk: Tensor  # m of the fixed children, [M, k - 1]
@@ -53,7 +53,7 @@ class Drawn(NamedTuple):
         return torch.cat([fixed_Mk, self.alive_M.unsqueeze(-1)], dim=-1)
 
     def residual(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        """`(m - q')+` off the children, [M, V]: nothing is left of a rejected child."""
+        """`(m - q')+` outside the children, [M, V]: nothing is left of a rejected child."""
         return node.residual(weights_M, self.scale_M).scatter_(-1, entries_Mk, 0.0)
 
 

@@ -9,7 +9,7 @@ better-ranked token wins. Further drafts meet the winner one after another. At e
         x = x with probability b(x, X), else X;   r = r'
     go to x with probability min(1, p(x) / r(x));  else  Y ~ (p - r)+, normalised, as the extra token or another child
 
-Legend: M nodes taken at once, V vocabulary, s free tokens, k child-list entries, U nodes with different distributions.
+Legend: M nodes taken at once, V vocabulary, s free tokens, k child-list entries, U nodes with distinct distributions.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from data_gen.verification.distributions import NodeDistributions, Rows, divide,
 from data_gen.verification.selection import LiftedSpecTr, LiftedUniform, SpecTr
 from data_gen.verification.traversal import NaiveTree, SpecInfer, Traversal
 
-MOST_FORMS = 64  # of compiled work: of a pass, two for each model and number of rows
+MOST_FORMS = 64  # compiled forms of a function; a forward pass has two for each model and cache length
 ON_SLOTS = (NaiveTree, SpecInfer, SpecTr, Traversal, LiftedSpecTr, LiftedUniform)  # need no host synchronisation
 
 
@@ -59,8 +59,8 @@ class SlotRows(Rows):
 def verify_slots(
     verifier: Verifier, layout: Layout, tokens_S: Tensor, target_probs_SV: Tensor, draft_probs_SV: Tensor, u_2: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One draw from the verifier's law: the last accepted slot, which is the first of its text, and the extra token;
-    from two uniform numbers in [0, 1). Up to rounding, `Verifier.verify` gives the same verdict from the same numbers.
+    """One draw from the verifier's law, by two uniform numbers in [0, 1): the last accepted slot, the first with its
+    path, and the extra token. Up to rounding, `Verifier.verify` gives the same verdict from the same numbers.
 
     Both are int64 [1], because indexing with a tensor of no axes is a host synchronisation. ValueError where the
     verifier needs host synchronisation, or is not for i.i.d. drafts.
@@ -71,17 +71,16 @@ def verify_slots(
 
 
 def drawn(probs_V: Tensor, u: Tensor) -> Tensor:
-    """As `invert`, compiled on a GPU: it has twenty small steps."""
+    """As `invert`, compiled on a GPU, where it would be twenty small kernels."""
     if not u.is_cuda:
         return invert(probs_V, u)
-    given = probs_V.view(-1, probs_V.shape[-1]), u.clone().view(-1, u.shape[-1])  # one form, so that few are compiled
+    given = probs_V.view(-1, probs_V.shape[-1]), u.clone().view(-1, u.shape[-1])  # always two axes: few forms
     return compiled(invert, dynamic=True)(*given).view(u.shape)
 
 
 @cache
 def compiled(work: Callable[..., Tensor], dynamic: bool | None = None) -> Callable[..., Tensor]:
-    """Some work with fewer kernels: on a GPU, small work takes as long as it has kernels. What torch cannot compile
-    runs as it is."""
+    """`work` in fewer kernels, which small work on a GPU waits for; uncompiled where torch cannot compile it."""
     settings: Any = torch._dynamo.config.patch(recompile_limit=MOST_FORMS, suppress_errors=True)
     own: Callable[..., Tensor] = settings(torch.compile(work, dynamic=dynamic))
     return own
@@ -90,8 +89,7 @@ def compiled(work: Callable[..., Tensor], dynamic: bool | None = None) -> Callab
 def law_on_slots(
     verifier: Verifier, layout: Layout, tokens_S: Tensor, target_probs_SV: Tensor, draft_probs_SV: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """P(accepted slot), float64 [S]; and the law of the extra token at a slot, given as int64 [1], [1, V] up to a
-    factor."""
+    """P(accepted slot), float64 [S]; and the extra token's law at a slot (int64 [1]), [1, V] up to a factor."""
     check_on_slots(verifier)
     merged, rows = Merged(layout, tokens_S), SlotRows(target_probs_SV, draft_probs_SV)
     leftover: Leftover
@@ -145,7 +143,7 @@ def _bottom_up(verifier: BottomUp, layout: Layout, merged: Merged, rows: SlotRow
         as_drafted_E = torch.arange(layout.K, device=rows.device)
         orders.append(as_drafted_E.expand_as(entries_ME) if order_ME is None else order_ME)
     finals_S[layout.inner :] = weights_S[layout.inner :]  # a leaf's weight is its entry weight
-    if layout.inner > 0:  # all nodes with one child, in one pass over the rows
+    if layout.inner > 0:  # all nodes with one child at once
         inner = slice(0, layout.inner)
         left_M = verifier.leave(rows.at(torch.arange(layout.inner, device=rows.device)), weights_S[inner])
         finals_S[inner] = torch.where(merged.count_S[inner] > 1, finals_S[inner], left_M)
@@ -159,7 +157,7 @@ def _from_below(layout: Layout, merged: Merged, finals_S: Tensor, orders: list[T
     fails_S = 1 - finals_S  # P(nothing at or below the slot accepts)
     below_S = torch.ones_like(finals_S)  # P(nothing below it accepts)
     before_S = torch.ones_like(finals_S)  # P(nothing that is visited before its subtree accepts)
-    fresh_SE = merged.there_SE & ~is_copy(merged.entries_SE)  # a text that was drafted twice is one child
+    fresh_SE = merged.there_SE & ~is_copy(merged.entries_SE)  # a path that was drafted twice is one child
     for nodes in reversed(layout.levels[:-1]):
         below_S[nodes] = torch.where(fresh_SE[nodes], fails_S[merged.children_SE[nodes]], 1.0).prod(-1)
         fails_S[nodes] *= below_S[nodes]

@@ -20,8 +20,8 @@ in descending `m/q` is selected. At each node with k children:
     each child is alive with probability a(x);  the first alive one in this order is selected
     if none is alive, the extra token is drawn from m less the flow
 
-The pass is sequential, so it is compiled, and rows of a GPU are brought to the host for it. Along a text many questions
-are the same, and they share a pass.
+This loop is sequential, so it is compiled, and distributions on a GPU are copied to the host for it. Along a text many
+questions are equal, and they share one loop.
 
 Legend: M nodes taken at once (questions), N rows, V vocabulary (the priority rule's in rank order), k child-list
 entries, n quadrature nodes.

@@ -78,7 +78,7 @@ class SpecInfer(TopDown):
         stop, the extra token is drawn from p_i
 
     I.i.d. drafts have `q_i = q`, and `p_i` does not depend on which child was rejected. Without replacement the
-    children are tried in the order of the draws, and `q_i` is `q` off the rejected tokens.
+    children are tried in the order of the draws, and `q_i` is `q` outside the rejected tokens, normalised.
     """
 
     name = "specinfer"
@@ -123,7 +123,7 @@ class Traversal(BottomUp):
 
 
 def draft_steps(node: NodeDistributions, entries_Mk: Tensor, style: str) -> Tensor:
-    """The law of each entry over `q`, off the entries before it, on which nothing of the target is left; [M, k].
+    """The ratio of each entry's law to `q` outside the entries before it, where nothing of the target is left; [M, k].
 
     It is 1 for i.i.d. draws (0 where there is no entry), and `1 / (1 - q(earlier entries))` without replacement.
     """

@@ -111,7 +111,7 @@ def run(config: Config) -> None:
 def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProfile]:
     """Latency profiles by name: this machine's, those of `evaluate.clocks`, and DDTE's equation 11, by which a pass
     takes as long for many tokens as for one, and nothing else takes any time."""
-    free: dict[str, Any] = {"drafting": 0.0, "nucleus": 0.0, "late": latency.NEVER_LATE}
+    free: dict[str, Any] = {"drafting": 0.0, "nucleus": 0.0, "lag": latency.NO_LAG}
     free |= {"draft": latency.Table([1], [1], [[0.1]]), "target": latency.Table([1], [1], [[1.0]])}
     free |= {"verify": dict.fromkeys(config.verifiers, Verification()), "decide": dict.fromkeys(profile.decide, 0.0)}
     ideal = replace(profile, **free)

@@ -190,7 +190,7 @@ def check(profile: LatencyProfile, verifier: str, samples: Sequence[timing.Sampl
     """Predicted and measured step times in seconds with one verifier, of trees and lookups outside of the fit."""
     rows = []
     for action in CHECKED:
-        if taken := [own for own in samples if (own.verifier, own.step.action, own.late) == (verifier, action, 0)]:
+        if taken := [own for own in samples if (own.verifier, own.step.action, own.lag) == (verifier, action, 0)]:
             predicted, measured = timing.times(profile, taken)
             row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": predicted / measured}
             rows.append({**row, "steps": len(taken)})

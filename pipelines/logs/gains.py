@@ -36,7 +36,7 @@ HITS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, math.inf)  # shares of recent hits
 UNIT = 0.5  # tokens of a payoff that count as one of `LEASTS`
 PAYOFF_SCALARS = (  # what a predicted payoff is linear in
     *("match", "copied", "copied_mean_0.8", "copied_mean_0.95", "source_steady", "source_in_prompt"),
-    *("source_foretold", "second_match", "second_agrees"),
+    *("source_predicted", "second_match", "second_agrees"),
     *(f"{name}_{count}" for name in ("seen", "agree") for count in PRECEDENT_LENGTHS),
 )
 Replays = dict[str, Any]  # `Replayed` or `MixedReplay`, by method

@@ -1,6 +1,6 @@
 """The trained network and its decisions in one scriptable module, which engines run.
 
-Here its artefact directory is written, too, whose files the model card lists (`card.j2`).
+This module also writes the artefact directory. The model card (`card.j2`) lists its files.
 
 Legend: B roots, S modes, L context lengths, A actions, D hidden width, F scalars.
 """
@@ -48,19 +48,19 @@ CARD = Template(
 class DeployedSelector(nn.Module):
     """The network in evaluation mode, and the decision of the nearest mode, with one machine's times.
 
-    Beyond a distance in temperature or top-p (`Sampling.covers`), and on longer texts than those of its training, the
+    Far from the mode's temperature or top-p (`Sampling.covers`), and on longer texts than those of its training, the
     lookup rule and the static tree of that mode decide. Raises InputError where the profile has no times for a mode.
     """
 
     settings_S3: Tensor  # `Mode.key`
     lengths_L: Tensor  # measured context lengths
-    early_SLA: Tensor  # seconds of a step that is decided before the draft has passed the root
+    early_SLA: Tensor  # seconds of a step that is decided before the draft's forward pass over the root
     late_SLA: Tensor  # seconds of a step that is decided after it
     speed_S: Tensor
     rho_S: Tensor
     longest_S: Tensor  # the tokens of a text up to which the network decides
     allowed_SA: Tensor  # actions that it may choose
-    late_S: Tensor  # 1 where the mode uses the draft's rows, or the drafter's hits for a log's selector; else 0
+    late_S: Tensor  # 1 where the mode uses the draft's distributions, or a drafter's hits; else 0
     least_S: Tensor  # the shortest match for which the lookup rule applies
     copied_SA: Tensor  # the lookup of the rule
     static_SA: Tensor  # the static tree

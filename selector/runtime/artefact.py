@@ -98,8 +98,7 @@ class TokenStatistics:
 
     @classmethod
     def load(cls, folder: Path) -> TokenStatistics:
-        """The statistics in an artefact directory, or those of no roots where it has none; InputError where the file is
-        damaged."""
+        """The statistics in an artefact directory, empty where it has none; InputError where the file is damaged."""
         path = folder / FILE
         if not path.exists():
             return cls.empty()
@@ -302,7 +301,7 @@ def check_files(folder: Path) -> None:
 
 
 def checked(features: Features, widths: dict[str, int], most_axes: int, early: int | None = None) -> Features:
-    """The features named in `widths`, of their last axes, on the CPU; or the `early` first scalars alone.
+    """The features named in `widths`, with these sizes of their last axes, on the CPU; or the first `early` scalars.
 
     `most_axes` is 1 for one root, and 2 where a batch is accepted, too. Raises InputError, which names the feature,
     where one is missing, of another shape or dtype than the schema's, or not finite.

@@ -3,17 +3,17 @@
 At one root it decides over NumPy arrays, by the forward pass of `selector.train.network` and the rule of
 `selector.decision`, because the dozens of calls cost torch ten times as much.
 
-Requests that are decoded together share their draft passes. A step in which nothing is drafted takes f, drafting c
-more, a draft pass p, and one more verified token of one request t:
+Requests that are decoded together share the draft's forward passes. A step in which nothing is drafted takes f seconds;
+drafting adds c once, each of the draft's forward passes p, and each verified token of one request t:
 
     T = f(contexts) + c [max_b passes_b > 0] + p max_b passes_b + t sum_b drafted_b.
 
-At the speed g of the whole batch, a verified token costs `g t` tokens, and a draft pass `g p`. For each number m of
-passes, every request takes its best action with up to m passes. The m with the largest sum minus `g (c + p m)` is
+At the speed g of the whole batch, a verified token costs `g t` tokens, and a pass of the draft `g p`. For each number m
+of passes, every request takes its best action with up to m passes. The m with the largest sum minus `g (c + p m)` is
 chosen.
 
 Legend: B roots or requests, A actions, K those that may be chosen, T trees, F scalars, D hidden width, I inputs and O
-outputs of a layer, S survivals, L context lengths, C contexts, V verified tokens, M draft passes.
+outputs of a layer, S survivals, L context lengths, C contexts, V verified tokens.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class StepClock(NamedTuple):
     """Times of the steps of a batch of one size, in seconds."""
 
     contexts_C: Array  # context lengths, ascending, at least two
-    draft_C: Array  # one draft pass
+    draft_C: Array  # one forward pass of the draft
     drafting_C: Array  # once in a step that drafts
     target_CV: Array  # the rest of a step, by verified tokens of a request
 
     def prices(self, context: float, batch: int) -> list[float]:
-        """Seconds of one more verified token of one request, of one draft pass of all, and of drafting once, at a mean
-        context."""
+        """Seconds of one more verified token of one request, of one forward pass of the draft over all, and of drafting
+        once, at a mean context."""
         each = self.token_C / batch, self.draft_C, self.drafting_C
         return [float(np.interp(context, self.contexts_C, own_C)) for own_C in each]
 
@@ -84,7 +84,7 @@ def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
 
 
 class Shapes(NamedTuple):
-    """Drafted tokens and draft passes of chains and lookups."""
+    """Drafted tokens of chains and lookups, and the draft's forward passes for them."""
 
     drafted_A: Array
     passes_A: Array
@@ -104,10 +104,10 @@ def joint_choice(
 ) -> Array:
     """Positions of the requests' actions, int64 [B], from predicted block efficiencies, float64; `speed` is g, and the
     times are those of `StepClock.prices`. Replay compiles it."""
-    order_A = np.argsort(shapes.passes_A, kind="mergesort")  # keeps the order of those with equally many passes
+    order_A = np.argsort(shapes.passes_A, kind="mergesort")  # stable: ties keep their order
     passes_A = shapes.passes_A[order_A]
     worth_AB = (tokens_BA - speed * token_seconds * shapes.drafted_A).T.copy()[order_A]
-    best_AB = worth_AB.copy()  # of the first actions, which are those with up to so many passes
+    best_AB = worth_AB.copy()  # running maximum: the best action with at most as many passes
     for a in range(1, len(best_AB)):
         best_AB[a] = np.maximum(best_AB[a - 1], best_AB[a])
     shared_A = speed * (pass_seconds * passes_A + once_seconds * (passes_A > 0))
@@ -287,7 +287,7 @@ def _moved(config: ArtefactConfig, mode: Mode, latency: LatencyProfile, own: Lat
 
 
 class Tuned:
-    """A selector under one sampling setting, for one root at a time; a lookup rule or a static tree needs no selector.
+    """A selector under one sampling setting, for one root or several; a lookup rule or a static tree needs no selector.
 
     Call `select` with the features of each of `feature_levels` in turn until it returns an action. On texts of more
     than `longest` tokens, if it is not 0, a network's mode needs the match alone. Where only features of the schema's
@@ -302,16 +302,16 @@ class Tuned:
         self._covers = lru_cache(self._covers_setting)
 
     def select(self, features: Features | None, final: bool = False) -> Action | None:
-        """The decision at a root; the static tree without features; None where only features of the first level are
-        given and the decision needs all of them, after the draft's root pass.
+        """The action at a root; the static tree without features; None where only features of the first level are given
+        and the decision needs all, which are known after the draft's forward pass over the root.
 
-        Beyond the lengths and the sampling settings of the training the lookup rule and the static tree decide; of the
-        latter a warning tells, once. Raises InputError where a feature is missing, of another shape or dtype, or not
-        finite.
+        Outside the text lengths and the sampling settings of the training, the lookup rule and the static tree decide;
+        outside the settings a warning says so, once. Raises InputError where a feature is missing, of another shape or
+        dtype, or not finite.
 
         Args:
             features: of one of `feature_levels`, or of the schema's first level where more are not known.
-            final: whether there will be no more features at this root; then it decides by what is known.
+            final: whether there will be no more features at this root: it then decides by these.
         """
         mode = self.mode
         if features is None or mode.decider == STATIC:
@@ -343,9 +343,8 @@ class Tuned:
         return scores_A
 
     def select_jointly(self, features: Sequence[Features]) -> list[Action]:
-        """The choices of several requests that share their draft passes, from the features of each, as in `select`.
-        By the lookup rule where a network was tuned on a log and joint decisions were not ahead of that. Raises
-        InputError as `select`."""
+        """The choices of requests that share the draft's forward passes, from the features of each; InputError as
+        `select`. The lookup rule chooses where a log's network did not beat it with joint decisions."""
         mode = self.mode
         if not features:
             return []
@@ -362,7 +361,7 @@ class Tuned:
         return [self._own.actions[a] for a in chosen_B]
 
     def _predicted(self, features: Sequence[Features]) -> tuple[Array, float]:
-        # the predicted tokens of all actions for each request, [B, A], and the mean context length
+        # block efficiencies of all actions for each request, [B, A], and the mean context length
         try:
             names = [name for name in self._own.widths if all(name in each for each in features)]
             together = {name: torch.stack([each[name] for each in features]) for name in names}
@@ -392,7 +391,7 @@ class Tuned:
         return self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.schema.first
 
     def _root_of(self, read: Features) -> OneRoot:
-        # of the features' level, or of the mode's if it is lower
+        # for the features' level, or the mode's where that is lower
         own = self._own
         early = read[SCALARS_KEY].shape[-1] == own.schema.first or not self.mode.sees_all
         if early not in self._at_root:

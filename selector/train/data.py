@@ -35,10 +35,10 @@ class Texts:
         scalars_RF: float32; zeros at first roots, unless `from_the_start`.
         length_R: committed tokens, the root token included, int64.
         survivals: of trees, by verifier, float16 [R, S].
-        foretold_R: how many tokens of a lookup the text continues with, uint8.
+        lookup_R: how many tokens of a lookup agree with the text, uint8.
         hidden: by name, float16 [rows, D]; empty where the traces hold none.
         hidden_R: a row of `hidden`, int64; -1 where there is none.
-        from_the_start: whether first roots have features, as token ids give; models' rows exist from the second on.
+        from_the_start: whether first roots have features, as from token ids; those of a pair begin at second roots.
         schema: of the scalars.
     """
 
@@ -51,7 +51,7 @@ class Texts:
     scalars_RF: Tensor
     length_R: Tensor
     survivals: dict[str, Tensor]
-    foretold_R: Tensor
+    lookup_R: Tensor
     hidden: dict[str, Tensor] = field(default_factory=dict)
     hidden_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     from_the_start: bool = False
@@ -99,7 +99,7 @@ class Texts:
     def labels(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
         """Survivals of a space's actions at some roots, float32 [rows, S]; those of lookups are 0 or 1."""
         depth_D = torch.arange(1, len(space.sums_SA) - space.tree_survivals + 1)
-        copied_RD = self.foretold_R[rows].unsqueeze(-1) >= depth_D
+        copied_RD = self.lookup_R[rows].unsqueeze(-1) >= depth_D
         drafted_RS = self.survivals[verifier][rows, : space.tree_survivals].float()  # a space may lack further styles
         return torch.cat([drafted_RS, copied_RD.float()], dim=-1)
 
@@ -131,6 +131,7 @@ class Timed:
         return self.texts.settings[int(self.texts.setting_X[0])]
 
     def on(self, profile: LatencyProfile) -> Timed:
+        """The same texts and labels with another machine's times."""
         moved = replace(self, profile=profile)
         moved.__dict__["survivals_RS"] = self.survivals_RS  # the cached labels do not depend on times
         return moved
@@ -156,18 +157,17 @@ class Timed:
         return below_R * (1 - share_R) + above_R * share_R
 
     @cached_property
-    def late_M(self) -> Tensor:
-        """`LatencyProfile.late` by the number of tokens, float64 [M]."""
-        late = self.profile.late
-        return torch.tensor([late.at(0, tokens) for tokens in range(late.sizes[-1] + 1)], dtype=torch.float64)
+    def lag_M(self) -> Tensor:
+        """`LatencyProfile.lag` by the number of tokens, float64 [M]."""
+        lag = self.profile.lag
+        return torch.tensor([lag.at(0, tokens) for tokens in range(lag.sizes[-1] + 1)], dtype=torch.float64)
 
     def _table(self, feature_levels: Sequence[str]) -> tuple[Tensor, Tensor]:
         return self.profile.table(self.space.actions, self.verifier, feature_levels, self.sampling)
 
 
 def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, space: ActionSpace) -> Texts:
-    """Rows of a trace store, the scalars of their roots, and the space of their trees; InputError where labels are
-    missing."""
+    """Texts of a trace store's rows, with the roots' scalars and the trees' space; InputError if labels are missing."""
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
             raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them again")
@@ -190,7 +190,7 @@ def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, spac
         scalars_RF=scalars_RF,
         length_R=start_X.repeat_interleave(size_X) + number_R + 1,
         survivals=survivals,
-        foretold_R=_flat(table, LOOKUP_COLUMN),
+        lookup_R=_flat(table, LOOKUP_COLUMN),
         hidden={name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
         hidden_R=torch.where(has_R, has_R.cumsum(0) - 1, -1),
         space=replace(space, lookups=ActionSpace.with_lookups().lookups),

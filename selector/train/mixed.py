@@ -1,5 +1,5 @@
-"""Replay of batches of B different requests, whose decisions are made together (`Tuned.select_jointly`), or each by
-itself: when a text is finished, the next one takes its place.
+"""Replay of batches of requests with distinct texts. They are decided jointly (`Tuned.select_jointly`) or one by one;
+when a text ends, the next one takes its place.
 
 Legend: B requests in flight, C contexts, R roots of all texts, A actions, X texts, S kinds of drafts (chains, lookups),
 P parts of the texts' sources.
@@ -123,7 +123,7 @@ class MixedBatches:
     """Texts as streams of requests, one for each part of the sources; B requests of a stream are decoded at once.
 
     A stream holds the texts of its part in random orders. It ends when its last text begins, so that there are always B
-    requests. Of labels that are not 0 or 1 one draw is taken.
+    requests. How many tokens are accepted at a root is drawn once where its labels are not 0 or 1.
     """
 
     def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:

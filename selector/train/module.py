@@ -88,7 +88,7 @@ class SelectorModule(pl.LightningModule):
 
     A regressor learns the survivals of all actions. It does not depend on times, which enter when it chooses
     (`selector.decision`). A policy learns action probabilities for one machine (DDTE, eq. 12 and app. E), and its
-    network also sees the context length, from which the times of the two models' passes follow.
+    network also sees the context length, on which the times of the models' forward passes depend.
 
     Args:
         level: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's.
@@ -121,7 +121,7 @@ class SelectorModule(pl.LightningModule):
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """The feature levels that it may be asked with: its own and, for a regressor, the first of its schema."""
+        """The feature levels that it may be asked with: its own, and for a regressor also the first of its schema."""
         return (self.schema.levels[0], self.level) if self.is_regressor else (self.level,)
 
     @property

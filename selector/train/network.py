@@ -18,19 +18,19 @@ DROPOUT = 0.1  # of a policy's hidden layers; the paper gives no rate
 
 
 class RootNetwork(nn.Module):
-    """An MLP of the scalars and of each hidden state, which passes a linear map and a layer norm first (DDTE, app. E).
+    """An MLP over the scalars and the hidden states, each after a linear map and a layer norm (DDTE, appendix E).
 
-    The network clamps all scalars to their range at the training roots, so that it never extrapolates, takes the
-    logarithm of numbers of tokens and standardises; scalars that are not learned are 0.
+    It clamps all scalars to their range at the training roots, so that it never extrapolates, replaces a count c by
+    log(1 + c), and standardises. Scalars that it does not see are 0.
 
-    It may be asked before the draft has passed the root: later scalars are then at their means and hidden states at 0,
-    and one more input says so.
+    It may be asked before the draft's forward pass over the root: later scalars are then at their means and hidden
+    states at 0, and one more input says so.
 
     Args:
         hidden_widths: D of each hidden state; none for a light selector.
         width: of each projected hidden state.
         hidden: widths of the MLP's layers.
-        policy: as in DDTE, GELU and dropout follow them instead of ReLU, and the network sees the context length.
+        policy: whether, as in DDTE, GELU and dropout replace ReLU, and the network sees the context length.
     """
 
     count_F: Tensor

@@ -1,4 +1,4 @@
-"""Replay: the exact expected time that any way of choosing trees at roots takes for given texts.
+"""Replay: the exact expected time that decoding of given texts takes with any way of choosing trees at roots.
 
 Given the text, a step that begins at root i with the tree a(i) ends at root i + n with the probability
 `P(tau + 1 = n | text)`, which the labels hold (`data_gen.text_labels`), whatever happened before. So the expected
@@ -6,15 +6,15 @@ number of steps that begin at each position follows from one walk along the text
 
     D(first root) = 1,      D(i + n) += D(i) P(tau + 1 = n | i, a(i)),
 
-and the expected time is `sum_i D(i) T(a(i), i)`. The draft falls behind the text while steps copy, or draft nothing,
-and its next pass takes longer (`LatencyProfile.late`). So D is also by the number m of tokens that came since the
-draft's last pass: a step in which the draft passes its root takes `late(m)` more and sets m to 0, and any other step
-adds its n tokens to m. Tokens that the last step yields beyond the text's end take time and do not count. This holds
+and the expected time is `sum_i D(i) T(a(i), i)`. The draft's KV cache lags behind the text while steps copy, or draft
+nothing, and its next forward pass takes longer (`LatencyProfile.lag`). So D has a second index, the number m of tokens
+since that pass: a step with a forward pass of the draft takes `lag(m)` more and sets m to 0, and any other step adds
+its n tokens to m. Tokens that the last step yields beyond the text's end take time and do not count. This holds
 for every policy that decides at roots by what is known there, before any token is drafted. The only variance is that
-between texts; errors are over their sources, by the jackknife.
+between texts; standard errors are over their sources, by the jackknife.
 
 Legend: X texts, N roots of one text, R roots of all texts, A actions, S survivals, D depth, J accepted lengths + 1, M
-tokens since the draft's last pass.
+tokens since the draft's last forward pass.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def jit(function: F, kept: bool = True) -> F:
         return cast(F, njit(fastmath=SUMS_IN_ANY_ORDER)(function))
 
 
-class Lateness(NamedTuple):
-    """Which steps let the draft pass their root, bool [R]; and by how many seconds such a step is longer when 0, 1, ..
-    tokens came since the draft's last pass, float64 [M]. A larger number counts as the last one."""
+class Lag(NamedTuple):
+    """The roots at which the draft has a forward pass, bool [R]; and the additional seconds of that step when 0, 1, ..
+    tokens came since the last such pass, float64 [M]. A larger number counts as the last one."""
 
     passes_R: Tensor
     seconds_M: Tensor
@@ -128,13 +128,13 @@ def replay(
     seconds_R: Tensor,
     size_X: Tensor,
     space: ActionSpace,
-    late: Lateness | None = None,
+    lag: Lag | None = None,
 ) -> Replayed:
-    """A policy, given as the action of every root, int64 [R], and the seconds of a step with it, if the draft is not
-    late. The rows of a text's roots follow one another; `size_X` is their number, int64."""
+    """Replays a policy, given as the action of every root, int64 [R], and the seconds of its step where the draft does
+    not lag, [R]. The roots of a text follow one another; `size_X` is their number, int64."""
     survivals, paths, actions = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD, action_R))
-    passes_R, late_M = late or Lateness(torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double())
-    timed = seconds_R.double().numpy(), passes_R.numpy(), late_M.numpy()
+    passes_R, lag_M = lag or Lag(torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double())
+    timed = seconds_R.double().numpy(), passes_R.numpy(), lag_M.numpy()
     sums_X3, visits_R = _walk(survivals, paths, actions, *timed, size_X.numpy())
     tokens_X, seconds_X, steps_X = torch.from_numpy(sums_X3).unbind(-1)
     return Replayed(tokens_X, seconds_X, steps_X, torch.from_numpy(visits_R))
@@ -147,14 +147,14 @@ def _walk(
     action_R: Array,
     seconds_R: Array,
     passes_R: Array,
-    late_M: Array,
+    lag_M: Array,
     size_X: Array,
 ) -> tuple[Array, Array]:
-    none, depth, latest = survivals_RS.shape[1], survival_of_AD.shape[1], len(late_M) - 1
+    none, depth, longest = survivals_RS.shape[1], survival_of_AD.shape[1], len(lag_M) - 1
     sums_X3, visits_R = np.zeros((len(size_X), 3)), np.zeros(len(action_R))
     begin = 0
     for x in range(len(size_X)):
-        begins_NM = np.zeros((size_X[x] + depth + 1, latest + 1))  # D, on beyond the text's end
+        begins_NM = np.zeros((size_X[x] + depth + 1, longest + 1))  # D, also beyond the text's end
         begins_NM[0, 0] = 1.0
         for n in range(size_X[x]):
             row, here, reached = begin + n, begins_NM[n].sum(), 1.0
@@ -163,7 +163,7 @@ def _walk(
             visits_R[row] = here
             sums_X3[x, 1] += here * seconds_R[row]
             if passes_R[row]:
-                sums_X3[x, 1] += (begins_NM[n] * late_M).sum()
+                sums_X3[x, 1] += (begins_NM[n] * lag_M).sum()
             sums_X3[x, 2] += here
             for d in range(depth + 1):
                 if n + d < size_X[x]:
@@ -174,8 +174,8 @@ def _walk(
                 if passes_R[row]:
                     begins_NM[n + 1 + d, 0] += here * ends
                 elif ends != 0.0:
-                    for m in range(latest + 1):
-                        begins_NM[n + 1 + d, min(m + 1 + d, latest)] += begins_NM[n, m] * ends
+                    for m in range(longest + 1):
+                        begins_NM[n + 1 + d, min(m + 1 + d, longest)] += begins_NM[n, m] * ends
                 reached = further
                 if survival >= none:
                     break
@@ -184,8 +184,8 @@ def _walk(
 
 
 def fastest_possible(survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace) -> Replayed:
-    """The policy with the least expected time for each text, of all policies that know the labels; the draft counts as
-    never late, so this is a bound."""
+    """The policy with the least expected time for each text, of all policies that know the labels; the draft counts
+    as never lagging, so this is a bound."""
     survivals, paths = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD))
     action_R = torch.from_numpy(_best_ahead(survivals, paths, seconds_RA.double().numpy(), size_X.numpy()))
     seconds_R = seconds_RA.gather(-1, action_R.unsqueeze(-1))[:, 0]
@@ -194,7 +194,7 @@ def fastest_possible(survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, s
 
 @jit
 def _best_ahead(survivals_RS: Array, survival_of_AD: Array, seconds_RA: Array, size_X: Array) -> Array:
-    # from each text's end to its beginning: the action with the least expected time to the end
+    # dynamic programming from each text's end: the action with the least expected time to there
     none, depth = survivals_RS.shape[1], survival_of_AD.shape[1]
     best_R = np.zeros(len(seconds_RA), np.int64)
     begin = 0
@@ -234,8 +234,8 @@ class Ratio:
 
 
 def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor) -> Ratio:
-    """Speed over another's on the same texts; the error by the jackknife over the texts' sources, since texts of one
-    source are not independent."""
+    """Speed over another's on the same texts; the standard error is by the jackknife over the texts' sources, since
+    texts of one source are not independent."""
     return jackknifed(torch.stack([mine.tokens_X, mine.seconds_X, other.tokens_X, other.seconds_X], dim=-1), source_X)
 
 

@@ -19,11 +19,11 @@ from selector.decision import NETWORK, RHOS, LookupRule, Mode, choices
 from selector.latency import NOT_DRAFTED
 from selector.schema import EARLY, FULL, LIGHT
 from selector.train.data import Timed
-from selector.train.replay import Lateness, Ratio, Replayed, ratio_of_speeds, replay
+from selector.train.replay import Lag, Ratio, Replayed, ratio_of_speeds, replay
 
 SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at rho = 1
 SURE = 2.0  # standard errors over sources by which a network must be ahead
-TIE = 1.0  # standard errors over sources by which a less simple way must be ahead of a simpler one
+TIE = 1.0  # standard errors over sources by which a more complex way must be ahead of a simpler one
 RARE = 0.002  # share of the steps that actions which are dropped may take
 LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # least matches that are tried for the lookup rule
 
@@ -79,21 +79,21 @@ def static_replay(timed: Timed, action: Action) -> Replayed:
 @dataclass(frozen=True)
 class Decided:
     """What a mode does at every root: the action, int64; the seconds of a step, decisions included; and whether the
-    draft passes the root, bool."""
+    draft has a forward pass, bool."""
 
     action_R: Tensor
     seconds_R: Tensor
     passes_R: Tensor
 
     def replayed(self, timed: Timed) -> Replayed:
-        late = Lateness(self.passes_R, timed.late_M)
-        return replay(timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.size_X, timed.space, late)
+        lag = Lag(self.passes_R, timed.lag_M)
+        return replay(timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.size_X, timed.space, lag)
 
 
 def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Decided:
-    """What a mode does: the static tree at roots without features and where nothing is decided; a lookup by its rule;
-    elsewhere what its network chooses, asked with one feature level after another, and on texts that are longer than
-    its training texts what the rule chooses (`Mode`)."""
+    """What a mode does at every root. It is the static tree at roots without features, and where nothing is decided.
+    Elsewhere a lookup rule chooses, or a network that is asked with one feature level after another; on texts that are
+    longer than the network's training texts its rule chooses (`Mode`)."""
     space, unknown_R = timed.space, timed.texts.unknown_R
     static_R = torch.full((len(unknown_R),), space.index(mode.action))
     if mode.decider != NETWORK:
@@ -153,8 +153,8 @@ def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Actio
 
 
 def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
-    """The fastest feature levels, price of time and actions for some predictions, with one feature level, or with the
-    early one and all features; judged on the same texts. `static` is the mode in which nothing is decided."""
+    """The fastest mode for some predictions: its feature levels (one, or the early one and then all), price of time and
+    actions; judged on the same texts. `static` is the mode in which nothing is decided."""
     if policy and not static.allowed:  # the price of time keeps a regressor from what the decoder cannot draft
         drafted = (timed.seconds(tuple(predictions)[:1]) < NOT_DRAFTED).any(0).nonzero()[:, 0].tolist()
         if len(drafted) < len(timed.space):
@@ -166,7 +166,7 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
         prices = [] if policy else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
         priced = [own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]
         tried += priced
-        if levels == (EARLY,):  # the other features come from the draft's own pass
+        if levels == (EARLY,):  # the other features need a forward pass of the draft
             free = (~timed.space.needs_draft_A).nonzero()[:, 0].tolist()
             kept = tuple(a for a in free if not static.allowed or a in static.allowed)
             tried += [replace(mode, allowed=kept) for mode in priced]
@@ -199,7 +199,7 @@ def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
 
 
 def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:
-    """The positions of the actions of all but a few steps, ascending, and that of the empty tree."""
+    """Positions of the most frequent actions, which all but a share `RARE` of the steps take, and of the empty tree."""
     steps_A = torch.zeros(len(timed.space), dtype=torch.float64).index_add_(0, action_R, visits_R)
     shares, order = (steps_A / steps_A.sum()).sort(descending=True)
     needed = int((shares.cumsum(0) < 1 - RARE).sum()) + 1

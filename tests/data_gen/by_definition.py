@@ -81,7 +81,7 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
         "copied": min(in_a_row(predicted[::-1]), LONGEST_MATCH),
         "source_steady": min(in_a_row(moved[::-1]), LONGEST_MATCH),
         "source_in_prompt": float(0 <= source < prompt - 1),
-        "source_foretold": min(in_a_row(there), LONGEST_LOOKUP),
+        "source_predicted": min(in_a_row(there), LONGEST_LOOKUP),
         "second_match": min(in_common(tokens[::-1], tokens[: second + 1][::-1]), LONGEST_MATCH),
         "second_agrees": agrees[0],
         "third_agrees": min(agrees),

@@ -15,7 +15,7 @@ import torch
 from data_gen import timing
 from data_gen.decoding.loop import Step
 from data_gen.models.pair import ModelPair
-from data_gen.timing import BURST, LATE, NODES, WIDTHS, Sample, bursts, fitted, real_steps, samples_of, times
+from data_gen.timing import BURST, LAGS, NODES, WIDTHS, Sample, bursts, fitted, real_steps, samples_of, times
 from selector.actions import EMPTY, Action
 from selector.latency import LatencyProfile, Table, Verification
 from tests.selector.synthetic import profile
@@ -41,15 +41,15 @@ def true_profile() -> LatencyProfile:
         draft=table(WIDTHS, 3e-3, 1e-3, 2e-6),
         verify={"traversal": Verification(2e-4, 1e-3), "block": Verification(1e-4, 2e-3)},
         drafting=1e-3,
-        late=Table([0], [*LATE], [[0.0, 1e-3, 2e-3, 4e-3]]),
+        lag=Table([0], [*LAGS], [[0.0, 1e-3, 2e-3, 4e-3]]),
     )
 
 
-def samples(truth: LatencyProfile, actions: list[Action], late: tuple[int, ...] = LATE) -> Iterator[Sample]:
+def samples(truth: LatencyProfile, actions: list[Action], lag: tuple[int, ...] = LAGS) -> Iterator[Sample]:
     """In every context; of ten alike one met a slow moment of the machine."""
-    for name, action, length, missed in product(truth.verify, actions, (60, 140, 390), late):
+    for name, action, length, missed in product(truth.verify, actions, (60, 140, 390), lag):
         if missed == 0 or action.drafts:
-            seconds = truth.action_seconds(action, length, name) + truth.late.at(0, missed)
+            seconds = truth.action_seconds(action, length, name) + truth.lag.at(0, missed)
             for factor in [1.0] * 9 + [5.0]:
                 step = Step(length, action, 0, 1 + action.nodes, {"draft": factor * seconds})
                 yield Sample(name, step, missed)
@@ -69,7 +69,7 @@ def test_the_times_of_other_steps_follow_from_those_that_were_timed(small: Any) 
     for name, action, length in product(truth.verify, ACTIONS + OTHERS, (60, 200, 390)):
         seconds = found.action_seconds(action, length, name)
         assert seconds == pytest.approx(truth.action_seconds(action, length, name), rel=1e-3), (name, action)
-    assert [found.late.at(0, tokens) for tokens in LATE] == pytest.approx([0.0, 1e-3, 2e-3, 4e-3], rel=1e-3)
+    assert [found.lag.at(0, tokens) for tokens in LAGS] == pytest.approx([0.0, 1e-3, 2e-3, 4e-3], rel=1e-3)
     predicted, measured = times(found, [*samples(truth, OTHERS[:1], (0,))][:10])
     assert predicted == pytest.approx(measured, rel=3e-3)
     assert set(found.verify) == {"traversal", "block"} and found.device == "here"
@@ -83,23 +83,23 @@ def test_times_never_fall_with_the_size(small: Any) -> None:
         for each in samples(true_profile(), ACTIONS)
     ]
     found = fitted(small, noisy, LENGTHS, "here")
-    for table in (found.target, found.draft, found.late):
+    for table in (found.target, found.draft, found.lag):
         for row in table.seconds:
             assert row == sorted(row) and row[0] >= 0
 
 
 def test_every_case_has_its_steps(pair: ModelPair) -> None:
-    """Of lookups those that copy; the first step of a burst only where the draft is late."""
+    """Of lookups those that copy; the first step of a burst only where the draft lags."""
     ticks: list[None] = []
     cases = [*product(("specinfer", "traversal"), MET)]
     found = real_steps(pair, cases, PROMPTS, 200, 300, tick=lambda: ticks.append(None))
     assert len(ticks) == len(found) >= 300
     assert {(own.verifier, own.step.action) for own in found} >= {case for case in cases if not case[1].copies}
-    for verifier, step, late in found:
+    for verifier, step, lag in found:
         assert step.nodes == 5 or step.action != Action.copy(4)
-        assert late == 0 or step.action.drafts
+        assert lag == 0 or step.action.drafts
         assert step.length > 3 and step.total > 0 and verifier in ("specinfer", "traversal")
-    assert any(late for *_, late in found)
+    assert any(lag for *_, lag in found)
     few = real_steps(pair, cases, PROMPTS, 200, 1)
     assert len(few) < 3 * BURST * len(cases)  # all texts together take each in turn
     assert {(own.verifier, own.step.action) for own in few} >= {case for case in cases if not case[1].copies}

@@ -80,9 +80,10 @@ def test_it_begins_as_the_targets_own_layers() -> None:
     """With all layers and all tokens it is the target."""
     target = random_llama(20, 3, 0)
     draft, ids = new_draft(target, [0, 1, 2], torch.arange(20)), torch.tensor([[3, 4, 5, 6]])
-    assert torch.equal(draft(ids).logits, target(ids).logits)
+    torch.testing.assert_close(draft(ids).logits, target(ids).logits)  # products of other shapes are rounded otherwise
     fewer = new_draft(target, [0, 1, 2], torch.arange(7))(ids).logits
-    assert torch.equal(fewer[..., :7], target(ids).logits[..., :7]) and (fewer[..., 7:] == -torch.inf).all()
+    torch.testing.assert_close(fewer[..., :7], target(ids).logits[..., :7])
+    assert (fewer[..., 7:] == -torch.inf).all()
     assert draft.get_input_embeddings() is target.get_input_embeddings()
 
 

@@ -81,7 +81,7 @@ def test_mlflow_holds_the_selector_its_gains_and_the_logs(run: tuple[Path, str],
     client = mlflow.MlflowClient(f"sqlite:///{run[0]}/mlruns/mlflow.db")
     (version,) = client.search_model_versions("name = 'espalier-selector'")
     own = next(e for e in logs["by_batch"] if (e["batch"], e["level"], e["mixed"]) == (8, DRAFTER, True))
-    (tag,) = (key for key in version.tags if "8_different" in key and "hits/" in key and "over_lookup_rule" in key)
+    (tag,) = (key for key in version.tags if "8_different" in key and "hits" in key and "over_lookup_rule" in key)
     assert version.tags[tag] == f"{own['selector_over_rule']['value']:.3f}"
     held = [each.dataset for each in client.get_run(version.run_id).inputs.dataset_inputs]
     assert held and all(each.digest == sha256(run[0] / each.name)[:16] for each in held)
@@ -301,10 +301,10 @@ def test_a_pairs_traces_give_the_same_speeds_through_this_door(demo: tuple[Path,
         each = StaticTable.of_labels(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space, actions)
         speeds.append(torch.stack([columns_XA.sum(0) for columns_XA in each]))
     assert torch.allclose(speeds[0], sum(speeds[1:]), rtol=1e-5), "tokens, seconds and steps of every chain"
-    foretold = list(zip(data.prompt_X, data.foretold_R.split(data.size_X.tolist()), strict=True))
+    predicted = list(zip(data.prompt_X, data.lookup_R.split(data.size_X.tolist()), strict=True))
     for part in parts:
-        for prompt, own_R in zip(part.prompt_X, part.foretold_R.split(part.size_X.tolist()), strict=True):
-            assert any(torch.equal(own_R.clamp(max=4), other_R) for name, other_R in foretold if name == prompt)
+        for prompt, own_R in zip(part.prompt_X, part.lookup_R.split(part.size_X.tolist()), strict=True):
+            assert any(torch.equal(own_R.clamp(max=4), other_R) for name, other_R in predicted if name == prompt)
 
 
 def test_a_trace_store_is_a_log(demo: tuple[Path, str], tmp_path: Path) -> None:
@@ -323,9 +323,9 @@ def told(seed: int = 0) -> Timed:
     data = logged.timed(seed=seed)
     match_R, hits_R = data.texts.scalar("match"), data.texts.scalar("hit_mean_0.8")
     match_R.mul_(2)  # from 0 to 10
-    foretold_R = torch.where(match_R >= 8, 6, torch.where(match_R >= 4, 2, 0))
+    lookup_R = torch.where(match_R >= 8, 6, torch.where(match_R >= 4, 2, 0))
     right_RD = (hits_R > 0.6).unsqueeze(-1).expand(-1, DEPTH)
-    texts = replace(data.texts, foretold_R=foretold_R.to(torch.uint8), survivals={"naive": right_RD.half()})
+    texts = replace(data.texts, lookup_R=lookup_R.to(torch.uint8), survivals={"naive": right_RD.half()})
     return replace(data, texts=texts)
 
 
@@ -356,11 +356,11 @@ def test_a_payoff_that_is_linear_is_found() -> None:
     data = logged.timed()
     match_R, seen_R = data.texts.scalar("match"), data.texts.scalar("seen_1")
     seen_R.copy_((2 * seen_R).floor())
-    foretold_R = torch.where(match_R > 0, match_R.clamp(max=4) + seen_R, 0)
+    lookup_R = torch.where(match_R > 0, match_R.clamp(max=4) + seen_R, 0)
     match_R.clamp_(max=4)
-    train = replace(data, texts=replace(data.texts, foretold_R=foretold_R.to(torch.uint8)))
+    train = replace(data, texts=replace(data.texts, lookup_R=lookup_R.to(torch.uint8)))
     payoff_R = UNIT * with_payoff(train, payoff_weights(train)).texts.scalar("match")
-    assert payoff_R.tolist() == pytest.approx(foretold_R.tolist(), abs=1e-3)
+    assert payoff_R.tolist() == pytest.approx(lookup_R.tolist(), abs=1e-3)
     assert "seen_1" in PAYOFF_SCALARS and train.texts.scalar("match").tolist() == match_R.tolist(), "in a copy alone"
 
 

@@ -42,7 +42,7 @@ def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
     size_X = torch.randint(roots // 2, roots, (count,), generator=generator)
     R = int(size_X.sum())
     accepted_R = torch.randint(SPACE.depth + 1, (R,), generator=generator)
-    foretold_R = torch.randint(max(SPACE.lookups) + 1, (R,), generator=generator)
+    lookup_R = torch.randint(max(SPACE.lookups) + 1, (R,), generator=generator)
     scalars_RF = torch.rand(R, len(LOG.scalars), generator=generator)
     scalars_RF[:, PAIR.index("match")] = torch.randint(6, (R,), generator=generator).float()
     length_R = torch.cat([20 + torch.arange(size) for size in size_X.tolist()])
@@ -57,7 +57,7 @@ def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
         scalars_RF=scalars_RF,
         length_R=length_R,
         survivals={"naive": (accepted_R[:, None] > torch.arange(SPACE.depth)).half()},
-        foretold_R=foretold_R.to(torch.uint8),
+        lookup_R=lookup_R.to(torch.uint8),
         hidden_R=torch.full((R,), -1),
         from_the_start=True,
         schema=LOG,

@@ -21,7 +21,7 @@ WIDTHS = [6, 4, 4]
 SPACE = ActionSpace.of_pairs()
 EASY, HARD = 0.95, 0.3  # how likely a drafted token is accepted
 TELLS = PAIR.index("draft_entropy_root")  # below 0.5 where the text is easy
-REPEATED, FORETOLD = 4, 11  # the least match where the text repeats itself, and how far it goes on with it there
+REPEATED, CONTINUED = 4, 11  # the least match where the text repeats itself, and how far it goes on with it there
 
 
 def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
@@ -103,7 +103,7 @@ def texts(
         scalars_RF=scalars_RF,
         length_R=length_R,
         survivals={"traversal": survivals_of(torch.where(easy_R, EASY, HARD)).half()},
-        foretold_R=(FORETOLD * repeats_R).to(torch.uint8),
+        lookup_R=(CONTINUED * repeats_R).to(torch.uint8),
         hidden={name: rows[known_R].half() for name, rows in hidden.items()} if level == FULL else {},
         hidden_R=torch.where(known_R & (level == FULL), known_R.cumsum(0) - 1, -1),
     )
@@ -152,7 +152,7 @@ def mode_row(mode: Mode, efficiency_A: Tensor) -> dict:
 
 def joined(parts: Sequence[Texts]) -> Texts:
     """Texts of several sampling settings as one split; light features alone."""
-    lists, tensors = ("settings", "kind_X", "source_X", "prompt_X"), ("size_X", "scalars_RF", "length_R", "foretold_R")
+    lists, tensors = ("settings", "kind_X", "source_X", "prompt_X"), ("size_X", "scalars_RF", "length_R", "lookup_R")
     made = {name: [each for part in parts for each in getattr(part, name)] for name in lists}
     made |= {name: torch.cat([getattr(part, name) for part in parts]) for name in (*tensors, "hidden_R")}
     return replace(

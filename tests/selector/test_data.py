@@ -33,7 +33,7 @@ def survivals_of(text: int, root: int, verifier: str) -> np.ndarray:
     return (text + 8 * root + np.arange(SURVIVALS)) / 1024 + NAMES.index(verifier)
 
 
-def foretold_of(text: int, root: int) -> int:
+def lookup_of(text: int, root: int) -> int:
     """Up to 16."""
     return (5 * text + 7 * root) % 17
 
@@ -54,7 +54,7 @@ def row(text: int, roots: int, stride: int = 1, full: bool = True, **changes: ob
         **{"tokens": [1] * (roots + 30), "start": 5 + text, "roots": roots, "hidden_stride": stride},
         **{name: np.array([entropy_of(text, root) for root in range(roots)]) for name in ROW_NUMBERS[:2]},
         **{name: np.full(roots, 0.5) for name in ROW_NUMBERS[2:]},
-        LOOKUP_COLUMN: np.array([foretold_of(text, root) for root in range(roots)], dtype=np.uint8),
+        LOOKUP_COLUMN: np.array([lookup_of(text, root) for root in range(roots)], dtype=np.uint8),
         **{survival_column(v): np.array([survivals_of(text, root, v) for root in range(roots)]) for v in NAMES},
         **hidden,
         **{"step_root": [], "step_action": [], "step_accepted": []},
@@ -77,8 +77,8 @@ def some(full: bool = True) -> Texts:
 def belongs(data: Texts, places: list[tuple[int, int]]) -> None:
     """Every row of the data is that of this text and root."""
     assert len(places) == len(data.length_R) == len(data.scalars_RF)
-    assert data.foretold_R.dtype == torch.uint8
-    assert data.foretold_R.tolist() == [foretold_of(*place) for place in places]
+    assert data.lookup_R.dtype == torch.uint8
+    assert data.lookup_R.tolist() == [lookup_of(*place) for place in places]
     for r, (text, root) in enumerate(places):
         known = [
             float(data.scalar(name)[r]) for name in ("target_entropy_prev", "draft_entropy_root", "context_length")
@@ -128,7 +128,7 @@ def test_labels_are_those_of_trees_and_what_a_lookup_had_right(rows: slice | tor
         for place, labels_S in zip(places, labels, strict=True):
             trees_S = survivals_of(*place, verifier).astype(np.float16)
             assert np.array_equal(labels_S[:SURVIVALS], trees_S.astype(np.float32))
-            right = foretold_of(*place)
+            right = lookup_of(*place)
             assert labels_S[SURVIVALS:].tolist() == [1.0] * right + [0.0] * (16 - right)
         for space in (ActionSpace.recorded(), ActionSpace.default()):  # the first of them, where a space lacks styles
             assert torch.equal(data.labels(verifier, rows, space), labels[:, : len(space.sums_SA)])

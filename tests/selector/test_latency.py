@@ -101,8 +101,8 @@ def test_a_decision_that_was_not_measured_is_named() -> None:
 
 def test_a_profile_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
-    late, different = Table([0], [0, 4], [[0.0, 1e-3]]), {"T=0": [[1.0] * 8] * 3}
-    whole = replace(profile(), drafting=1e-4, late=late, different=different)
+    lag, different = Table([0], [0, 4], [[0.0, 1e-3]]), {"T=0": [[1.0] * 8] * 3}
+    whole = replace(profile(), drafting=1e-4, lag=lag, different=different)
     for own in (profile(), whole):
         path.write_text(json.dumps({**own.to_json(), "check": []}))
         assert LatencyProfile.load(path) == own

@@ -18,7 +18,7 @@ from data_gen.text_labels.labels import TextLabeller
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from selector.actions import Action, ActionSpace
-from selector.train.replay import Lateness, Replayed, lawful, outcomes, replay
+from selector.train.replay import Lag, Replayed, lawful, outcomes, replay
 from tests.data_gen.worlds import normalised
 from tests.selector.synthetic import some_survivals
 
@@ -68,7 +68,7 @@ class LastTokenWorld:
         draft = draft_lookup(LookupIndex(text).proposal(length), 2, torch.device("cpu"))
         return self.appended(name, text[-1], draft.tree, draft.probs_NV.double())
 
-    def foretold(self, text: Tokens, root: int, most: int) -> list[float]:
+    def lookup_survivals(self, text: Tokens, root: int, most: int) -> list[float]:
         """Survivals of lookups at a root, by depth."""
         right = LookupIndex(text[: root + 1]).agreement(text[root + 1 : root + 1 + most])
         return [float(depth <= right) for depth in range(1, most + 1)]
@@ -101,7 +101,7 @@ def passes_at(position: int, action: int, space: ActionSpace) -> bool:
     return bool(space.needs_draft_A[action]) or position == 2
 
 
-def replayed(survivals_XRS: Tensor, texts: list[Tokens], space: ActionSpace, late_M: Tensor) -> Replayed:
+def replayed(survivals_XRS: Tensor, texts: list[Tokens], space: ActionSpace, lag_M: Tensor) -> Replayed:
     """The policy on texts of one length."""
     X, R, S = survivals_XRS.shape
     actions = [[action_at(n, text[n], space) for n in range(R)] for text in texts]
@@ -110,13 +110,13 @@ def replayed(survivals_XRS: Tensor, texts: list[Tokens], space: ActionSpace, lat
     action_R = torch.tensor(actions).flatten()
     seconds_R = torch.tensor(seconds, dtype=torch.float64)
     passes_R = torch.tensor([passes_at(n, a, space) for own in actions for n, a in enumerate(own)])
-    late = Lateness(passes_R, late_M)
-    return replay(survivals_XRS.reshape(X * R, S), action_R, seconds_R, size_X, space, late)
+    lag = Lag(passes_R, lag_M)
+    return replay(survivals_XRS.reshape(X * R, S), action_R, seconds_R, size_X, space, lag)
 
 
-@pytest.mark.parametrize("late", [[0.0], [0.0, 0.5, 0.7, 1.9]], ids=["never late", "late"])
+@pytest.mark.parametrize("lag", [[0.0], [0.0, 0.5, 0.7, 1.9]], ids=["no lag", "lag"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_replay_of_all_texts_is_the_decoder(seed: int, late: list[float]) -> None:
+def test_replay_of_all_texts_is_the_decoder(seed: int, lag: list[float]) -> None:
     """The decoder's expected tokens, seconds and steps, from all it may draft and append, are replay's mean over all
     texts (1e-12). It drafts trees, and copies from the text so far; a draft that has missed tokens takes longer. What
     the last step yields beyond a text's end does not count: tokens are the text's own."""
@@ -126,10 +126,10 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, late: list[float]) -> Non
     texts = [(0, *rest) for rest in product(range(2), repeat=roots - 1 + space.deepest)]
     weight_X = torch.tensor([world.probability(text) for text in texts], dtype=torch.float64)
     survivals_XVRS = torch.stack([world.survivals(text, VERIFIERS, siblings=None) for text in texts])
-    copied_XRS = torch.tensor([[world.foretold(text, n, 3) for n in range(roots)] for text in texts])
+    copied_XRS = torch.tensor([[world.lookup_survivals(text, n, 3) for n in range(roots)] for text in texts])
     for v, name in enumerate(VERIFIERS):
         labels_XRS = torch.cat([survivals_XVRS[:, v], copied_XRS], dim=-1)
-        mine = replayed(labels_XRS, texts, space, torch.tensor(late, dtype=torch.float64))
+        mine = replayed(labels_XRS, texts, space, torch.tensor(lag, dtype=torch.float64))
         laws: dict[tuple[int, int], Appended] = {}
 
         def law(text: Tokens, action: int, name: str = name, laws: dict[tuple[int, int], Appended] = laws) -> Appended:
@@ -156,7 +156,7 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, late: list[float]) -> Non
             visits, action = begins[text, missed], action_at(position, text[-1], space)
             passes = passes_at(position, action, space)
             steps += visits
-            seconds += visits * (seconds_at(position, action, space) + passes * late[min(missed, len(late) - 1)])
+            seconds += visits * (seconds_at(position, action, space) + passes * lag[min(missed, len(lag) - 1)])
             for appended, probability in law(text, action):
                 tokens += visits * probability * min(len(appended), roots - position)
                 begins[text + appended, 0 if passes else missed + len(appended)] += visits * probability

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from data_gen.text_labels.labels import TextLabeller
 from selector.actions import Action, ActionSpace
-from selector.train.replay import Lateness, Ratio, jackknifed, outcomes, replay
+from selector.train.replay import Lag, Ratio, jackknifed, outcomes, replay
 from tests.selector.synthetic import some_survivals
 
 
@@ -98,8 +98,8 @@ def test_replay_of_a_text_worked_by_hand() -> None:
     assert in_time.visits_R.tolist() == pytest.approx([1, 1, 1])
     assert in_time.tokens_X.tolist() == pytest.approx([3])
     assert in_time.seconds_X.tolist() == pytest.approx([70])
-    late = replay(*given, Lateness(passes_R, torch.tensor([0.0, 3.0, 5.0], dtype=torch.float64)))
-    assert late.seconds_X.tolist() == pytest.approx([75])  # two tokens missed
+    lagging = replay(*given, Lag(passes_R, torch.tensor([0.0, 3.0, 5.0], dtype=torch.float64)))
+    assert lagging.seconds_X.tolist() == pytest.approx([75])  # two tokens missed
 
 
 THREE = torch.tensor([[10.0, 10.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0], [30.0, 10.0, 10.0, 10.0]])

@@ -15,7 +15,7 @@ from selector.latency import Table
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, MATCH
 from selector.train.data import Timed
-from selector.train.replay import Lateness, Replayed, replay
+from selector.train.replay import Lag, Replayed, replay
 from selector.train.tuning import (
     LEASTS,
     RARE,
@@ -57,8 +57,8 @@ def replayed(data: Timed, action_R: Tensor, feature_levels: tuple[str, ...] = ()
 def alike(data: Timed) -> Timed:
     """The same texts without anything to tell: the labels are the same at all roots."""
     survivals_RS = survivals_of(torch.full((len(data.texts.length_R),), 0.7))
-    nothing_R = torch.zeros_like(data.texts.foretold_R)
-    return replace(data, texts=replace(data.texts, survivals={"traversal": survivals_RS}, foretold_R=nothing_R))
+    nothing_R = torch.zeros_like(data.texts.lookup_R)
+    return replace(data, texts=replace(data.texts, survivals={"traversal": survivals_RS}, lookup_R=nothing_R))
 
 
 def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Mode) -> None:
@@ -203,9 +203,9 @@ def test_a_mode_replays_what_it_decides(data: Timed, static: Mode) -> None:
     mode = replace(static, feature_levels=(EARLY, LIGHT), rho=0.5)
     found = decide(data, predictions, mode)
     given = data.survivals_RS, found.action_R, found.seconds_R, data.texts.size_X, SPACE
-    late = replace(profile(), late=Table([0], [0, 4], [[0.0, 2e-3]]))
-    for own, lateness in ((data, None), (data.on(late), Lateness(found.passes_R, data.on(late).late_M))):
-        expected, mine = replay(*given, lateness), replay_mode(own, predictions, mode)
+    lagging = replace(profile(), lag=Table([0], [0, 4], [[0.0, 2e-3]]))
+    for own, lag in ((data, None), (data.on(lagging), Lag(found.passes_R, data.on(lagging).lag_M))):
+        expected, mine = replay(*given, lag), replay_mode(own, predictions, mode)
         assert torch.equal(mine.seconds_X, expected.seconds_X) and torch.equal(mine.tokens_X, expected.tokens_X)
 
 
@@ -213,7 +213,7 @@ def test_drafts_that_come_too_late_to_pay_are_left_out(data: Timed, static: Mode
     """A dear draft pays at easy roots alone, and not even there if it has to pass all tokens since the last one."""
     drafts = {}
     for extra in (0.0, 0.5):
-        own = data.on(replace(profile(draft=3e-3), late=Table([0], [0, 1], [[0.0, extra]])))
+        own = data.on(replace(profile(draft=3e-3), lag=Table([0], [0, 1], [[0.0, extra]])))
         mode = tune_mode(own, {EARLY: true_scores(data)}, replace(static, action=EMPTY)).mode
         drafts[extra] = any(SPACE.actions[a].drafts for a in mode.allowed)
     assert drafts == {0.0: True, 0.5: False}
