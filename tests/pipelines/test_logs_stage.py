@@ -81,7 +81,7 @@ def test_mlflow_holds_the_selector_its_gains_and_the_logs(run: tuple[Path, str],
     client = mlflow.MlflowClient(f"sqlite:///{run[0]}/mlruns/mlflow.db")
     (version,) = client.search_model_versions("name = 'espalier-selector'")
     own = next(e for e in logs["by_batch"] if (e["batch"], e["level"], e["mixed"]) == (8, DRAFTER, True))
-    (tag,) = (key for key in version.tags if "8_different" in key and "hits" in key and "over_lookup_rule" in key)
+    tag = "test T0_8_different_requests selector_with_the_drafters_hits replayed_over_lookup_rule"
     assert version.tags[tag] == f"{own['selector_over_rule']['value']:.3f}"
     held = [each.dataset for each in client.get_run(version.run_id).inputs.dataset_inputs]
     assert held and all(each.digest == sha256(run[0] / each.name)[:16] for each in held)
