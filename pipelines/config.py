@@ -169,6 +169,9 @@ class Data(Section):
     texts: int = Field(480, ge=8, le=10**7, description="texts for each sampling setting, over all splits")
     tokens: int = Field(128, ge=4, description="labelled tokens per text; the text itself is longer by a look-ahead")
     stride: int = Field(1, ge=1, description="of a training text every stride-th position is learned from")
+    seconds: int | None = Field(
+        None, ge=1, description="no more shards after this time, once there are some of every split and setting"
+    )
     log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
     siblings: int = Field(2, ge=1, description="labels average over this many draws of the siblings of a text's tokens")
     features: Literal["light", "full"] = Field(

@@ -9,10 +9,11 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def plan(config: Config) -> list[str]:
     return [
         f"{settings} sampling settings x {sum(counts.values())} texts ({texts}) of {data.tokens} labelled tokens; "
         f"up to {max(each.values()) / 1e3:.0f} kB a text, {total / 1e6:.0f} MB in all before compression"
+        f"{f'; no more once {data.seconds} s are over' if data.seconds else ''}"
     ]
 
 
@@ -71,8 +73,10 @@ def run(config: Config) -> None:
     work = shards(config, pair)
     store = TraceStore(folder, stage.depends)  # raises where there are traces of other inputs
     todo = {name: each for name, each in work.items() if not store.holds(name)}
-    if not todo and not stage.begin():
+    if (not todo or config.data.seconds) and not stage.begin():
         return
+    kinds = {name: (each.split, each.sampling) for name, each in work.items()}
+    missing = {*kinds.values()} - {kind for name, kind in kinds.items() if store.holds(name)}
     stage.replace()
     stage.say(*plan(config))
     seen, roots, started = Plausibility(), 0, time.perf_counter()
@@ -91,7 +95,12 @@ def run(config: Config) -> None:
             store.write(name, shard.table, plausibility=asdict(shard.plausibility))
             _judge(config, seen, shard.plausibility)
             roots += sum(shard.table["roots"].to_pylist())
-            tick(note=f"{roots / (time.perf_counter() - started):.0f} roots/s")
+            seconds = time.perf_counter() - started
+            tick(note=f"{roots / seconds:.0f} roots/s")
+            missing.discard(kinds[name])
+            if config.data.seconds and seconds > config.data.seconds and not missing:
+                break
+        made.close()  # its workers, if any, leave their devices
         checks = realised(config)
         texts, size = store.total("rows"), store.total("bytes")
         mlflow.log_metrics({"texts": texts, "bytes": size})
@@ -125,16 +134,17 @@ def split_counts(config: Config) -> dict[str, int]:
 
 
 def shards(config: Config, pair: ModelPair) -> dict[str, Work]:
-    """Shard names (within the folder of traces) and the work of each."""
-    result: dict[str, Work] = {}
+    """Shard names (within the folder of traces) and the work of each, the first ones of all splits and sampling
+    settings first."""
+    found: list[tuple[int, str, Work]] = []
     numbers, size = Counter[str](), config.data.texts_per_shard
     for whole in _of_log(config, pair, config.data.log) if config.data.log else _of_prompts(config, pair):
         for begin in range(0, len(whole.prompts or whole.given), size):
             part = slice(begin, begin + size)
             name = f"{whole.split}/part-{numbers[whole.split]:05d}.parquet"
-            result[name] = replace(whole, prompts=whole.prompts[part], given=whole.given[part])
+            found.append((begin, name, replace(whole, prompts=whole.prompts[part], given=whole.given[part])))
             numbers[whole.split] += 1
-    return result
+    return {name: each for _, name, each in sorted(found, key=itemgetter(0))}
 
 
 def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
@@ -197,7 +207,7 @@ class Worker:
         return pair
 
 
-def made_by_ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Iterator[tuple[str, Shard]]:
+def made_by_ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Generator[tuple[str, Shard]]:
     """Shards in the order in which they are finished, by one actor per device. Ray makes a lost actor's shard again;
     InputError where it is not installed or lacks the devices asked for, or a shard lost its worker too often."""
     try:

@@ -61,12 +61,8 @@ def measured(
     profile: LatencyProfile,
     decisions: dict[str, float],
 ) -> Iterator[Figure]:
-    """The figures of one batch size, over all kinds of work and for each.
-
-    Args:
-        predicted: the network's predictions on the held-out texts `test`, by level.
-        decisions: the seconds, by level, that the decisions of all requests of a step take together.
-    """
+    """The figures of one batch size, over all kinds of work and for each; `predicted` are the network's predictions on
+    the held-out texts `test`, and `decisions` the seconds that those of all requests of a step take, both by level."""
     stronger = rivals(train, test, modes.rule)
     kinds = sorted(set(test.texts.kind_X))
     parts = {ALL: (test, predicted), **{kind: _of_kind(test, predicted, kind) for kind in kinds}}

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -43,8 +43,7 @@ from selector.train.tuning import StaticTable, best_static
 SECTIONS = ("prompts", "sampling", "data", "latency", "train", "logs")
 LONGEST_LOOKUP = 20  # tokens
 SQUARED = 0.03  # weight of the squared error; with 1, lookups of 20 tokens would outweigh the drafter's chains
-OUTPUTS = ("evaluation.json", "evaluation.parquet", "report.html", "report.txt")
-OF_SELECTOR = ("training", "selector")
+OUTPUTS = ("evaluation.json", "evaluation.parquet", "report.html", "training", "selector")  # the last two of a selector
 TIMED_DECISIONS = 200
 CONTEXT = 8000  # tokens of context at which decisions are timed
 COMPARED = 12  # texts on which the artefact must decide as the trained network does
@@ -73,12 +72,12 @@ def run(config: Config) -> None:
     profile, doubt = _profile(config, labeller.drafter)
     dense = _is_dense(logs, labeller)
     profile = profile if dense or config.logs.force else None
-    outputs = tuple(config.folder / name for name in (*OUTPUTS, *(OF_SELECTOR if profile else ())))
+    outputs = tuple(config.folder / name for name in OUTPUTS[: len(OUTPUTS) if profile else 3])
     stage = Stage("logs", config, _depends(config), outputs)
     for remark in (*logs.remarks, *filter(None, [doubt])):
         stage.say(remark)
     if not stage.begin():
-        console.print((config.folder / "report.txt").read_text(), soft_wrap=True)
+        console.print("\n".join(_in_words(config, Evaluation.read(config))), soft_wrap=True)
         return
     with mlflow_run(config, "logs", SECTIONS) as mlflow:
         stage.replace()
@@ -86,7 +85,8 @@ def run(config: Config) -> None:
             shutil.rmtree(config.folder / "selector", ignore_errors=True)  # an earlier one would pass for this log's
         evaluation = _evaluated(config, splits, labeller, dense, profile, mlflow.active_run().info.run_id)
         evaluation.write(config)
-        words, gains = written(config, evaluation), metrics(evaluation.table)
+        words, gains = list(_in_words(config, evaluation)), metrics(evaluation.table)
+        page(config, evaluation, words)
         for path in outputs:
             mlflow.log_artifact(str(path))
         for split, paths in (("train", config.logs.files), ("test", config.logs.test)):
@@ -96,8 +96,8 @@ def run(config: Config) -> None:
         if profile is not None:
             tags = {name.replace("/", " "): f"{value:.3f}" for name, value in gains.items()}
             register(stage, mlflow, load_selector(config.folder / "selector"), config.folder / "selector", tags)
-        describe(mlflow, words, gains)
-    console.print(words, soft_wrap=True)
+        describe(mlflow, "\n".join(words), gains)
+    console.print("\n".join(words), soft_wrap=True)
     stage.finish()
 
 
@@ -239,25 +239,20 @@ def _decision_seconds(
     return found
 
 
-def written(config: Config, evaluation: Evaluation) -> str:
-    """Write `report.html` and `report.txt`; returns the text of the latter."""
-    logs, table = evaluation.found["logs"], evaluation.table
-    words = list(_in_words(config, logs, table))
-    with atomically(config.folder / "report.txt") as partial:
-        partial.write_text("\n".join([*words, ""]), encoding="utf-8")
+def page(config: Config, evaluation: Evaluation, words: list[str]) -> None:
+    table = evaluation.table
     write_page(
         config.folder / "report.html",
         "logs.j2",
-        title=f"{config.name}: what a selector gains on logs of {logs['drafter']}",
+        title=f"{config.name}: what a selector gains on logs of {evaluation.found['logs']['drafter']}",
         lead=words,
         methods={setting: list(_methods(table, setting)) for setting in table.settings},
-        kinds={setting: list(_kinds(table, setting)) for setting in table.settings},
         provenance=json.dumps(provenance(config), indent=1),
     )
-    return "\n".join(words)
 
 
-def _in_words(config: Config, logs: dict[str, Any], table: Table) -> Iterable[str]:
+def _in_words(config: Config, evaluation: Evaluation) -> Iterator[str]:
+    logs, table = evaluation.found["logs"], evaluation.table
     texts, roots, accepted = (logs[key] for key in ("texts", "roots", "accepted"))
     yield f"{logs['drafter']}: {sum(texts.values())} texts, {texts['test']} held out, {roots['test']:,} positions."
     if not logs["dense"]:
@@ -285,24 +280,17 @@ def _in_words(config: Config, logs: dict[str, Any], table: Table) -> Iterable[st
 
 def metrics(table: Table) -> dict[str, float]:
     """For MLflow: the speed of every selector over the lookup rule and the best fixed length by setting."""
-    own = [each for each in table.figures if each.kind == ALL and each.measure in map(replayed, (COPYING, FIXED))]
-    return {
-        re.sub(r"[^\w./ -]", "", f"test/{each.setting}/{each.method}/{each.measure}").replace(" ", "_"): each.value
-        for each in own
-        if each.method.startswith(SELECTOR)
-    }
+    measures = replayed(COPYING), replayed(FIXED)
+    own = [each for each in table.figures if each.kind == ALL and each.method.startswith(SELECTOR)]
+    names = {f"test/{each.setting}/{each.method}/{each.measure}": each for each in own if each.measure in measures}
+    return {re.sub(r"[^\w./ -]", "", name).replace(" ", "_"): each.value for name, each in names.items()}
 
 
 def _methods(table: Table, setting: str) -> Iterator[dict[str, str]]:
-    own = [(f"selector over it, {words}", selector_at(level)) for level, words in LEVELS.items()]
     for method in table.methods(setting, replayed(PLAIN)):
-        over = [("over plain decoding", method, PLAIN), *((name, each, method) for name, each in own)]
-        found = {name: table.get(setting, mine, replayed(other)) for name, mine, other in over}
-        yield {"method": method, **{name: each.text(3) if each else "" for name, each in found.items()}}
-
-
-def _kinds(table: Table, setting: str) -> Iterator[dict[str, str]]:
-    for kind, level in product(table.kinds(setting)[1:], LEVELS):
-        own = {rival: table.of(setting, selector_at(level), replayed(rival), kind) for rival in (PLAIN, COPYING, FIXED)}
-        over = {f"over {rival}": figure.text(3) for rival, figure in own.items()}
-        yield {"kind of work": kind, "method": selector_at(level), **over}
+        over = {"over plain decoding": table.get(setting, method, replayed(PLAIN))}
+        for level, words in LEVELS.items():
+            over[f"selector over it, {words}"] = table.get(setting, selector_at(level), replayed(method))
+        for kind in table.kinds(setting)[1:]:
+            over[f"over the {COPYING}, {kind}"] = table.get(setting, method, replayed(COPYING), kind)
+        yield {"method": method, **{name: each.text(3) if each else "" for name, each in over.items()}}

@@ -22,7 +22,7 @@ def test_a_quick_run_is_the_run_in_small_where_nothing_else_is_said() -> None:
     """Its sizes give way to the command line, and a draft that the run has trained stays where that run has it."""
     said = ["name=own", "pair.target=a/b", "pair.draft=distilled", "data.texts=9"]
     config = in_small(load_config(None, [*SIZES, *said]))
-    assert (config.name, config.data.texts, config.data.tokens) == ("own-quick", 9, 32)
+    assert (config.name, config.data.texts, config.data.seconds) == ("own-quick", 9, 20)
     assert config.pair.draft == "runs/own/distil/draft"
     assert in_small(Config(name="own")).pair == Config(name="own").pair
 

@@ -17,13 +17,14 @@ import torch
 
 from data_gen.models.pair import ModelPair
 from data_gen.texts.labelled import Work, make_shard
-from data_gen.traces import TraceStore
+from data_gen.traces import TraceStore, read_texts
 from pipelines.config import Config
-from pipelines.data.recorded import against_labels, realised, z_of
+from pipelines.data.recorded import against_labels, realised, settings_of, z_of
 from pipelines.data.stage import devices, plan, shards
 from pipelines.pair.stage import prompts_of, recipe
 from selector.actions import GREEDY, Action, ActionSpace
 from selector.schema import InputError
+from selector.train.data import SPLITS
 from selector.train.replay import lawful, outcomes
 from tests.pipelines.runs import SMALL, demo_config, espalier, outcome, patch, started
 
@@ -107,6 +108,17 @@ def test_whatever_ends_it_the_same_command_goes_on(whole: dict[str, bytes], tmp_
     espalier(tmp_path, *line)
     assert files(tmp_path) == whole
     assert {path.name for path in (tmp_path / "mlruns").glob("mlflow.db*")} <= {"mlflow.db"}
+
+
+def test_a_clock_ends_it_once_there_are_texts_of_every_kind(tmp_path: Path) -> None:
+    line = ["data", *FEW, "data.texts=400", "data.seconds=1"]
+    espalier(tmp_path, *line)
+    store, config = files(tmp_path), config_of("data.texts=400", "data.seconds=1")
+    assert 6 <= shard_count(tmp_path) < 400, "of 800 shards"
+    for split in SPLITS:
+        texts = read_texts(tmp_path / TRACES, split, config.verifiers)
+        assert {texts.settings[at] for at in texts.setting_X.tolist()} == set(settings_of(config))
+    assert "reusing" in espalier(tmp_path, *line) and files(tmp_path) == store
 
 
 def test_ray_writes_the_same_bytes_though_a_worker_is_killed(whole: dict[str, bytes], tmp_path: Path) -> None:
