@@ -25,7 +25,7 @@ STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
 APART = ("compare", "distil", "logs")  # stages that stand alone
 ALL, SMALL = "demo", "quick"  # all of STAGES, in order; the same in small, without export
 SIZES = (  # of the stages in small
-    *("data.texts=128", "data.seconds=20", "data.tokens=32", "data.texts_per_shard=4", "latency.repeats=3"),
+    *("data.texts=128", "data.seconds=20", "data.tokens=32", "data.texts_per_shard=2", "latency.repeats=3"),
     *(
         "train.objectives=[regressor]",
         "train.epochs=4",

@@ -19,16 +19,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import read_log
+from data_gen.texts.log_labels import Labeller
+from data_gen.texts.logs import drafter_of, read_all
 from data_gen.texts.prompts import read_prompts
 from data_gen.traces import read_manifest
 from pipelines.config import Config, known_keys, load_config
+from pipelines.latency.timings import profile_of, read_timings
 from pipelines.run import read_record, record_path
-from selector.actions import Action
+from selector.actions import Action, ActionSpace
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import CHECKSUMS
 from selector.runtime.selector import load_selector
 from selector.schema import PAIR, SCALARS_KEY, InputError, sha256
+from tests.pipelines.small_logs import CLOCK, as_steps, record
 from tests.selector.exported import export
 from tests.selector.synthetic import profile
 
@@ -110,6 +115,40 @@ def test_logs(pair: ModelPair, content: bytes) -> None:
     with tried("log.jsonl", content) as path:
         for text in read_log(path, pair):
             assert all(0 <= token < pair.vocabulary for token in (*text.prompt_tokens, *text.completion))
+
+
+RESPONSES = [
+    line for path in (ROOT / "tests/data_gen/responses").glob("*.jsonl") for line in path.read_text().split("\n")
+]
+LOGGED = [record(0), as_steps(record(1)), *(json.loads(line) for line in RESPONSES if line)]
+WHOLE = "".join(json.dumps(record(n, 20)) + "\n" for n in range(2, 24)).encode()  # one bad line among them is left out
+
+
+@MANY
+@given(st.data(), st.sampled_from(LOGGED))
+def test_logs_of_engines(data: st.DataObject, entry: dict[str, Any]) -> None:
+    line = data.draw(st.binary(max_size=30)) if data.draw(st.booleans()) else json.dumps(changed(entry, data)).encode()
+    with tried("log.jsonl", WHOLE + line) as path:
+        logs = read_all([path], [], Sampling(0.0))
+        labeller = Labeller("head", ActionSpace.chains(8, 20), Sampling(0.0))
+        labelled = labeller.label(logs.of(drafter_of(logs.all, "head")).texts)
+        assert len(labelled) >= 22 and not labelled.scalars_RF.isnan().any()
+
+
+@MANY
+@given(st.data())
+def test_step_times(data: st.DataObject) -> None:
+    header, *rows = (line.split(",") for line in CLOCK.splitlines())
+    cells = st.text(max_size=8) | st.integers().map(str) | st.floats().map(str)
+    at = data.draw(st.integers(0, len(rows) - 1))
+    rows[at][data.draw(st.integers(0, len(header) - 1))] = data.draw(cells)
+    text = "\n".join(map(",".join, [header, *rows])).encode(errors="replace")
+    with tried("times.csv", data.draw(st.just(text) | st.binary(max_size=60))) as path:
+        profile = profile_of(read_timings(path), str(path), False, "log:head", ("naive",))
+        assert profile.batches is not None
+        for batch in profile.batches.sizes:
+            seconds = profile.at_batch(batch).action_seconds(Action(1, 4, 0), 100, "naive")
+            assert 0 < seconds < float("inf")
 
 
 @MANY
