@@ -122,7 +122,7 @@ class Distil(Section):
     layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0, 1), min_length=1, description="the target's own layers that the draft begins with, by number; its depth"
     )
-    vocabulary: int = Field(8192, ge=0, description="output tokens of the draft, those most written; 0: all")
+    vocabulary: int = Field(8192, ge=0, description="output tokens of the draft, those most sampled; 0: all")
     tokens: int = Field(1_000_000, ge=1, description="tokens that the target writes for the training")
     context: int = Field(384, ge=2, description="tokens of one training sequence")
     batch: int = Field(128, ge=1, description="sequences that the target writes at once")

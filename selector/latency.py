@@ -128,7 +128,7 @@ class LatencyProfile:
     its forward passes, its verification and its decisions.
 
     Attributes:
-        different: for each sampling setting (`str`), the mean number of distinct nodes that K branches have at each of
+        distinct: for each sampling setting (`str`), the mean number of distinct nodes that K branches have at each of
             their depths, for K from 2 on. Equal prefixes of branches are one node of the target's forward pass. Where a
             setting is missing, all nodes count.
         weights: hashes of some weights of the target and of the draft; empty where not known.
@@ -148,7 +148,7 @@ class LatencyProfile:
     nucleus: float = 0.0  # additional time of one next-token distribution where top-p is below 1
     batches: Batches | None = None
     decoder: str = EAGER  # kind of the decoder whose steps were timed
-    different: dict[str, list[list[float]]] = field(default_factory=dict)
+    distinct: dict[str, list[list[float]]] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
     lag: Table = NO_LAG
 
@@ -166,7 +166,7 @@ class LatencyProfile:
                 tables = {role: [Table(**table) for table in batches[role]] for role in ("draft", "target")}
                 values["batches"] = Batches(**{**batches, **tables})
             profile = cls(**values)
-            nodes = list(profile.different.values())
+            nodes = list(profile.distinct.values())
             times = profile.drafting, profile.nucleus, *profile.decide.values()
             times += *chain.from_iterable(profile.verify.values()), *chain.from_iterable(chain.from_iterable(nodes))
             whole = {np.shape(rows) for rows in nodes} <= {(SPACE.max_K - 1, SPACE.max_L2)}
@@ -200,10 +200,10 @@ class LatencyProfile:
 
     def nodes(self, action: Action, sampling: Sampling = UNCUT) -> float:
         """The mean number of nodes in the target's forward pass under a sampling setting, with the root."""
-        different = self.different.get(str(sampling))
-        if different is None or action.style != IID or action.K == 1:
+        distinct = self.distinct.get(str(sampling))
+        if distinct is None or action.style != IID or action.K == 1:
             return 1 + action.nodes  # branches of other styles have no node in common
-        return 1 + action.L1 + sum(different[action.K - 2][: action.L2])
+        return 1 + action.L1 + sum(distinct[action.K - 2][: action.L2])
 
     def action_seconds(
         self,

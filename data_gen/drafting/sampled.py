@@ -85,7 +85,7 @@ def draft_tree(
 
 
 @torch.inference_mode()
-def different_nodes(
+def distinct_nodes(
     model: PreTrainedModel, texts: Sequence[tuple[list[int], int]], sampling: Sampling, seed: int
 ) -> list[list[float]]:
     """The mean number of distinct nodes that K branches of a draft have at each of their depths, for K from 2 on.

@@ -31,8 +31,8 @@ from data_gen.features.root import ROW_NUMBERS, lookup_lengths, row_numbers
 from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller, block_rows
+from data_gen.texts.generated import GeneratedText, fewer, finished, generated_by_target, halving, rows_along, seed_of
 from data_gen.texts.prompts import Form, Prompt, Record, check_ids, joined, read_lines
-from data_gen.texts.written import WrittenText, fewer, finished, halving, rows_along, seed_of, written_by_target
 from data_gen.verification import get_verifier
 from selector.actions import GREEDY, Action, ActionSpace
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
@@ -40,7 +40,7 @@ from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_c
 SPACE = ActionSpace.recorded()
 DEPTH = SPACE.depth
 BEYOND = DEPTH - 1  # tokens after the labelled ones; the last prompt token is a root, too
-PARTS = ("written", "decoded", "labelled")  # of a run's time
+PARTS = ("sampled", "decoded", "labelled")  # of a run's time
 BEHAVIOUR: tuple[Action, ...] = (
     *(Action(*shape) for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (3, 1, 5), (4, 4, 4))),
     *(Action(*shape, GREEDY) for shape in ((2, 0, 6), (2, 4, 4), (3, 2, 4), (4, 0, 4))),
@@ -221,11 +221,11 @@ class Work:
     given: tuple[GivenText, ...] = ()  # the texts, if an engine made them
 
 
-class _Written(NamedTuple):
+class _Sampled(NamedTuple):
     """`verifier` is None unless the text was decoded; error messages begin with `place`."""
 
     prompt: Prompt
-    text: WrittenText
+    text: GeneratedText
     verifier: str | None
     place: str
 
@@ -255,14 +255,14 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
             columns, plausibility = halving(lambda: _label(pair, recipe, texts, work.sampling, stride))
     rows = [_row(each, work, stride) | own for each, own in zip(texts, columns, strict=True)]
     seconds = dict.fromkeys(PARTS, 0.0) | {"labelled": time.perf_counter() - between}
-    seconds["decoded" if work.decoded else "written"] = between - start
+    seconds["decoded" if work.decoded else "sampled"] = between - start
     schema = traces.text_schema(recipe.verifiers, recipe.hidden, SPACE)
     return Shard(traces.to_table(rows, schema), seconds, plausibility)
 
 
-def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
+def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Sampled]:
     for given in work.given:
-        yield _Written(given.prompt, finished(pair, given.prompt_tokens, given.completion), None, given.place)
+        yield _Sampled(given.prompt, finished(pair, given.prompt_tokens, given.completion), None, given.place)
     if not work.prompts:
         return
     new = recipe.tokens + BEYOND
@@ -275,8 +275,8 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
     places = [f"prompt {prompt.id}" for prompt in prompts]
     if not work.decoded:
         with _naming(places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"):
-            texts = written_by_target(pair, encoded, new, work.sampling, seed)
-        yield from map(_Written, prompts, texts, repeat(None), places)
+            texts = generated_by_target(pair, encoded, new, work.sampling, seed)
+        yield from map(_Sampled, prompts, texts, repeat(None), places)
         return
     behaviour = [action for action in recipe.behaviour if pair.decoder == EAGER or not action.distinct]
     for number, (prompt, tokens, place) in enumerate(zip(prompts, encoded, places, strict=True)):
@@ -285,7 +285,7 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Written]:
         decoder = decoder_for(pair, work.sampling, get_verifier(verifier), chooser, len(tokens) + new)
         with _naming(place):
             decoded = decoder.decode(tokens, new, torch.Generator(device=pair.device).manual_seed(own + 1))
-        yield _Written(prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, place)
+        yield _Sampled(prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, place)
 
 
 @contextmanager
@@ -296,8 +296,8 @@ def _naming(place: str) -> Iterator[None]:
         raise InputError(f"{place}: {error}") from error
 
 
-def _row(written: _Written, work: Work, stride: int) -> dict[str, Any]:
-    prompt, text, roots = written.prompt, written.text, written.roots
+def _row(sampled: _Sampled, work: Work, stride: int) -> dict[str, Any]:
+    prompt, text, roots = sampled.prompt, sampled.text, sampled.roots
     steps = [step for step in text.steps if step.length - 1 - text.start < roots]
     return {
         **{"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source},
@@ -307,13 +307,13 @@ def _row(written: _Written, work: Work, stride: int) -> dict[str, Any]:
         "step_root": [step.length - 1 - text.start for step in steps],
         "step_action": [SPACE.index(step.action) for step in steps],
         "step_accepted": [step.accepted for step in steps],
-        "step_verifier": written.verifier,
+        "step_verifier": sampled.verifier,
     }
 
 
 @torch.inference_mode()
 def _label(
-    pair: ModelPair, recipe: Recipe, texts: Sequence[_Written], sampling: Sampling, stride: int
+    pair: ModelPair, recipe: Recipe, texts: Sequence[_Sampled], sampling: Sampling, stride: int
 ) -> tuple[list[dict[str, Any]], Plausibility]:
     """Trace columns of some texts, and how plausible the texts are; ImpossibleToken where one was cut. They are
     labelled as one text, because a GPU takes as long for few roots as for many. No root looks ahead beyond its own
@@ -368,12 +368,12 @@ def _label(
 
 
 def _blocks(
-    pair: ModelPair, written: _Written, sampling: Sampling, seen: Plausibility
+    pair: ModelPair, sampled: _Sampled, sampling: Sampling, seen: Plausibility
 ) -> Iterator[tuple[tuple[ModelRows, ModelRows], list[int]]]:
     """Both models' outputs along a text, with the tokens that follow, which are added to `seen`. Before a token of
     probability 0, the text is cut, and ImpossibleToken raised, if rounding explains that; InputError if not."""
-    text, begin = written.text, written.text.start + 1
-    with _naming(written.place):
+    text, begin = sampled.text, sampled.text.start + 1
+    with _naming(sampled.place):
         for block in rows_along(pair, text, sampling):
             following = text.tokens[begin : begin + len(block.target.probs_NV)]
             try:

@@ -28,8 +28,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from data_gen.models.pair import eos_ids
+from data_gen.texts.generated import seed_of
 from data_gen.texts.prompts import Prompt
-from data_gen.texts.written import seed_of
 from pipelines.config import Config
 from pipelines.pair.stage import all_prompts, by_split
 from pipelines.run import ticking
@@ -77,7 +77,7 @@ class Start(NamedTuple):
     temperature: float
 
 
-class Written(NamedTuple):
+class Sampled(NamedTuple):
     """The sequences of one batch; without the axis B, one sequence."""
 
     tokens_BT: Tensor  # int32
@@ -113,7 +113,7 @@ def write(
     length: int,
     seed: int,
     tick: Callable[[], None] = lambda: None,
-) -> Written:
+) -> Sampled:
     """Sample one batch of sequences of `length` tokens. Where a target without a template ends its text, the sequence
     continues with the next of the `further` beginnings. InputError where the target's logits are not a linear map of
     its last hidden state, or not finite."""
@@ -141,7 +141,7 @@ def write(
             tick()
     if not log_total_BT.isfinite().all():
         raise InputError(f"{target.name_or_path}: the model gives numbers that are not finite (NaN or infinity)")
-    return Written(tokens_BT, drawn_BT, hidden_BTD, log_total_BT)
+    return Sampled(tokens_BT, drawn_BT, hidden_BTD, log_total_BT)
 
 
 def _sample(logits_BV: Tensor, generator: torch.Generator) -> Tensor:
@@ -260,7 +260,7 @@ def _prompts_with_room(config: Config, tokenizer: Any, split: str) -> dict[Promp
     return found
 
 
-def save(written: Written, path: Path) -> None:
+def save(written: Sampled, path: Path) -> None:
     with atomically(path) as partial:
         save_file(written._asdict(), partial)
 
@@ -268,12 +268,12 @@ def save(written: Written, path: Path) -> None:
 def is_whole(path: Path) -> bool:
     try:
         with safe_open(path, "pt") as file:
-            return set(file.keys()) == set(Written._fields)
+            return set(file.keys()) == set(Sampled._fields)
     except (OSError, SafetensorError):
         return False
 
 
-class Sequences(Dataset[Written]):
+class Sequences(Dataset[Sampled]):
     """The sequences of some files. Hidden states are read on demand, the rest is kept in memory."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -285,10 +285,10 @@ class Sequences(Dataset[Written]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> Written:
+    def __getitem__(self, index: int) -> Sampled:
         file, row = self._places[index]
         hidden_TD = file.get_slice("hidden_BTD")[row]
-        return Written(self.tokens_BT[index], self.drawn_BT[index], hidden_TD, self._log_total_BT[index])
+        return Sampled(self.tokens_BT[index], self.drawn_BT[index], hidden_TD, self._log_total_BT[index])
 
     def most_frequent(self, count: int, vocabulary: int, always: Sequence[int]) -> Tensor:
         """The `count` tokens that the target sampled most often, int64 [R], ascending; all if 0. Those in `always` are

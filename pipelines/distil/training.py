@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from data_gen.models.distilled import stored_weights
 from data_gen.models.pair import CachedModel, scored
 from pipelines.config import Config
-from pipelines.distil.texts import Sequences, Written
+from pipelines.distil.texts import Sampled, Sequences
 from pipelines.train.fitting import fit
 
 LONGEST = 32  # drafted tokens of the longest chain that `speed` looks at
@@ -50,13 +50,13 @@ class DistilModule(pl.LightningModule):
         draft.requires_grad_(False)
         self.matrices = [own.requires_grad_() for own in stored_weights(draft).values() if own.dim() == 2]
 
-    def forward(self, batch: Written) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, batch: Sampled) -> tuple[Tensor, Tensor, Tensor]:
         """The `distances` at the counted positions of a batch."""
         states_BTD = self.draft.base_model(batch.tokens_BT.long(), use_cache=False).last_hidden_state
         kept = batch.counted_BT
         return distances(self.draft, states_BTD[kept], batch.hidden_BTD[kept], batch.log_total_BT[kept])
 
-    def training_step(self, batch: Written) -> Tensor:
+    def training_step(self, batch: Sampled) -> Tensor:
         loss, overlap, _ = self(batch)
         self.log_dict({"loss": loss, "overlap": overlap}, prog_bar=True)
         return loss
@@ -80,7 +80,7 @@ def distances(draft: Any, states_ND: Tensor, hidden_ND: Tensor, log_total_N: Ten
 
     Args:
         states_ND: the draft's last hidden states.
-        hidden_ND, log_total_N: the target's, as in `Written`.
+        hidden_ND, log_total_N: the target's, as in `Sampled`.
     """
     device = states_ND.device.type
     if torch.is_autocast_enabled(device):
@@ -130,7 +130,7 @@ def train(
     pl.seed_everything(seed, verbose=False)
     checkpoints = ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_train_steps=EVERY)
     last, order = folder / "last.ckpt", torch.Generator().manual_seed(seed)
-    loader: DataLoader[Written] = DataLoader(data, own.sequences, shuffle=True, drop_last=True, generator=order)
+    loader: DataLoader[Sampled] = DataLoader(data, own.sequences, shuffle=True, drop_last=True, generator=order)
     fit(
         DistilModule(draft, own.rate, steps),
         run_id,
@@ -155,7 +155,7 @@ def measured(
     for number, (answer_T, kind) in enumerate(zip(answers_XT, kinds, strict=True)):
         if own := int(answer_T.sum()):
             one = held_out[number]._replace(drawn_BT=answer_T)
-            _, accepted, said = module(Written(*(each.unsqueeze(0).to(draft.device) for each in one)))
+            _, accepted, said = module(Sampled(*(each.unsqueeze(0).to(draft.device) for each in one)))
             covered.update(said.cpu(), own)
             for mean in (overlap, by_kind[kind]):
                 mean.update(accepted.cpu(), own)

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from data_gen.decoding import EAGER
 from data_gen.models.pair import ModelPair
+from data_gen.texts.generated import seed_of
 from data_gen.texts.prompts import Prompt
-from data_gen.texts.written import seed_of
 from pipelines.config import Config, SamplingSetting
 from pipelines.data.recorded import load_traces, settings_of
 from pipelines.evaluate import methods

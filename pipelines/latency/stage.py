@@ -14,10 +14,10 @@ from rich.table import Table
 
 from data_gen import timing
 from data_gen.decoding import EAGER, Rehearsal, decoder_for
-from data_gen.drafting.sampled import different_nodes
+from data_gen.drafting.sampled import distinct_nodes
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.written import seed_of, written_by_target
+from data_gen.texts.generated import generated_by_target, seed_of
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.latency import timings
@@ -147,7 +147,7 @@ def run(config: Config) -> None:
             level: decision_seconds(config, pair, profile, level, prompts[0], config.data.tokens, texts=1)
             for level in watched(DECISIONS, "timing decisions")
         }
-        profile = replace(profile, decide=decide, different=different(config, pair, prompts))
+        profile = replace(profile, decide=decide, distinct=distinct(config, pair, prompts))
         rows = check(profile, config.train.verifier, samples)
         stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows})
@@ -204,14 +204,14 @@ def unsteady(rows: list[dict[str, Any]]) -> str:
     return words if error > UNSTEADY else ""
 
 
-def different(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict[str, list[list[float]]]:
-    """`LatencyProfile.different` of every sampling setting; empty for a decoder that does not merge equal prefixes."""
+def distinct(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict[str, list[list[float]]]:
+    """`LatencyProfile.distinct` of every sampling setting; empty for a decoder that does not merge equal prefixes."""
     found = {}
     for setting in watched(config.sampling, "counting distinct nodes") if pair.decoder == EAGER else ():
         sampling = setting.build()
-        written = written_by_target(pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "different"))
+        written = generated_by_target(pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "distinct"))
         texts = [(text.tokens, text.start) for text in written]
-        found[str(sampling)] = different_nodes(pair.draft, texts, sampling.draft, config.seed)
+        found[str(sampling)] = distinct_nodes(pair.draft, texts, sampling.draft, config.seed)
     return found
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import FixedTree
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.drafting.sampled import EVERY, different_nodes, draft_lookup, draft_tree, draw_children
+from data_gen.drafting.sampled import EVERY, distinct_nodes, draft_lookup, draft_tree, draw_children
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
@@ -89,8 +89,8 @@ def test_children_are_drawn_as_the_style_says() -> None:
 def test_how_many_nodes_of_branches_differ(pair: ModelPair) -> None:
     """One at temperature 0. Else the first level has, on average, the tokens' chances to be drawn at all."""
     texts = [([*range(5, 60)], 3), ([7] * 40, 1)]
-    assert different_nodes(pair.draft, texts, Sampling(0), 0) == [[1.0] * 8] * 3
-    found_KD = torch.tensor(different_nodes(pair.draft, texts, Sampling(0.5), 0))
+    assert distinct_nodes(pair.draft, texts, Sampling(0), 0) == [[1.0] * 8] * 3
+    found_KD = torch.tensor(distinct_nodes(pair.draft, texts, Sampling(0.5), 0))
     assert (found_KD[:, 1:] >= found_KD[:, :-1]).all() and (found_KD[1:] >= found_KD[:-1]).all()
     expected: list[torch.Tensor] = []
     for tokens, start in texts:

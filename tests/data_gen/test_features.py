@@ -25,7 +25,7 @@ from data_gen.features.root import (
 )
 from data_gen.models.pair import ModelPair, ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
-from data_gen.texts.written import WrittenText, finished, rows_along
+from data_gen.texts.generated import GeneratedText, finished, rows_along
 from data_gen.traces import texts_of
 from selector import schema
 from selector.actions import EMPTY, Action
@@ -56,7 +56,7 @@ def decoded(
     return decode(pair, Recorder(EMPTY, (level,)), prompt, 60, sampling, "lifted_uniform"), seen
 
 
-def replayed(pair: ModelPair, text: WrittenText, sampling: Sampling) -> tuple[torch.Tensor, ModelRows, ModelRows]:
+def replayed(pair: ModelPair, text: GeneratedText, sampling: Sampling) -> tuple[torch.Tensor, ModelRows, ModelRows]:
     """The scalars of all roots from the numbers of a trace, and both models' rows."""
     (block,) = rows_along(pair, text, sampling)
     roots = len(text.tokens) - text.start

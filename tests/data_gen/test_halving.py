@@ -11,10 +11,10 @@ import torch
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts import written
-from data_gen.texts.written import RowBlock, WrittenText, rows_along, written_by_target
+from data_gen.texts.generated import GeneratedText, RowBlock, generated_by_target, rows_along
 from selector.schema import InputError
 
-TEXT = WrittenText([5, 17, 203, *range(40, 100)], 2)
+TEXT = GeneratedText([5, 17, 203, *range(40, 100)], 2)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_the_rows_are_the_same_in_smaller_blocks(pair: ModelPair) -> None:
 
 def test_prompts_are_continued_in_smaller_batches(pair: ModelPair) -> None:
     prompts = [TEXT.tokens[:length] for length in (3, 5, 8, 9, 12)]
-    whole = written_by_target(pair, prompts, 10, Sampling(0), seed=1)
+    whole = generated_by_target(pair, prompts, 10, Sampling(0), seed=1)
 
     def ask(_: object, inputs: tuple[torch.Tensor, ...], named: dict[str, Any]) -> None:
         if len(inputs[0] if inputs else named["input_ids"]) > 2:
@@ -58,7 +58,7 @@ def test_prompts_are_continued_in_smaller_batches(pair: ModelPair) -> None:
         pair.target.register_forward_pre_hook(ask, with_kwargs=True),
         pytest.warns(RuntimeWarning, match="can't allocate memory"),
     ):
-        found = written_by_target(pair, prompts, 10, Sampling(0), seed=1)
+        found = generated_by_target(pair, prompts, 10, Sampling(0), seed=1)
     assert [text.tokens for text in found] == [text.tokens for text in whole]
 
 

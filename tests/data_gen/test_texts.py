@@ -15,9 +15,9 @@ from torch import Tensor
 
 from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling
+from data_gen.texts.generated import generated_by_target, rows_along
 from data_gen.texts.labelled import ImpossibleToken, Plausibility, read_log
 from data_gen.texts.prompts import Prompt
-from data_gen.texts.written import rows_along, written_by_target
 from selector.schema import InputError
 from tests.data_gen.decodes import generated
 
@@ -49,7 +49,7 @@ def test_first_and_second_tokens_follow_the_target(pair: ModelPair, sampling: Sa
     """8,000 texts of two prompts of different lengths in one batch; the second token after the commonest first one.
     Four chi-squares a case, each with a false-alarm rate of 1e-5."""
     prompts = [PROMPTS[0], PROMPTS[2]]
-    texts = written_by_target(pair, prompts * 4000, 2, sampling, seed=1)
+    texts = generated_by_target(pair, prompts * 4000, 2, sampling, seed=1)
     for prompt in prompts:
         drawn = torch.tensor([text.tokens[len(prompt) :] for text in texts if text.tokens[: len(prompt)] == prompt])
         assert drawn.shape == (4000, 2)
@@ -64,7 +64,7 @@ def test_first_and_second_tokens_follow_the_target(pair: ModelPair, sampling: Sa
 
 def test_greedy_texts_are_those_of_generate(pair: ModelPair) -> None:
     """Whatever stands beside them in the batch."""
-    for text, prompt in zip(written_by_target(pair, PROMPTS, 30, Sampling(0.0), seed=1), PROMPTS, strict=True):
+    for text, prompt in zip(generated_by_target(pair, PROMPTS, 30, Sampling(0.0), seed=1), PROMPTS, strict=True):
         assert text.tokens == prompt + generated(pair.target, prompt, 30)
         assert (text.start, text.steps) == (len(prompt) - 1, [])
 
@@ -73,10 +73,10 @@ def test_the_seed_decides_and_nothing_else_moves(pair: ModelPair) -> None:
     """Nor is torch's own generator moved."""
     torch.manual_seed(7)
     state = torch.get_rng_state()
-    one, same, other = (written_by_target(pair, PROMPTS, 12, Sampling(), seed) for seed in (1, 1, 2**63 + 5))
+    one, same, other = (generated_by_target(pair, PROMPTS, 12, Sampling(), seed) for seed in (1, 1, 2**63 + 5))
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(8)
-    again = written_by_target(pair, PROMPTS, 12, Sampling(), 1)
+    again = generated_by_target(pair, PROMPTS, 12, Sampling(), 1)
     assert one == same == again != other
 
 
@@ -87,18 +87,20 @@ def test_what_a_models_own_config_adds_to_its_law_does_not_count(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch, own: dict[str, float]
 ) -> None:
     """Many models come with a repetition penalty; labels are of the plain law."""
-    plain = [written_by_target(pair, PROMPTS, 20, sampling, seed=1) for sampling in (Sampling(), Sampling(0.0))]
+    plain = [generated_by_target(pair, PROMPTS, 20, sampling, seed=1) for sampling in (Sampling(), Sampling(0.0))]
     for name, value in own.items():
         monkeypatch.setattr(pair.target.generation_config, name, value)
-    assert [written_by_target(pair, PROMPTS, 20, sampling, seed=1) for sampling in (Sampling(), Sampling(0.0))] == plain
+    assert [
+        generated_by_target(pair, PROMPTS, 20, sampling, seed=1) for sampling in (Sampling(), Sampling(0.0))
+    ] == plain
 
 
 def test_a_text_ends_with_its_end_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of a batch at its own; the others go on."""
-    whole = written_by_target(pair, PROMPTS, 30, Sampling(0.0), seed=1)
+    whole = generated_by_target(pair, PROMPTS, 30, Sampling(0.0), seed=1)
     ends = [whole[0].tokens[len(PROMPTS[0]) + 11], whole[2].tokens[len(PROMPTS[2]) + 3]]
     monkeypatch.setattr(pair.target.generation_config, "eos_token_id", ends)
-    stopped = written_by_target(pair, PROMPTS, 30, Sampling(0.0), seed=1)
+    stopped = generated_by_target(pair, PROMPTS, 30, Sampling(0.0), seed=1)
     for text, unbounded, prompt in zip(stopped, whole, PROMPTS, strict=True):
         new = unbounded.tokens[len(prompt) :]
         end = next((n for n, token in enumerate(new, 1) if token in ends), None)
@@ -115,9 +117,9 @@ def test_rows_do_not_depend_on_the_blocks(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch, size: int, sampling: Sampling, start: int
 ) -> None:
     """They are those of one plain pass of each model; every token from the start on has one."""
-    (text,) = written_by_target(pair, [PROMPTS[0]], 30, Sampling(), seed=3)
+    (text,) = generated_by_target(pair, [PROMPTS[0]], 30, Sampling(), seed=3)
     text.start = start
-    monkeypatch.setattr("data_gen.texts.written.block_rows", lambda vocabulary: size)
+    monkeypatch.setattr("data_gen.texts.generated.block_rows", lambda vocabulary: size)
     blocks = list(rows_along(pair, text, sampling))
     count = len(text.tokens) - start
     sizes = [len(block.target.probs_NV) for block in blocks]

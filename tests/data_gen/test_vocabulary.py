@@ -18,7 +18,7 @@ from data_gen.models.distilled import LAYERS, is_distilled, load_draft, new_draf
 from data_gen.models.pair import ModelPair, scored, shared_tokenizer
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model
-from data_gen.texts.written import rows_along, written_by_target
+from data_gen.texts.generated import generated_by_target, rows_along
 from pipelines.evaluate.methods import Assistant
 from selector.actions import Action
 from selector.schema import InputError
@@ -45,7 +45,7 @@ def test_a_pair_with_padded_tables_does_all_that_others_do(padded: tuple[str, st
     names = (padded[1], padded[0]) if swapped else padded
     pair = ModelPair.load(*names, device="cpu")
     assert pair.vocabulary == PADDED and [scored(pair.target), scored(pair.draft)] != [PADDED] * 2
-    (text,) = written_by_target(pair, [[5, 9]], 30, Sampling(), seed=1)
+    (text,) = generated_by_target(pair, [[5, 9]], 30, Sampling(), seed=1)
     text.tokens[10] = PADDED - 1 if not swapped else 7  # a token that the draft's table has no row for
     (block,) = rows_along(pair, text, Sampling())
     assert block.target.probs_NV.shape == block.draft.probs_NV.shape == (len(text.tokens) - 1, PADDED)
@@ -107,7 +107,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, pair_folders: tuple[str, str
 def test_a_pair_with_it_does_all_that_others_do(saved: tuple[str, str]) -> None:
     pair = ModelPair.load(*saved, device="cpu")
     assert pair.vocabulary == VOCABULARY and check_model(pair.draft, "draft", 60) < 1e-3
-    (text,) = written_by_target(pair, [[5, 9]], 30, Sampling(), seed=1)
+    (text,) = generated_by_target(pair, [[5, 9]], 30, Sampling(), seed=1)
     (block,) = rows_along(pair, text, Sampling())
     q_NV = block.draft.probs_NV
     assert q_NV.shape == block.target.probs_NV.shape and (q_NV[:, 1::3] == 0).all() and (q_NV[:, ::3] > 0).all()

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from data_gen.models.pair import ModelPair
-from pipelines.distil.texts import LONGEST_TURN, Sequences, Start, Template, Written, is_whole, save, starts, write
+from pipelines.distil.texts import LONGEST_TURN, Sampled, Sequences, Start, Template, is_whole, save, starts, write
 from pipelines.distil.training import distances
 from selector.schema import sha256
 from tests.pipelines.runs import TARGET, at_call, espalier, outcome, patch
@@ -63,7 +63,7 @@ def test_conversations_begin_in_three_ways() -> None:
     assert min(kinds.values()) > 60 and len(kinds) == 3
 
 
-def written(target: PreTrainedModel, template: Template | None, begun: list[Start], length: int = 60) -> Written:
+def written(target: PreTrainedModel, template: Template | None, begun: list[Start], length: int = 60) -> Sampled:
     return write(target, template, begun, starts(template, [[7, 8]], random.Random(1)), length, seed=3)
 
 
@@ -147,7 +147,7 @@ def test_the_loss_has_the_gradient_of_its_formula(monkeypatch: pytest.MonkeyPatc
 def test_the_most_frequent_tokens_are_counted_where_they_were_drawn(tmp_path: Path) -> None:
     tokens_BT = torch.tensor([[9, 9, 9, 4, 4, 2]], dtype=torch.int32)
     drawn_BT = torch.tensor([[False] * 3 + [True] * 3])
-    save(Written(tokens_BT, drawn_BT, torch.zeros(1, 6, 4), torch.zeros(1, 6)), tmp_path / "texts")
+    save(Sampled(tokens_BT, drawn_BT, torch.zeros(1, 6, 4), torch.zeros(1, 6)), tmp_path / "texts")
     data = Sequences([tmp_path / "texts"])
     assert data.most_frequent(2, 12, []).tolist() == [2, 4]
     assert data.most_frequent(3, 12, [7]).tolist() == [2, 4, 7]

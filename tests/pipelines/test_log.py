@@ -17,9 +17,9 @@ import torch
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller
+from data_gen.texts.generated import finished
 from data_gen.texts.labelled import GivenText, Work, make_shard, read_log
 from data_gen.texts.prompts import Prompt
-from data_gen.texts.written import finished
 from pipelines.config import Config
 from pipelines.pair.stage import encode, prompts_of, recipe
 from selector.actions import ActionSpace

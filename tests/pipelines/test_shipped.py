@@ -15,8 +15,8 @@ from data_gen.models.distilled import is_distilled
 from data_gen.models.gguf import SMOLLM2
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
+from data_gen.texts.generated import generated_by_target, rows_along
 from data_gen.texts.prompts import read_prompts, split_of
-from data_gen.texts.written import rows_along, written_by_target
 from pipelines.config import SHIPPED, load_config
 from selector.schema import sha256
 from tests.pipelines.runs import ROOT
@@ -51,7 +51,7 @@ def test_the_draft_overlaps_with_its_target_as_it_says() -> None:
     chats = [[{"role": "user", "content": question}] for question in questions]
     prompts = [pair.tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats]
     overlaps = []
-    for text in written_by_target(pair, prompts, 48, Sampling(), seed=1):
+    for text in generated_by_target(pair, prompts, 48, Sampling(), seed=1):
         for block in rows_along(pair, text, Sampling()):
             overlaps.append(torch.minimum(block.target.probs_NV, block.draft.probs_NV).sum(-1))
     assert float(torch.cat(overlaps).mean()) == pytest.approx(ABOUT["draft"]["overlap"], abs=0.12)

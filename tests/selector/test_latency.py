@@ -46,7 +46,7 @@ def test_every_pass_is_charged_at_its_width(action: Action, passes: int) -> None
 
 def test_a_greedy_tree_takes_the_time_of_its_nodes_where_it_can_be_drafted() -> None:
     """All its branches differ; only the eager decoder drafts it."""
-    same = replace(FLAT, different={"T=1": [[1.0] * 8] * 3})  # i.i.d. branches are copies of one another
+    same = replace(FLAT, distinct={"T=1": [[1.0] * 8] * 3})  # i.i.d. branches are copies of one another
     greedy, iid = Action(3, 2, 2, "greedy"), Action(3, 2, 2)
     seconds = FLAT.action_seconds(iid, 15, "traversal")
     assert same.action_seconds(greedy, 15, "traversal") == FLAT.action_seconds(greedy, 15, "traversal") == seconds
@@ -101,8 +101,8 @@ def test_a_decision_that_was_not_measured_is_named() -> None:
 
 def test_a_profile_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
-    lag, different = Table([0], [0, 4], [[0.0, 1e-3]]), {"T=0": [[1.0] * 8] * 3}
-    whole = replace(profile(), drafting=1e-4, lag=lag, different=different)
+    lag, distinct = Table([0], [0, 4], [[0.0, 1e-3]]), {"T=0": [[1.0] * 8] * 3}
+    whole = replace(profile(), drafting=1e-4, lag=lag, distinct=distinct)
     for own in (profile(), whole):
         path.write_text(json.dumps({**own.to_json(), "check": []}))
         assert LatencyProfile.load(path) == own
@@ -112,7 +112,7 @@ WHOLE = profile().to_json()
 MISFITS = [{"T=0": rows} for rows in ([[1.0] * 8] * 2, [[1.0] * 7] * 3, [[-1.0] * 8] * 3, [["1"] * 8] * 3, 5)]
 DAMAGED = [
     *({name: WHOLE[name] for name in WHOLE if name != lacking} for lacking in ("draft", "verify", "decide", "format")),
-    *({**WHOLE, "different": different} for different in MISFITS),  # numbers of nodes that do not fit
+    *({**WHOLE, "distinct": distinct} for distinct in MISFITS),  # numbers of nodes that do not fit
 ]
 
 
@@ -147,8 +147,8 @@ def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
 
 def test_coinciding_branches_are_one_node() -> None:
     """All of them at temperature 0; the pass is as long as that of the tree that is left, halves included."""
-    different = {"T=0": [[1.0] * 8] * 3, "T=0.5, top-p=0.9": [[1.5] + [2.0] * 7, [2.5] * 8, [3.0] * 8]}
-    known, upper = replace(profile(), different=different), profile()
+    distinct = {"T=0": [[1.0] * 8] * 3, "T=0.5, top-p=0.9": [[1.5] + [2.0] * 7, [2.5] * 8, [3.0] * 8]}
+    known, upper = replace(profile(), distinct=distinct), profile()
     assert known.nodes(Action(4, 2, 8), Sampling(0.0)) == 11
     assert known.nodes(Action(2, 3, 4), Sampling(0.5, 0.9)) == 1 + 3 + 1.5 + 3 * 2
     assert known.nodes(Action(2, 3, 4), Sampling()) == upper.nodes(Action(2, 3, 4), Sampling(0.0)) == 12
@@ -163,8 +163,8 @@ def test_coinciding_branches_are_one_node() -> None:
 def test_numbers_of_nodes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     for rows in ([[1.0] * 8] * 2, [[1.0] * 7] * 3, [[-1.0] * 8] * 3, [["1"] * 8] * 3, 5):
-        path.write_text(json.dumps({**profile().to_json(), "different": {"T=0": rows}}))
+        path.write_text(json.dumps({**profile().to_json(), "distinct": {"T=0": rows}}))
         with pytest.raises(InputError, match="not a latency profile"):
             LatencyProfile.load(path)
-    path.write_text(json.dumps({**profile().to_json(), "different": {"T=0": [[1.0] * 8] * 3}}))
+    path.write_text(json.dumps({**profile().to_json(), "distinct": {"T=0": [[1.0] * 8] * 3}}))
     assert LatencyProfile.load(path).nodes(Action(4, 2, 8), Sampling(0.0)) == 11

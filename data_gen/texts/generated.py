@@ -29,7 +29,7 @@ _halvings = 0  # so far, in this process
 
 
 @dataclass
-class WrittenText:
+class GeneratedText:
     """A prompt and its continuation, token ids. Only the continuation follows the target's law."""
 
     tokens: list[int]
@@ -51,13 +51,13 @@ def seed_of(*parts: object) -> int:
 
 
 @torch.inference_mode()
-def written_by_target(
+def generated_by_target(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
-) -> list[WrittenText]:
+) -> list[GeneratedText]:
     """Continue prompts with the target alone, in one batch, or in several where memory runs out; a continuation depends
     on its batch, and `seed` is the first one's. InputError for logits that are not finite or for lack of memory."""
 
-    def attempt() -> list[WrittenText]:
+    def attempt() -> list[GeneratedText]:
         together = fewer(len(prompts))
         parts = [prompts[begin : begin + together] for begin in range(0, len(prompts), together)]
         batches = (_written(pair, part, new_tokens, sampling, seed + number) for number, part in enumerate(parts))
@@ -68,7 +68,7 @@ def written_by_target(
 
 def _written(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
-) -> list[WrittenText]:
+) -> list[GeneratedText]:
     width = max(map(len, prompts))
     pad, eos = next(iter(pair.eos_ids), 0), sorted(pair.eos_ids) or None
     input_ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=pair.device)
@@ -96,14 +96,14 @@ class _Finite(LogitsProcessor):
         return scores.nan_to_num(nan=0.0, neginf=-torch.inf)
 
 
-def finished(pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: Sequence[Step] = ()) -> WrittenText:
+def finished(pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: Sequence[Step] = ()) -> GeneratedText:
     """The text of a prompt and its continuation, which ends with the first end-of-sequence token."""
     end = next((n for n, token in enumerate(new, 1) if token in pair.eos_ids), None)
-    return WrittenText([*prompt, *new[:end]], len(prompt) - 1, list(steps))
+    return GeneratedText([*prompt, *new[:end]], len(prompt) - 1, list(steps))
 
 
 @torch.inference_mode()
-def rows_along(pair: ModelPair, text: WrittenText, sampling: Sampling) -> Iterator[RowBlock]:
+def rows_along(pair: ModelPair, text: GeneratedText, sampling: Sampling) -> Iterator[RowBlock]:
     """Both models' outputs after the text's tokens from `start` on, in blocks, by teacher forcing; InputError where a
     model gives numbers that are not finite."""
     models = CachedModel(pair.target), CachedModel(pair.draft)
