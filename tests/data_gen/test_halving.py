@@ -10,7 +10,7 @@ import torch
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts import written
+from data_gen.texts import generated
 from data_gen.texts.generated import GeneratedText, RowBlock, generated_by_target, rows_along
 from selector.schema import InputError
 
@@ -19,11 +19,11 @@ TEXT = GeneratedText([5, 17, 203, *range(40, 100)], 2)
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(written, "_halvings", 0)
+    monkeypatch.setattr(generated, "_halvings", 0)
 
 
 def blocks(pair: ModelPair) -> list[RowBlock]:
-    return written.halving(lambda: list(rows_along(pair, TEXT, Sampling())))
+    return generated.halving(lambda: list(rows_along(pair, TEXT, Sampling())))
 
 
 def test_the_rows_are_the_same_in_smaller_blocks(pair: ModelPair) -> None:
@@ -64,6 +64,6 @@ def test_prompts_are_continued_in_smaller_batches(pair: ModelPair) -> None:
 
 def test_memory_for_no_row_at_all_and_other_errors() -> None:
     with pytest.warns(RuntimeWarning), pytest.raises(InputError, match="no room for one row of a text"):
-        written.halving(lambda: torch.empty(2**60, dtype=torch.uint8))
+        generated.halving(lambda: torch.empty(2**60, dtype=torch.uint8))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        written.halving(lambda: torch.ones(2, 3) @ torch.ones(2, 3))
+        generated.halving(lambda: torch.ones(2, 3) @ torch.ones(2, 3))
