@@ -183,6 +183,24 @@ def test_lengths_and_stop_strings_stop(pair: ModelPair) -> None:
     assert torch.equal(speculative(pair, **options), expected)
 
 
+@pytest.mark.parametrize("selector", [(2, 1, 4, "greedy"), (1, 8, 0, "copy")], ids=str)
+def test_every_length_of_a_text_that_loops_and_every_end_inside_it(pair: ModelPair, selector: tuple[Any, ...]) -> None:
+    """A step may accept more than is asked for, or tokens behind the end of the text: none of them are returned."""
+    prompt = torch.tensor([[5, 9, 7] * 6])
+    plain = pair.target.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=None)
+    for count in range(1, 41):
+        recorder, given = Recorder(), {"input_ids": prompt, "selector": selector, "max_new_tokens": count}
+        text = speculative(pair, text_streamer=recorder, eos_token_id=None, **given)
+        assert torch.equal(text, plain[:, : prompt.shape[1] + count]) and recorder.tokens == text[0].tolist()
+        if count % 8 == 1:
+            sampled = speculative(pair, do_sample=True, eos_token_id=None, **given)
+            assert sampled.shape[1] == prompt.shape[1] + count
+    for end in {*plain[0, prompt.shape[1] :].tolist()}:
+        expected = pair.target.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=end)
+        found = speculative(pair, input_ids=prompt, selector=selector, max_new_tokens=40, eos_token_id=end)
+        assert torch.equal(found, expected)
+
+
 class Unknown(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores
