@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -53,15 +54,14 @@ def run(config: Config, path: Path) -> None:
 def read_timings(path: Path) -> pd.DataFrame:
     """The rows of a CSV file with the columns of `Row`; InputError where the file or a row is not valid."""
     try:
-        texts = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", index_col=False)
-        rows = TypeAdapter(list[Row]).validate_python(texts.to_dict("records"))
+        with path.open(encoding="utf-8-sig", newline="") as file:  # pandas would drop the cells beyond the header
+            rows = TypeAdapter(list[Row]).validate_python([*csv.DictReader(file, restkey="a cell too many")])
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        number, column = first["loc"]
+        first, (number, column) = error.errors()[0], error.errors()[0]["loc"]
         raise InputError(f"{path} line {int(number) + 2}: {column}: {first['msg']}") from error
-    except ValueError as error:
+    except (ValueError, csv.Error) as error:
         raise InputError(f"{path}: not a CSV file in UTF-8: {' '.join(str(error).split())}") from error
     frame = pd.DataFrame([row.model_dump() for row in rows], columns=list(Row.model_fields))
     again = frame.duplicated(list(Row.model_fields)[:-1])

@@ -70,13 +70,14 @@ def test_drafting_once_each_pass_and_verification_are_told_apart(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not a CSV file in UTF-8"),
+        ("", "no rows"),
+        ("\0", "line 2|no rows|not a CSV file in UTF-8"),
         ("batch,context,verified,seconds\n1,1,1,1\n", "line 2: passes: Field required"),
         (HEAD[:-1] + ",more\n1,1,1,1,1,1\n", "line 2: more: Extra inputs"),
         (HEAD, "no rows"),
         (HEAD + "1,100,1,0,0.01\n1,100,one,0,0.01\n", "line 3: verified: Input should be a valid integer"),
         (HEAD + "1,100,1,0\n", "line 2: seconds: Input should be a valid number"),
-        (HEAD + "1,100,1,0,0.01\n1,100,1,0,0.01,7\n", "not a CSV file"),
+        (HEAD + "1,100,1,0,0.01,7\n", "line 2: a cell too many: Extra inputs"),
         (HEAD + "0,100,1,0,0.01\n", "line 2: batch: Input should be greater than 0"),
         (HEAD + "100000,100,1,0,0.01\n", "line 2: batch: Input should be less than or equal to 4096"),
         (HEAD + f"1,1{'0' * 30},1,0,0.01\n", "line 2: context: Input should be less than 2147483648"),
