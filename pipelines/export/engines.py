@@ -113,10 +113,10 @@ class Engine:
     def macros(self) -> Any:
         return TEMPLATES.get_template(f"{self.name}.j2").module
 
-    def verifiers(self, labelled: tuple[str, ...]) -> tuple[str, str]:
-        """The labelled verifiers that verify chains as the engine does with the exported settings, and by default.
-        InputError where there is none."""
-        standard = [each for each in labelled if each in STANDARD]
+    def verifiers(self, labelled: tuple[str, ...], temperature: float) -> tuple[str, str]:
+        """The labelled verifiers that verify chains as the engine does with the exported settings, and by default: at
+        temperature 0 each does. InputError where there is none."""
+        standard = [each for each in labelled if each in STANDARD or temperature == 0]
         block = [each for each in labelled if each in BLOCK and self.blocks]
         if not (standard or block):
             known = ", ".join(STANDARD)
@@ -202,13 +202,13 @@ def serve(config: Config, name: str) -> None:
     }
     stage = Stage(f"export-{name}", config, depends, (folder,))
     texts = load_traces(config, profile.pair)["validation"]
-    verifiers = engine.verifiers(config.verifiers)
     if not stage.begin():
         return
     sections = []
     for sampling in (setting.build() for setting in config.sampling):
-        refused, lengths = engine.refusal(sampling), list[BestLength]()
+        refused, lengths, verifiers = engine.refusal(sampling), list[BestLength](), ("", "")
         if not refused:
+            verifiers = engine.verifiers(config.verifiers, sampling.temperature)
             lengths = best_lengths(engine, texts.setting_of(sampling), verifiers, profile)
             refused = "" if any(each.length for each in lengths) else "drafting pays at no batch size"
         if refused:

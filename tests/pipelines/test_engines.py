@@ -117,11 +117,12 @@ def test_settings_that_an_engine_serves(name: str, setting: dict[str, float], wh
 
 def test_the_runs_verifiers_on_chains() -> None:
     several = ("lifted_uniform", "specinfer")
-    assert ENGINES["vllm"].verifiers(several) == ("lifted_uniform", "specinfer")
-    assert ENGINES["sglang"].verifiers(several) == ("specinfer", "specinfer")
-    assert ENGINES["vllm"].verifiers(("traversal",)) == ("traversal", "traversal")
+    assert ENGINES["vllm"].verifiers(several, 0.7) == ("lifted_uniform", "specinfer")
+    assert ENGINES["sglang"].verifiers(several, 0.7) == ("specinfer", "specinfer")
+    assert ENGINES["vllm"].verifiers(("traversal",), 0.7) == ("traversal", "traversal")
     with pytest.raises(InputError, match="verifiers: sglang verifies chains as one of naive"):
-        ENGINES["sglang"].verifiers(("traversal",))
+        ENGINES["sglang"].verifiers(("traversal",), 0.7)
+    assert ENGINES["sglang"].verifiers(("traversal",), 0.0) == ("traversal", "traversal"), "greedy chains need no rule"
 
 
 def run(stage: str, *arguments: str) -> str:

@@ -6,15 +6,21 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data_gen.traces import read_texts
+from pipelines.config import Config
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR
 from pipelines.evaluate.table import ORIGINS, SHARE, Table, decoded, replayed
-from selector.actions import ActionSpace
-from selector.runtime.selector import load_selector
+from pipelines.latency.stage import load_profile
+from pipelines.train.result import load_module, load_result
+from selector.actions import Action, ActionSpace
+from selector.export.torchscript import write_artefact
+from selector.runtime.artefact import Features
+from selector.runtime.selector import Tuned, load_selector
 from selector.schema import HIDDEN_STATES
 from tests.pipelines.runs import (
     DRAFT,
@@ -57,10 +63,23 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_snippets_of_the_pages_run(page: Path, demo: tuple[Path, str], inside: Path) -> None:
-    """Where the demo has been run, and a log's selector trained, as the pages suppose."""
+def test_the_snippets_of_the_pages_run(
+    page: Path, demo: tuple[Path, str], inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the demo has been run, and a log's selector trained, as the pages suppose. In the README's program the
+    network decides."""
+    decided, select = list[bool](), Tuned.select
+
+    def observed(self: Tuned, features: Features | None, final: bool = False) -> Action | None:
+        action = select(self, features, final)
+        decided.append(self.mode.decider == "network" and None not in (features, action))
+        return action
+
     Path("configs").symlink_to(ROOT / "configs")
     shutil.copytree(demo[0] / "runs", "runs")
+    if page.stem == "README":
+        let_the_network_decide()
+        monkeypatch.setattr(Tuned, "select", observed)
     if page.stem == "logs":
         log, clock = small(inside)
         line = [str(log), "--timings", str(clock), "--name", "llama_eagle3", "train.epochs=1", "train.hidden=[8]"]
@@ -69,6 +88,18 @@ def test_the_snippets_of_the_pages_run(page: Path, demo: tuple[Path, str], insid
         own = block.replace("smollm2", TARGET)  # the pair of this demo
         own = own.replace("pipelines/pair/shipped/draft", DRAFT)
         exec(compile(own, page.name, "exec"), {})
+    assert any(decided) or page.stem != "README"
+
+
+def let_the_network_decide() -> None:
+    """In every setting of the demo's artefact, whatever pays on this machine."""
+    config = Config.model_validate(json.loads(Path("runs/demo/stages/train.json").read_text())["provenance"]["config"])
+    result, selector = load_result(config), load_selector("runs/demo/selector")
+    modes = [replace(mode, feature_levels=("light",), rule=None, rho=1.0, allowed=()) for mode in selector.modes]
+    facts = json.loads(Path("runs/demo/selector/config.json").read_text())
+    own = selector.verifier, selector.modes[0].action, [mode.row() for mode in modes]
+    kept = {key: facts[key] for key in ("pair", "metrics", "run_id", "provenance")}
+    write_artefact(Path("runs/demo/selector"), load_module(config, result), load_profile(config), *own, kept)
 
 
 def test_the_evaluation_holds_every_figure(demo: tuple[Path, str]) -> None:
