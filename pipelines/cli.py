@@ -26,14 +26,8 @@ APART = ("compare", "distil", "logs")  # stages that stand alone
 ALL, SMALL = "demo", "quick"  # all of STAGES, in order; the same in small, without export
 SIZES = (  # of the stages in small
     *("data.texts=128", "data.seconds=20", "data.tokens=32", "data.texts_per_shard=2", "latency.repeats=3"),
-    *(
-        "train.objectives=[regressor]",
-        "train.epochs=4",
-        "evaluate.prompts=2",
-        "evaluate.rounds=1",
-        "evaluate.assisted=false",
-        "evaluate.clocks=[]",
-    ),
+    *("train.objectives=[regressor]", "train.epochs=4", "evaluate.prompts=2", "evaluate.rounds=1"),
+    *("evaluate.assisted=false", "evaluate.clocks=[]"),
 )
 ABOUT = {  # the stages without options of their own
     "pair": "check that the pair loads, and write the prompts",

@@ -164,6 +164,7 @@ def _evaluated(
         "texts": {name: len(own) for name, own in data.items()},
         "roots": {name: int(own.size_X.sum()) for name, own in data.items()},
         "dense": dense,
+        "levels": list(LEVELS)[: 1 if labeller.drafter == NO_DRAFTER else 2],  # without a drafter there are no hits
         "accepted": {  # of the drafter's longest chain, by the number of its tokens
             name: own.survivals[VERIFIER].float().nanmean(0).cumsum(0).tolist() for name, own in data.items()
         },
@@ -197,8 +198,9 @@ def _evaluated(
     for batch, each in watched(tuned.items(), "replay, by batch size"):
         train, test = (timed[name].on(on[batch]) for name in ("train", "test"))
         taken = {level: found["decision_seconds"][level][str(batch)] for level in LEVELS}
-        own_table = Table(measured(each, train, test, predicted["test"], profile, taken))
-        found["by_batch"] += entries(own_table, each)
+        shown = each._replace(selector={level: each.selector[level] for level in found["levels"]})
+        own_table = Table(measured(shown, train, test, predicted["test"], profile, taken))
+        found["by_batch"] += entries(own_table, shown)
         table = Table([*table.figures, *own_table.figures])
     return Evaluation({"logs": found}, table)
 
@@ -260,8 +262,8 @@ def _in_words(config: Config, evaluation: Evaluation) -> Iterator[str]:
     if depth := len(accepted["test"]):
         means = f"{accepted['train'][-1]:.2f} tokens on average on training texts, {accepted['test'][-1]:.2f} on others"
         yield f"Accepted of a chain of {depth}: {means}."
-    for setting, (level, words) in product(table.settings, LEVELS.items()):
-        own = selector_at(level)
+    for setting, level in product(table.settings, logs["levels"]):
+        own, words = selector_at(level), LEVELS[level]
         over = {rival: table.of(setting, own, replayed(rival)).text(3) for rival in (PLAIN, COPYING, FIXED)}
         gains = f"{over[COPYING]} of the lookup rule, {over[FIXED]} of the best fixed length"
         yield f"{setting}, {words}: {over[PLAIN]} times plain decoding, {gains}."
@@ -272,8 +274,9 @@ def _in_words(config: Config, evaluation: Evaluation) -> Iterator[str]:
         yield TIMELESS if logs["dense"] or config.logs.force else UNMEASURED
     else:
         found = logs["decision_seconds"]
-        for level, words in LEVELS.items():
+        for level in logs["levels"]:
             times = ", ".join(f"{1e3 * seconds:.2f} ms at {batch}" for batch, seconds in found[level].items())
+            words = LEVELS[level]
             yield f"All decisions of a step, {words}, features at {found['context']:,} tokens included: {times}."
     yield f"Written to {config.folder}: report.html, evaluation.json{', selector/' if logs['exported'] else ''}."
 
@@ -287,10 +290,12 @@ def metrics(table: Table) -> dict[str, float]:
 
 
 def _methods(table: Table, setting: str) -> Iterator[dict[str, str]]:
-    for method in table.methods(setting, replayed(PLAIN)):
+    methods = table.methods(setting, replayed(PLAIN))
+    for method in methods:
         over = {"over plain decoding": table.get(setting, method, replayed(PLAIN))}
         for level, words in LEVELS.items():
-            over[f"selector over it, {words}"] = table.get(setting, selector_at(level), replayed(method))
+            if (own := selector_at(level)) in methods:
+                over[f"selector over it, {words}"] = table.get(setting, own, replayed(method))
         for kind in table.kinds(setting)[1:]:
             over[f"over the {COPYING}, {kind}"] = table.get(setting, method, replayed(COPYING), kind)
         yield {"method": method, **{name: each.text(3) if each else "" for name, each in over.items()}}

@@ -245,7 +245,9 @@ def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:
 
 def test_lookups_alone_are_a_choice(tmp_path: Path) -> None:
     small(tmp_path)
-    espalier(tmp_path, "logs", *arguments(tmp_path, name="copies"), "logs.drafter=none", config="")
+    said = espalier(tmp_path, "logs", *arguments(tmp_path, name="copies"), "logs.drafter=none", config="")
+    assert "token ids alone" in said and "drafter's hits" not in said, "there is no drafter"
+    assert "hits" not in (tmp_path / "runs/copies/report.html").read_text()
     entries = evaluation_of(tmp_path, "copies")["logs"]["by_batch"]
     assert all(entry["fixed_length"] == 0 and entry["fixed"] == 1 for entry in entries)
     assert [action.nodes for action in load_selector(tmp_path / "runs/copies/selector").actions] == list(range(21))
