@@ -1,7 +1,8 @@
 """The trace store: Parquet shards, one folder per split, and a manifest with their checksums and what they depend on.
 
-A row is a text. Features are not in it: `texts_of` computes them from the tokens, entropies and probabilities. The
-schema's metadata hold the format, and the action space of the trees that are labelled, as JSON.
+A row is a text, of a pair of models or of an engine's log. Features are not in it: `texts_of` computes them from the
+tokens, entropies and probabilities, and `data_gen.texts.log_labels` from the tokens and hits. The schema's metadata
+hold the format, and the action space that is labelled, as JSON.
 
     prompt, kind, source     string    the prompt's id, kind and source
     temperature, top_p, min_p, draft_temperature   float64   its sampling setting; the draft's temperature may be null
@@ -11,8 +12,10 @@ schema's metadata hold the format, and the action space of the trees that are la
     roots                    int32     labelled roots: `start` and the positions after it
     target_entropy, draft_entropy   float32 list  roots: of both models after the root's token, at temperature 1, nats
     target_prob, draft_prob         float32 list  roots: of the text's next token, after temperature and filtering
+    hit                      float32 list  instead of these four, of a log: whether the drafter predicted it
     lookup.right             uint8 list    roots: how many tokens of a lookup agree with the text
-    <verifier>.survivals     float16 list  roots x survivals P(tau >= t | text) of the action space
+    <verifier>.survivals     float16 list  roots x survivals P(tau >= t | text) of the space's trees; NaN where a log
+                                       does not tell them
     target_hidden_prev, ..   float16 list  roots x width, if recorded; every `hidden_stride`-th root from the second on
     hidden_stride            int32
     step_root, step_action, step_accepted   int32 lists   of the steps that decoded it; empty if there were none
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +44,14 @@ from selector.schema import FORMAT, HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputErr
 from selector.train.data import Texts, to_texts
 
 SPACE_KEY = "espalier_action_space"
+HIT = "hit"
 
 
-def text_schema(verifiers: Sequence[str], hidden: bool, space: ActionSpace) -> pa.Schema:
-    """Schema of a trace row; `space` is that of the labelled trees."""
+def text_schema(
+    verifiers: Sequence[str], hidden: bool, space: ActionSpace, numbers: Sequence[str] = ROW_NUMBERS
+) -> pa.Schema:
+    """Schema of a trace row; `space` is that of the labelled trees, and `numbers` are the columns from which features
+    are computed."""
     halves = [*map(survival_column, verifiers), *(HIDDEN_STATES if hidden else ())]
     fields = [
         *((name, pa.string()) for name in ("prompt", "kind", "source")),
@@ -51,7 +59,7 @@ def text_schema(verifiers: Sequence[str], hidden: bool, space: ActionSpace) -> p
         ("top_k", pa.int32()),
         ("tokens", pa.list_(pa.int32())),
         *((name, pa.int32()) for name in ("start", "roots")),
-        *((name, pa.list_(pa.float32())) for name in ROW_NUMBERS),
+        *((name, pa.list_(pa.float32())) for name in numbers),
         (LOOKUP_COLUMN, pa.list_(pa.uint8())),
         *((name, pa.list_(pa.float16())) for name in halves),
         ("hidden_stride", pa.int32()),
@@ -169,8 +177,13 @@ class TraceStore:
 
 
 def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
-    """The texts of a split of a trace store that have roots; InputError where there is none, a file is damaged or of
-    another version, or labels are missing."""
+    """The texts of a split of a pair's trace store; InputError as `read_rows`, and where labels are missing."""
+    return texts_of(read_rows(folder, split), verifiers)
+
+
+def read_rows(folder: Path, split: str) -> pa.Table:
+    """The rows of a split that have roots; InputError where there is none, or a file is damaged or of another
+    version."""
     manifest = read_manifest(folder)
     names = sorted(name for name in manifest["shards"] if name.startswith(f"{split}/"))
     if not names:
@@ -181,7 +194,7 @@ def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
     table = table.filter(pc.greater(table["roots"], 0))  # a short text has no root with its look-ahead
     if table.num_rows == 0:
         raise InputError(f"{folder / split}: its texts end before any root has its look-ahead")
-    return texts_of(table, verifiers)
+    return table
 
 
 def texts_of(table: pa.Table, verifiers: Sequence[str]) -> Texts:
@@ -196,7 +209,8 @@ def texts_of(table: pa.Table, verifiers: Sequence[str]) -> Texts:
     wrong = [name for name, own_R in zip(PAIR.names, found_RF.T, strict=True) if not np.isfinite(own_R).all()]
     if wrong:
         raise ValueError(f"scalars that were not computed, or are not finite: {', '.join(wrong)}")
-    return to_texts(table, verifiers, torch.from_numpy(found_RF), space_of(table))
+    space = replace(space_of(table), lookups=ActionSpace.with_lookups().lookups)
+    return to_texts(table, verifiers, torch.from_numpy(found_RF), space)
 
 
 def to_table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -213,7 +227,10 @@ def to_table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
 
 
 def _check_finite(name: str, table: pa.Table) -> None:
+    unknown = HIT in table.column_names  # labels that a log does not tell are NaN
     for field in table.schema:
+        if unknown and pa.types.is_list(field.type) and pa.types.is_float16(field.type.value_type):
+            continue
         column = table[field.name].combine_chunks()
         values = column.flatten() if pa.types.is_list(field.type) else column.drop_null()
         if pa.types.is_floating(values.type) and not np.isfinite(values.to_numpy(zero_copy_only=False)).all():

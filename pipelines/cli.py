@@ -22,8 +22,12 @@ from selector.files import unwritable
 from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
-APART = ("compare", "distil", "logs")  # stages that stand alone
-ALL, SMALL = "demo", "quick"  # all of STAGES, in order; the same in small, without export
+APART = ("compare", "distil")  # stages that stand alone
+ALL, SMALL, LOGS = (
+    "demo",
+    "quick",
+    "logs",
+)  # all of STAGES, in order; in small, without export; on a log, without a pair
 SIZES = (  # of the stages in small
     *("data.texts=128", "data.seconds=20", "data.tokens=32", "data.texts_per_shard=2", "latency.repeats=3"),
     *("train.objectives=[regressor]", "train.epochs=4", "evaluate.prompts=2", "evaluate.rounds=1"),
@@ -135,7 +139,7 @@ def logs(
 ) -> None:
     files = [word for word in words or [] if "=" not in word or Path(word).exists()]
     own = {"name": name, "logs.files": files, "logs.test": test, "latency.timings": timings}
-    run("logs", config, _overrides([word for word in words or [] if word not in files], own), plan)
+    run(LOGS, config, _overrides([word for word in words or [] if word not in files], own), plan)
 
 
 @app.command(help="does a verifier of yours keep the target's law?")
@@ -151,20 +155,20 @@ def _overrides(words: list[str] | None, options: dict[str, Any]) -> list[str]:
 
 def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None:
     """Resolve the config, then run or plan one stage, or all of them."""
-    from pipelines.config import LOGS_BASE, in_small, load_config  # takes seconds, and `--help` needs none of it
+    from pipelines.config import in_small, load_config  # takes seconds, and `--help` needs none of it
 
-    if stage == "logs":
-        config = load_config(file, overrides, LOGS_BASE)
-    elif stage == SMALL:
-        config = in_small(load_config(file or DEMO, [*SIZES, *overrides]))
-    else:
-        config = load_config(file or DEMO, overrides)
+    file = file if stage == LOGS else file or DEMO
+    config = load_config(file, [*(SIZES if stage == SMALL else ()), *overrides], stage == LOGS)
+    config = in_small(config) if stage == SMALL else config
+    if stage == LOGS and not config.logs.files:
+        raise InputError("logs.files: name at least one log: espalier logs FILES.. --timings FILE")
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # warnings and errors of libraries stay
     logging.getLogger("alembic").setLevel(logging.WARNING)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    stages = {ALL: STAGES, SMALL: tuple(name for name in STAGES if name != "export")}.get(stage, (stage,))
+    left_out = {ALL: "", SMALL: "export", LOGS: "pair"}
+    stages = [name for name in STAGES if name != left_out[stage]] if stage in left_out else [stage]
     modules = {name: importlib.import_module(f"pipelines.{name}.stage") for name in stages}
     if plan:
         from pipelines.run import planned

@@ -26,12 +26,17 @@ Values = dict[str, Any]
 SHIPPED = Path(__file__).parent / "pair" / "shipped" / "draft"  # the draft that comes with Espalier
 SMOLLM2 = "smollm2"  # the pair that comes with Espalier
 DISTILLED = "distilled"  # a draft that the run trains itself
-LOGS_BASE: Values = {  # the base of the stage `logs`
+OF_LOGS: Values = {  # the defaults of runs on logs
     "name": "logs",
     "sampling": [{"temperature": 0.0}],
     "prompts": {"validation": 0.15, "test": 0.25},
+    "data": {"texts_per_shard": 1024},
     "latency": {"stepped": False},
-    "train": {"hidden": [256, 256], "batch": 4096, "epochs": 12, "objectives": ["regressor"]},
+    "train": {"hidden": [256, 256], "batch": 4096, "epochs": 12},
+}
+ALWAYS = {  # in such runs: all verifiers agree on chains, and only a regressor learns for every batch size
+    "verifiers": ["naive"],
+    "train": {"verifier": "naive", "objectives": ["regressor"]},
 }
 
 
@@ -298,17 +303,17 @@ def in_small(config: Config) -> Config:
     return config.model_copy(update={"name": f"{config.name}-quick", "pair": own})
 
 
-def load_config(file: Path | None, overrides: list[str], base: Values | None = None) -> Config:
+def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> Config:
     """The resolved config of a YAML file and `section.key=value` overrides.
 
     Args:
-        file: None where the overrides and the base are all there is.
-        base: values that the file and the overrides may change.
+        file: None where the overrides and the defaults are all there is.
+        logs: whether it is a run on logs; it also is where `logs.files` names some.
 
     Raises:
         InputError: the file is missing or no YAML mapping, a key is unknown, or a value does not fit; one line.
     """
-    found: Any = OmegaConf.create(base or {})
+    found: Any = OmegaConf.create()
     if file is not None:  # not OmegaConf's own loader, which crashes on deep nesting
         with _one_line_of(str(file)):
             found = OmegaConf.merge(found, dict(yaml.safe_load(file.read_text(encoding="utf-8"))))
@@ -318,6 +323,8 @@ def load_config(file: Path | None, overrides: list[str], base: Values | None = N
             raise InputError(f"{override!r}: an override reads section.key=value")
         with _one_line_of(key):
             OmegaConf.update(found, key, yaml.safe_load(value), merge=False)
+    if logs or OmegaConf.select(found, "logs.files"):
+        found = OmegaConf.merge(OF_LOGS, found, ALWAYS)
     try:
         return Config.model_validate(OmegaConf.to_container(found))
     except ValidationError as error:

@@ -58,6 +58,8 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints a traceback of what it raises
     failures, uri = (mlflow.MlflowException, SQLAlchemyError, sqlite3.DatabaseError), tracking_uri()
     os.environ |= SERVER_PATIENCE | os.environ  # a user's own values stay
+    if config.logs.files:
+        sections = ["logs", *(name for name in sections if name != "pair")]
     made_with, values = provenance(config), config.model_dump(mode="json", exclude_none=True)
     values["sampling"] = "; ".join(str(setting.build()) for setting in config.sampling)
     values["verifiers"] = ", ".join(config.verifiers)
@@ -124,8 +126,10 @@ def describe(mlflow: Any, words: str, metrics: Mapping[str, float] | None = None
 
 
 def named(figures: Mapping[str, T], row: Mapping[str, Any]) -> dict[str, T]:
-    """Metrics or tags with a sampling setting in their names: that of a row with `temperature` and `top_p`."""
-    return {f"{name}/T {row['temperature']:g} top-p {row['top_p']:g}": value for name, value in figures.items()}
+    """Metrics or tags with their case in their names: that of a row as `Mode.row`."""
+    case = f"T {row['temperature']:g} top-p {row['top_p']:g}"
+    case += f" batch {row['batch']} {row['level']}" if row.get("level") else ""
+    return {f"{name}/{case}": value for name, value in figures.items()}
 
 
 def nested_run(mlflow: Any, name: str) -> Any:

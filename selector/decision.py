@@ -87,6 +87,11 @@ class Mode:
         return not {LIGHT, FULL, DRAFTER}.isdisjoint(self.feature_levels)
 
     @property
+    def place(self) -> str:
+        """In words: the sampling setting, and of a log's mode the batch size and the features."""
+        return str(self.sampling) + (f", batch {self.batch}, {self.level}" if self.level else "")
+
+    @property
     def key(self) -> tuple[float, float, float]:
         """Coordinates of the setting; `nearest` sums their absolute differences."""
         return self.sampling.temperature, self.sampling.top_p, of_batch(self.batch)

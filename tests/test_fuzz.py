@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import read_log
-from data_gen.texts.log_labels import Labeller
+from data_gen.texts.log_labels import Labeller, with_features
 from data_gen.texts.logs import drafter_of, read_all
 from data_gen.texts.prompts import read_prompts
 from data_gen.traces import read_manifest
@@ -131,7 +131,7 @@ def test_logs_of_engines(data: st.DataObject, entry: dict[str, Any]) -> None:
     with tried("log.jsonl", WHOLE + line) as path:
         logs = read_all([path], [], Sampling(0.0))
         labeller = Labeller("head", ActionSpace.chains(8, 20), Sampling(0.0))
-        labelled = labeller.label(logs.of(drafter_of(logs.all, "head")).texts)
+        labelled = with_features(labeller.table(logs.of(drafter_of(logs.all, "head")).texts))
         assert len(labelled) >= 22 and not labelled.scalars_RF.isnan().any()
 
 

@@ -218,7 +218,7 @@ class Work:
     sampling: Sampling
     prompts: tuple[tuple[Prompt, int], ...]  # with the texts' numbers, because a prompt may be continued several times
     decoded: bool = False  # whether speculative decoding makes the texts
-    given: tuple[GivenText, ...] = ()  # the texts, if an engine made them
+    given: tuple[Any, ...] = ()  # the texts if an engine made them: `GivenText`, or `LoggedText` without a pair
 
 
 class _Sampled(NamedTuple):

@@ -1,4 +1,5 @@
-"""Labels the texts of a log: the features of every root, and what each action would have yielded there.
+"""A log's texts as rows of a trace store, with what each action would have yielded at every root; and the features of
+these rows.
 
 Legend: R roots, D depths, F scalars, J keys, K means by key.
 """
@@ -6,19 +7,33 @@ Legend: R roots, D depths, F scalars, J keys, K means by key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from data_gen.features.root import DrafterKnowledge, lookup_lengths
 from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import LoggedText, Logs
 from data_gen.texts.prompts import Prompt, place_of, split_of
+from data_gen.traces import HIT, read_rows, space_of, text_schema, to_table
 from selector.actions import ActionSpace
 from selector.runtime.artefact import TokenStatistics
-from selector.schema import HIT_KEY, KEYS, LOG, LONGEST_COUNTED, TEXT_SCALARS, TOKEN_SCALARS, InputError
-from selector.train.data import SPLITS, Texts
+from selector.schema import (
+    HIT_KEY,
+    KEYS,
+    LOG,
+    LONGEST_COUNTED,
+    LOOKUP_COLUMN,
+    TEXT_SCALARS,
+    TOKEN_SCALARS,
+    InputError,
+    survival_column,
+)
+from selector.train.data import SPLITS, Texts, to_texts
 
 VERIFIER = "naive"  # all verifiers agree on a chain at temperature 0
 
@@ -46,59 +61,30 @@ def splits_of(logs: Logs, validation: float, test: float) -> dict[str, list[Logg
 
 @dataclass(frozen=True)
 class Labeller:
-    """Labels the texts of a log; `tokens` are the training texts' statistics by token."""
+    """Labels the texts of a log for the chains of one drafter and for lookups."""
 
     drafter: str
     space: ActionSpace
     sampling: Sampling
-    tokens: TokenStatistics = field(default_factory=TokenStatistics.empty)
 
-    def label(self, texts: Sequence[LoggedText]) -> Texts:
-        return self._labelled(texts)[0]
+    def table(self, texts: Sequence[LoggedText]) -> pa.Table:
+        """A row of the trace store for each text."""
+        schema = text_schema([VERIFIER], False, self.space, [HIT])
+        return to_table([self._row(text) for text in texts], schema)
 
-    def learn_from(self, texts: Sequence[LoggedText]) -> tuple[Labeller, Texts]:
-        """A labeller with the statistics of some texts, and these texts, labelled with the statistics of the others."""
-        data, keys_RJ = self._labelled(texts)
-        survivals_RD = data.survivals[VERIFIER][:, :LONGEST_COUNTED].float()
-        survivals_RD = torch.where(survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD).nan_to_num()
-        copied_R = data.lookup_R.clamp(max=LONGEST_COUNTED)
-        values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
-        tokens, found_RF = TokenStatistics.fit(keys_RJ, values_RK, data.text_R.numpy())
-        begin, split_at = len(TEXT_SCALARS), len(TOKEN_SCALARS)
-        data.scalars_RF[:, begin : begin + split_at] = torch.from_numpy(found_RF[:, :split_at])
-        data.scalars_RF[:, split_at - found_RF.shape[1] :] = torch.from_numpy(found_RF[:, split_at:])
-        return replace(self, tokens=tokens), data
-
-    def _labelled(self, texts: Sequence[LoggedText]) -> tuple[Texts, np.ndarray]:
-        scalars, keys = zip(*map(self._features, texts), strict=True)
-        longest = max(self.space.lookups)
-        data = Texts(
-            settings=[self.sampling],
-            size_X=torch.tensor([text.roots for text in texts]),
-            setting_X=torch.zeros(len(texts), dtype=torch.int64),
-            kind_X=[text.kind for text in texts],
-            source_X=[text.source for text in texts],
-            prompt_X=[text.name for text in texts],
-            scalars_RF=torch.from_numpy(np.concatenate(scalars)),
-            length_R=torch.cat([text.start + torch.arange(text.roots) for text in texts]),
-            survivals={VERIFIER: torch.cat([self._survivals(text) for text in texts])},
-            lookup_R=torch.cat([lookup_lengths(text.tokens, text.start - 1, text.roots, longest) for text in texts]),
-            hidden_R=torch.full((sum(text.roots for text in texts),), -1),
-            from_the_start=True,
-            schema=LOG,
-            space=self.space,
-        )
-        return data, np.concatenate(keys)
-
-    def _features(self, text: LoggedText) -> tuple[np.ndarray, np.ndarray]:
-        known = DrafterKnowledge(text.tokens[: text.start], self.sampling, self.tokens)
-        hits = text.hits(self.drafter)
-        scalars_RF = np.empty((text.roots, len(LOG.scalars)), np.float32)
-        keys_RJ = np.empty((text.roots, len(KEYS) + len(HIT_KEY)), np.int64)
-        for r in range(text.roots):
-            scalars_RF[r], keys_RJ[r] = known.scalars(LOG.levels[1]), known.keys()
-            known.committed(text.tokens[text.start + r : text.start + r + 1], hits[r : r + 1])
-        return scalars_RF, keys_RJ
+    def _row(self, text: LoggedText) -> dict[str, object]:
+        root = text.start - 1  # the last prompt token
+        return {
+            **{"prompt": text.name, "kind": text.kind, "source": text.source},
+            **asdict(self.sampling),
+            **{"tokens": text.tokens, "start": root, "roots": text.roots},
+            HIT: text.hits(self.drafter),
+            LOOKUP_COLUMN: lookup_lengths(text.tokens, root, text.roots, max(self.space.lookups)),
+            survival_column(VERIFIER): self._survivals(text),
+            "hidden_stride": 0,
+            **dict.fromkeys(("step_root", "step_action", "step_accepted"), ()),
+            "step_verifier": None,
+        }
 
     def _survivals(self, text: LoggedText) -> torch.Tensor:
         """NaN, for unknown, at depths beyond those that were drafted, where all drafted tokens were accepted."""
@@ -107,4 +93,52 @@ class Labeller:
         if own_RD.shape[1] == 0 or bool(own_RD.isnan().any()):  # steps alone were logged
             rejected_R = own_RD[:, -1:].eq(0).any(-1)
             further[~rejected_R] = torch.nan
-        return torch.cat([own_RD, further], dim=-1).half()
+        return torch.cat([own_RD, further], dim=-1)
+
+
+def read_log_texts(folder: Path, digest: str) -> dict[str, Texts]:
+    """The texts of a log's trace store by split; InputError as `read_rows`. `digest` is the manifest's checksum: the
+    features of one store are computed once in a process."""
+    return dict(_read(folder.resolve(), digest))
+
+
+@lru_cache(maxsize=1)
+def _read(folder: Path, digest: str) -> dict[str, Texts]:
+    found = {"train": with_features(read_rows(folder, "train"))}
+    for split in SPLITS[1:]:
+        found[split] = with_features(read_rows(folder, split), found["train"].tokens)
+    return found
+
+
+def with_features(table: pa.Table, tokens: TokenStatistics | None = None) -> Texts:
+    """The texts of a log's rows. Without the training texts' statistics by token, these are the training texts: each
+    has the statistics of the others, and the statistics of all are kept."""
+    scalars, keys = zip(
+        *(_along(table, row, tokens or TokenStatistics.empty()) for row in range(len(table))), strict=True
+    )
+    texts = to_texts(table, [VERIFIER], torch.from_numpy(np.concatenate(scalars)), space_of(table), LOG)
+    if tokens is not None:
+        return replace(texts, tokens=tokens)
+    survivals_RD = texts.survivals[VERIFIER][:, :LONGEST_COUNTED].float()
+    survivals_RD = torch.where(survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD).nan_to_num()
+    copied_R = texts.lookup_R.clamp(max=LONGEST_COUNTED)
+    values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
+    tokens, found_RF = TokenStatistics.fit(np.concatenate(keys), values_RK, texts.text_R.numpy())
+    begin, split_at = len(TEXT_SCALARS), len(TOKEN_SCALARS)
+    texts.scalars_RF[:, begin : begin + split_at] = torch.from_numpy(found_RF[:, :split_at])
+    texts.scalars_RF[:, split_at - found_RF.shape[1] :] = torch.from_numpy(found_RF[:, split_at:])
+    return replace(texts, tokens=tokens)
+
+
+def _along(table: pa.Table, row: int, statistics: TokenStatistics) -> tuple[np.ndarray, np.ndarray]:
+    """The scalars and the keys at every root of a text."""
+    tokens, hits = (table[name][row].values.to_pylist() for name in ("tokens", HIT))
+    sampling = Sampling(table["temperature"][row].as_py(), table["top_p"][row].as_py())
+    start = table["start"][row].as_py() + 1
+    known = DrafterKnowledge(tokens[:start], sampling, statistics)
+    scalars_RF = np.empty((len(hits), len(LOG.scalars)), np.float32)
+    keys_RJ = np.empty((len(hits), len(KEYS) + len(HIT_KEY)), np.int64)
+    for r in range(len(hits)):
+        scalars_RF[r], keys_RJ[r] = known.scalars(LOG.levels[1]), known.keys()
+        known.committed(tokens[start + r : start + r + 1], hits[r : r + 1])
+    return scalars_RF, keys_RJ

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from data_gen.texts.labelled import BEHAVIOUR
+from data_gen.texts.log_labels import read_log_texts
 from data_gen.traces import differences, listed_changes, read_manifest, read_texts, space_of
 from pipelines.config import Config
+from pipelines.pair import log
 from pipelines.pair.stage import prompts_depend
 from pipelines.run import verify
 from selector.actions import STYLES, ActionSpace
@@ -34,8 +36,10 @@ ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 
 def depends(config: Config, pair: str) -> dict[str, Any]:
     """Everything that the rows' law depends on; `pair` is the pair's fingerprint. Workers and the device are left out:
     they change the rounding and so a few of the drawn tokens, but not their law. InputError where there is no log."""
+    if config.logs.files:
+        return log.depends(config)
     try:
-        log = config.data.log and sha256(config.data.log)
+        digest = config.data.log and sha256(config.data.log)
     except OSError as error:
         raise InputError(f"data.log: {config.data.log}: {error.strerror}") from error
     return {
@@ -49,7 +53,7 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
             **({"stride": 1} if config.data.features == LIGHT else {}),  # only hidden states are recorded with a stride
             "behaviour": BEHAVIOUR,
         },
-        "log": log,
+        "log": digest,
         "prompts": {"shares": [config.prompts.validation, config.prompts.test], **prompts_depend(config, *SPLITS)},
     }
 
@@ -66,6 +70,8 @@ def load_traces(config: Config, pair: str) -> dict[str, Texts]:
     changes = differences(recorded, {"format": FORMAT, **depends(config, pair)})
     if changes:
         raise InputError(f"{folder}: made from other inputs ({listed_changes(changes)}): run the data stage")
+    if config.logs.files:
+        return read_log_texts(folder, sha256(folder / "manifest.json"))
     return {split: read_texts(folder, split, config.verifiers) for split in SPLITS}
 
 
@@ -73,9 +79,9 @@ def settings_of(config: Config) -> list[Sampling]:
     return [setting.build() for setting in config.sampling]
 
 
-def timed(texts: Texts, setting: Sampling, verifier: str, profile: LatencyProfile) -> Timed:
-    """The texts of one sampling setting with a verifier's labels and a machine's times."""
-    return Timed(texts.setting_of(setting), verifier, profile)
+def timed(texts: Texts, setting: Sampling, verifier: str, profile: LatencyProfile, batch: int = 1) -> Timed:
+    """The texts of one sampling setting with a verifier's labels and a machine's times for a batch size."""
+    return Timed(texts.setting_of(setting), verifier, profile.at_batch(batch), batch=batch)
 
 
 def realised(config: Config) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
@@ -27,6 +27,7 @@ from data_gen.traces import TraceStore, text_bytes
 from pipelines.config import Config
 from pipelines.data.recorded import depends, realised, traces_folder
 from pipelines.pair import stage as pairs
+from pipelines.pair.log import Log, log_of
 from pipelines.run import Stage, ticking
 from pipelines.tracking import describe, log_traces, mlflow_run
 from selector.actions import ActionSpace
@@ -40,7 +41,9 @@ RETRIES = 3  # how often one shard may lose its worker
 
 
 def plan(config: Config) -> list[str]:
-    """One line: the texts and bytes that will be written."""
+    """The texts and bytes that will be written."""
+    if config.logs.files:
+        return [str(log := log_of(config)), *log.logs.remarks]
     if config.data.log is not None:
         return [f"the texts of {config.data.log}, one teacher-forced pass of each model over each"]
     counts, settings, data = split_counts(config), len(config.sampling), config.data
@@ -67,10 +70,11 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
 
 
 def run(config: Config) -> None:
-    pair: Any = pairs.load_pair(config)
-    fingerprint, folder = pair.fingerprint, traces_folder(config)
+    log = log_of(config) if config.logs.files else None
+    pair: Any = None if log else pairs.load_pair(config)
+    fingerprint, folder = (log or pair).fingerprint, traces_folder(config)
     stage = stage_of(config, fingerprint)
-    work = shards(config, pair)
+    work = shards(config, pair, log)
     store = TraceStore(folder, stage.depends)  # raises where there are traces of other inputs
     todo = {name: each for name, each in work.items() if not store.holds(name)}
     if (not todo or config.data.seconds) and not stage.begin():
@@ -90,7 +94,8 @@ def run(config: Config) -> None:
             torch.cuda.empty_cache()
             made = made_by_ray(config, fingerprint, todo)
         else:
-            made = ((name, make_shard(pair, pairs.recipe(config), each)) for name, each in todo.items())
+            make = log.shard if log else partial(make_shard, pair, pairs.recipe(config))
+            made = ((name, make(each)) for name, each in todo.items())
         for name, shard in made:
             store.write(name, shard.table, plausibility=asdict(shard.plausibility))
             _judge(config, seen, shard.plausibility)
@@ -107,10 +112,13 @@ def run(config: Config) -> None:
         mlflow.log_metrics({f"z of decoded steps/{row['verifier']} {row['branches']}": row["z"] for row in checks})
         mlflow.log_dict(store.manifest, "manifest.json")
         log_traces(mlflow, folder, SPLITS)
+        if log:
+            log.show(mlflow, config)
         found = f"{texts} texts, {size / 1e6:.1f} MB in {folder}"
         describe(mlflow, found)
     stage.say(found)
-    stage.say(str(seen))
+    if log is None:
+        stage.say(str(seen))
     for row in checks:
         warning = "; warning: beyond 4 the two disagree" if abs(row["z"]) > 4 else ""
         stage.say(
@@ -133,12 +141,16 @@ def split_counts(config: Config) -> dict[str, int]:
     return {split: max(2, round(config.data.texts * share)) for split, share in shares.items()}
 
 
-def shards(config: Config, pair: ModelPair) -> dict[str, Work]:
+def shards(config: Config, pair: ModelPair, log: Log | None = None) -> dict[str, Work]:
     """Shard names (within the folder of traces) and the work of each, the first ones of all splits and sampling
-    settings first."""
+    settings first. The texts are a log's, if one is given, else the pair's."""
     found: list[tuple[int, str, Work]] = []
     numbers, size = Counter[str](), config.data.texts_per_shard
-    for whole in _of_log(config, pair, config.data.log) if config.data.log else _of_prompts(config, pair):
+    if log:
+        wholes: Iterable[Work] = log.work
+    else:
+        wholes = _of_log(config, pair, config.data.log) if config.data.log else _of_prompts(config, pair)
+    for whole in wholes:
         for begin in range(0, len(whole.prompts or whole.given), size):
             part = slice(begin, begin + size)
             name = f"{whole.split}/part-{numbers[whole.split]:05d}.parquet"

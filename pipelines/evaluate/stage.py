@@ -1,4 +1,4 @@
-"""Stage `evaluate`: held-out prompts decoded with every method, and held-out texts replayed.
+"""Stage `evaluate`: held-out prompts decoded with every method, and held-out texts replayed; a log's are only replayed.
 
 Every prompt is decoded with every method in turn, in one round or several; the order rotates from round to round.
 Replay uses this machine's latency profile and the clocks of other machines.
@@ -17,19 +17,22 @@ from data_gen.decoding import EAGER
 from data_gen.models.pair import ModelPair
 from data_gen.texts.generated import seed_of
 from data_gen.texts.prompts import Prompt
+from data_gen.traces import read_manifest
 from pipelines.config import Config, SamplingSetting
-from pipelines.data.recorded import load_traces, settings_of
+from pipelines.data.recorded import load_traces, settings_of, traces_folder
 from pipelines.evaluate import methods
+from pipelines.evaluate.logged import evaluated
 from pipelines.evaluate.methods import Assistant, Decoding, Method
 from pipelines.evaluate.table import Figure, Rows, Table, entries, figures, replays, setting_name, summary
-from pipelines.evaluate.verdict import Evaluation, metrics, show, title, verdicts
+from pipelines.evaluate.verdict import Evaluation, metrics, show, verdicts
 from pipelines.latency.stage import load_profile
 from pipelines.latency.timings import profile_of, read_timings
+from pipelines.pair.log import why_untrained
 from pipelines.pair.stage import encode, load_pair, prompts_depend, prompts_of
-from pipelines.run import Journal, Stage, ticking, watched
+from pipelines.run import Journal, Stage, ticking, verify, watched
 from pipelines.tracking import describe, mlflow_run
-from pipelines.train.judging import by_setting, judge, statics
-from pipelines.train.result import build, chosen_of, decision_digest, load_module, load_result
+from pipelines.train.judging import cases, judge, statics
+from pipelines.train.result import build, chosen_of, decision_digest, known_digest, load_module, load_result
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Tuned
@@ -47,6 +50,8 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evalua
 
 
 def plan(config: Config) -> list[str]:
+    if config.logs.files:
+        return ["replay of the held-out texts by batch size"] if not why_untrained(config) else []
     return [
         f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings with every method, in "
         f"{config.evaluate.rounds} rounds where text is greedy, {config.data.tokens} tokens each; then replay"
@@ -54,7 +59,11 @@ def plan(config: Config) -> list[str]:
 
 
 def stage_of(config: Config) -> Stage:
-    """The stage with what it depends on; InputError unless training is finished."""
+    """The stage with what it depends on; InputError unless training is finished, where a selector can be trained."""
+    if config.logs.files:
+        verify(config, "data")
+        shards = {name: shard["sha256"] for name, shard in read_manifest(traces_folder(config))["shards"].items()}
+        return Stage("evaluate", config, {"traces": shards, **known_digest(config)}, Evaluation.files(config))
     profile = load_profile(config)
     inputs = {
         "evaluate": config.evaluate.model_dump(mode="json"),
@@ -71,28 +80,33 @@ def stage_of(config: Config) -> Stage:
 
 
 def run(config: Config) -> None:
-    result = load_result(config)
-    pair = load_pair(config)
-    profile = load_profile(config, pair)
+    pair = None if config.logs.files else load_pair(config)
     stage = stage_of(config)
     if not stage.begin():
-        show(title(config, profile.device), Evaluation.read(config))
+        show(config, Evaluation.read(config))
         return
     with mlflow_run(config, "evaluate", SECTIONS) as mlflow:
-        evaluation = _evaluated(stage, pair, profile, result)
+        evaluation = _decoded(stage, pair) if pair else _of_log(config)
         stage.replace()
         evaluation.write(config)
         for path in stage.outputs:
             mlflow.log_artifact(str(path))
         describe(mlflow, "\n\n".join(verdicts(evaluation)), metrics(evaluation))
-    show(title(config, profile.device), evaluation)
-    stage.say(methods.greedy_summary(evaluation.found["greedy"]))
+    show(config, evaluation)
+    if pair:
+        stage.say(methods.greedy_summary(evaluation.found["greedy"]))
     stage.finish()
     (config.folder / PARTIAL).unlink(missing_ok=True)
 
 
-def _evaluated(stage: Stage, pair: ModelPair, profile: LatencyProfile, result: dict[str, Any]) -> Evaluation:
+def _of_log(config: Config) -> Evaluation:
+    found, figures = evaluated(config)
+    return Evaluation({"logs": found, "summary": None}, Table(figures))
+
+
+def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     config = stage.config
+    result, profile = load_result(config), load_profile(config, pair)
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
     splits = load_traces(config, profile.pair)
     module = load_module(config, result)
@@ -171,7 +185,7 @@ def _on_clock(
 def _judged(
     config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
 ) -> dict[Sampling, Judged]:
-    train, validation = (by_setting(config, splits[name], profile) for name in ("train", "validation"))
+    train, validation = (cases(config, splits[name], profile) for name in ("train", "validation"))
     return dict(zip(settings_of(config), judge(module, validation, statics(train)), strict=True))
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config import SMOLLM2, Config, Pair
+from pipelines.evaluate import logged
 from pipelines.evaluate import table as figures
 from pipelines.evaluate.methods import BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR, STATIC
 from pipelines.evaluate.table import Figure, Table, decoded, replayed, setting_name
+from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import pair_names
 from pipelines.run import console, read_json, table, write_json
 from pipelines.tracking import EXPORTED, named
@@ -69,15 +71,19 @@ class Evaluation:
         return [(setting_name(row["temperature"], row["top_p"]), Mode.of(mode)) for row, mode in rows]
 
 
-def title(config: Config, device: str) -> str:
+def title(config: Config, evaluation: Evaluation) -> str:
+    if "logs" in evaluation.found:
+        return f"{config.name}: what a selector gains on logs of {evaluation.found['logs']['drafter']}"
     target, draft = (name.rstrip("/").rpartition("/")[2] for name in (config.pair.target, config.pair.draft))
     own = config.pair.draft == Pair.model_fields["draft"].default
-    return f"{config.name}: {target} with {'its draft' if own else draft} on {device}"
+    return f"{config.name}: {target} with {'its draft' if own else draft} on {load_profile(config).device}"
 
 
 def metrics(evaluation: Evaluation) -> dict[str, float]:
     """MLflow's metrics: the selector's speed over every rival by sampling setting, and its mean over the best static
     tree, by which selectors are compared."""
+    if "logs" in evaluation.found:
+        return logged.metrics(evaluation.table)
     rows = evaluation.found["summary"]["by_setting"]
     found = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
@@ -89,7 +95,9 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
 
 def verdicts(evaluation: Evaluation) -> list[str]:
     """A line for each sampling setting: what is exported, and whether that is a loss; what is faster in replay; and the
-    selector's gain in wall-clock time over the lookup rule and the best static tree."""
+    selector's gain in wall-clock time over the lookup rule and the best static tree. Of a log what replay tells."""
+    if "logs" in evaluation.found:
+        return list(logged.in_words(evaluation.found["logs"], evaluation.table))
     return [f"{setting}: {_verdict(evaluation.table, setting, mode)}" for setting, mode in evaluation.settings]
 
 
@@ -130,6 +138,8 @@ def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
     """By sampling setting every method, the fastest first: its speed over plain decoding, the selector's speed over
     it, and what it does."""
     found, shown = evaluation.table, dict[str, list[tuple[float, Cells]]]()
+    if "logs" in evaluation.found:
+        return {setting: list(logged.methods(found, setting)) for setting in found.settings}
     for entry in [*evaluation.found["methods"], *evaluation.found["replayed"]]:
         setting, name = entry["setting"], entry["method"]
         wall, replay = (found.get(setting, name, over(PLAIN)) for over in (decoded, replayed))
@@ -177,14 +187,16 @@ def origins(evaluation: Evaluation) -> list[Cells]:
     ]
 
 
-def show_words(title: str, evaluation: Evaluation) -> None:
-    console.print(title)
+def show_words(config: Config, evaluation: Evaluation) -> None:
+    console.print(title(config, evaluation))
     for line in verdicts(evaluation):
         console.print(line, soft_wrap=True)
 
 
-def show(title: str, evaluation: Evaluation) -> None:
-    show_words(title, evaluation)
+def show(config: Config, evaluation: Evaluation) -> None:
+    if "logs" in evaluation.found:
+        return  # the report's words are all that fits
+    show_words(config, evaluation)
     for setting, rows in methods(evaluation).items():
         shown = [{name: row[name] for name in SHOWN} for row in rows]
         console.print(table(shown, f"{setting}: speed of all methods over plain decoding"))
@@ -194,6 +206,8 @@ def show(title: str, evaluation: Evaluation) -> None:
 
 def next_step(config: Config, evaluation: Evaluation) -> tuple[str, str]:
     """What to do with the run's output; and a program that decodes with the exported selector, where there is one."""
+    if "logs" in evaluation.found:
+        return "docs/logs.md says how an engine decides with the selector." * evaluation.found["logs"]["exported"], ""
     if all(exported(mode) == PLAIN for _, mode in evaluation.settings):
         return "Decode without a draft: drafting does not pay with this pair on this machine.", ""
     folder, own = config.folder / "selector", config.pair

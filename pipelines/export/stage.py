@@ -15,8 +15,11 @@ import pandas as pd
 
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces
+from pipelines.evaluate.logged import metrics
+from pipelines.evaluate.verdict import Evaluation
 from pipelines.export.engines import serve
 from pipelines.latency.stage import load_profile
+from pipelines.pair.log import why_untrained
 from pipelines.run import Stage, read_json, require
 from pipelines.tracking import EXPORTED, describe, mlflow_run, named
 from pipelines.train.result import build, decision_digest, load_result
@@ -32,6 +35,8 @@ name, is that of its last one. `load_selector("models:/{MODEL}@alias")` and `mlf
 
 
 def plan(config: Config) -> list[str]:
+    if why_untrained(config):
+        return []
     engine = [f"write {config.folder / 'engines' / config.export.engine}"] if config.export.engine else []
     return [*engine, f"write {config.folder / 'selector'} and compare it with the trained module on validation texts"]
 
@@ -56,6 +61,8 @@ def run(config: Config) -> None:
         serve(config, config.export.engine)
         if not (config.folder / "training" / "result.json").exists():
             return  # an engine's table needs no training
+    if why_untrained(config):
+        return
     stage, path = stage_of(config), config.folder / "evaluation.json"
     if not stage.begin():
         return
@@ -68,9 +75,12 @@ def run(config: Config) -> None:
         for row in (evaluation or {}).get("by_setting", []):
             replayed = Ratio(row["replay_ratio"], math.inf if row["replay_error"] is None else row["replay_error"])
             figures |= named({EXPORTED: str(replayed)}, row)
+        if config.logs.files:
+            gains = metrics(Evaluation.read(config).table)
+            figures = {name.replace("/", " "): f"{value:.3f}" for name, value in gains.items()}
         register(stage, mlflow, selector, folder, figures)
         compared = selector.config.metrics["actions_compared"]
-        found = f"its actions equal the trained module's at all {compared} roots of the validation texts"
+        found = f"its actions equal the trained module's at all {compared} roots of validation texts"
         mlflow.log_metric("roots compared", compared)
         describe(mlflow, found)
     stage.say(f"{folder}: {found}")

@@ -18,10 +18,12 @@ from data_gen.drafting.sampled import distinct_nodes
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.generated import generated_by_target, seed_of
+from data_gen.texts.logs import NO_DRAFTER
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.latency import timings
 from pipelines.pair import stage as pairs
+from pipelines.pair.log import log_of
 from pipelines.run import Stage, console, table, ticking, verify, watched, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import Action, ActionSpace
@@ -71,7 +73,7 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
     verify(config, "latency")
     profile = LatencyProfile.load(path)
     here = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
-    if profile.device != here:
+    if profile.device != here and not config.logs.files:
         raise InputError(f"{path} was measured on {profile.device}; this is {here}: run the latency stage again")
     if pair is not None:
         if profile.pair != pair.fingerprint:
@@ -112,22 +114,31 @@ def decision_seconds(
 
 
 def plan(config: Config) -> list[str]:
+    if config.logs.files and config.latency.timings is None:
+        return ["nothing, as there are no step times"]
     if reads_only(config):
         return [f"read the step times of an engine from {config.latency.timings}"]
     return [f"{config.latency.repeats} decoding steps with each of {len(FITTED + CHECKED)} trees and lookups"]
 
 
 def reads_only(config: Config) -> bool:
-    """Whether only an engine's times are read, because this machine's profile exists."""
-    return config.latency.timings is not None and profile_path(config).exists()
+    """Whether only an engine's times are read, because this machine's profile exists, or a log is the engine's."""
+    return config.latency.timings is not None and (bool(config.logs.files) or profile_path(config).exists())
 
 
 def run(config: Config) -> None:
-    if config.latency.timings is not None:
-        timings.run(config, config.latency.timings)
+    path = config.latency.timings
+    if config.logs.files:
+        log = log_of(config)  # a log that cannot be read ends the run before anything is written
+        if path is not None:
+            timings.run(stage_of(config), path, log.labeller.drafter != NO_DRAFTER)
+        return
+    pair = pairs.load_pair(config)
+    if path is not None:
+        own = pair.fingerprint, timings.engine_path(config)
+        timings.run(timings.stage_of(config, "engine-latency", path, *own), path)
         if reads_only(config):
             return
-    pair = pairs.load_pair(config)
     stage = stage_of(config, pair.fingerprint)
     if not stage.begin():
         return
@@ -163,6 +174,9 @@ def run(config: Config) -> None:
 
 def stage_of(config: Config, pair: str | None = None) -> Stage:
     """The stage with what it depends on. `pair` is the pair's fingerprint: the recorded one if it is not given."""
+    if config.logs.files and config.latency.timings:
+        own = config.latency.timings, log_of(config).fingerprint, profile_path(config)
+        return timings.stage_of(config, "latency", *own)
     depends = {
         "device": timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads),
         "pair": pair or pairs.known_fingerprint(config),

@@ -12,7 +12,6 @@ import pandas as pd
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from pipelines.config import Config
-from pipelines.pair.stage import load_pair
 from pipelines.run import Stage, write_json
 from selector.latency import Batches, LatencyProfile, Table, Verification, along
 from selector.schema import LEVELS, InputError, sha256
@@ -36,19 +35,29 @@ def engine_path(config: Config) -> Path:
     return config.folder / "engine-latency.json"
 
 
-def run(config: Config, path: Path) -> None:
-    rows, stepped, pair = read_timings(path), config.latency.stepped, load_pair(config).fingerprint
-    depends = {"timings": sha256(path), "stepped": stepped, "pair": pair, "verifiers": list(config.verifiers)}
-    stage = Stage("engine-latency", config, depends, (engine_path(config),))
-    profile = profile_of(rows, str(path), stepped, pair, config.verifiers)
+def run(stage: Stage, path: Path, drafts: bool = True) -> None:
+    """Read an engine's step times into the profile that is the stage's output; `drafts` as in `profile_of`."""
+    rows, config, (output,) = read_timings(path), stage.config, stage.outputs
+    given = config.latency.stepped, stage.depends["pair"], config.verifiers
+    profile = profile_of(rows, str(path), *given, drafts)
     if not stage.begin():
         return
     stage.replace()
-    write_json(engine_path(config), profile.to_json())
-    if remark := misfit(rows, profile):
+    write_json(output, profile.to_json())
+    if remark := misfit(rows if drafts else rows[rows["passes"] == 0], profile):
         stage.say(remark)
-    stage.say(f"{engine_path(config)}: {len(rows)} timed steps, of up to {rows['batch'].max()} requests together")
+    stage.say(f"{output}: {len(rows)} timed steps, of up to {rows['batch'].max()} requests together")
     stage.finish()
+
+
+def stage_of(config: Config, name: str, path: Path, pair: str, output: Path) -> Stage:
+    """The stage with what it depends on: the step times in `path`, and the pair's fingerprint. InputError where there
+    is no such file."""
+    try:
+        timed = {"timings": sha256(path), "stepped": config.latency.stepped}
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    return Stage(name, config, {**timed, "pair": pair, "verifiers": list(config.verifiers)}, (output,))
 
 
 def read_timings(path: Path) -> pd.DataFrame:

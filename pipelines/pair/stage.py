@@ -22,6 +22,7 @@ from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
 from data_gen.texts.prompts import SETS, Prompt, read_prompts, read_set, split_of, take_evenly, write_prompts
 from data_gen.timing import device_name
 from pipelines.config import DISTILLED, SHIPPED, SMOLLM2, Config
+from pipelines.pair.log import log_of
 from pipelines.run import Stage, read_json, read_record, verify, write_json
 from selector.files import atomically
 from selector.schema import FULL, InputError, sha256
@@ -71,7 +72,10 @@ def load_pair(config: Config) -> ModelPair:
 
 
 def known_fingerprint(config: Config) -> str:
-    """The pair's fingerprint as the latency or the pair stage recorded it; InputError where neither has been run."""
+    """The pair's fingerprint as the latency or the pair stage recorded it, or what stands in its place for a log;
+    InputError where neither has been run."""
+    if config.logs.files:
+        return log_of(config).fingerprint
     for stage, key in (("latency", "pair"), ("pair", "fingerprint")):
         with suppress(InputError):
             if isinstance(found := read_record(config, stage)["depends"].get(key), str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -15,11 +16,11 @@ from pipelines.evaluate import verdict
 from pipelines.evaluate.methods import BEST_STATIC, SELECTOR, greedy_summary
 from pipelines.evaluate.table import decoded, replayed
 from pipelines.evaluate.verdict import Evaluation
-from pipelines.latency.stage import load_profile
+from pipelines.latency.stage import profile_path
 from pipelines.report.page import write_page
 from pipelines.run import Stage, console, provenance, require, verify
 from pipelines.tracking import describe, mlflow_run, pipeline_of
-from pipelines.train.result import decision_digest, load_result
+from pipelines.train.result import known_digest
 from selector.schema import InputError, sha256
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
@@ -35,12 +36,12 @@ def stage_of(config: Config) -> Stage:
     path, figures = Evaluation.files(config)
     if not path.exists():
         raise InputError(f"{path} does not exist: run the evaluate stage first")
-    require(config, "evaluate", decision_digest(config, load_result(config)))
+    require(config, "evaluate", known_digest(config))
     artefact = config.folder / "selector" / "config.json"
     manifest = read_manifest(traces_folder(config))
     depends = {
         "evaluation": [sha256(path), sha256(figures)],
-        "latency": sha256(config.folder / "latency.json"),
+        "latency": sha256(profile_path(config)) if profile_path(config).exists() else None,
         "artefact": sha256(artefact) if artefact.exists() else None,
         "traces": {name: shard["sha256"] for name, shard in manifest["shards"].items()},
     }
@@ -58,7 +59,7 @@ def run(config: Config) -> None:
                 mlflow.log_artifact(str(stage.outputs[0]), run_id=run_id)
             describe(mlflow, "\n\n".join(verdict.verdicts(evaluation)))
         stage.finish()
-    verdict.show_words(verdict.title(config, load_profile(config).device), evaluation)
+    verdict.show_words(config, evaluation)
     said, program = verdict.next_step(config, evaluation)
     for line in (f"All figures are in {stage.outputs[0].resolve()}.", said):
         console.print(line, soft_wrap=True)
@@ -68,20 +69,17 @@ def run(config: Config) -> None:
 
 def page(config: Config, evaluation: Evaluation) -> None:
     said, program = verdict.next_step(config, evaluation)
-    write_page(
-        config.folder / "report.html",
-        "run.j2",
-        title=verdict.title(config, load_profile(config).device),
-        lead=[*verdict.verdicts(evaluation), said],
-        program=program,
-        methods=verdict.methods(evaluation),
-        note=verdict.NOTE,
-        pictures=ratios(evaluation),
-        origins=verdict.origins(evaluation),
-        labels=realised(config),
-        greedy=greedy_summary(evaluation.found["greedy"]),
-        provenance=json.dumps(provenance(config), indent=1),
-    )
+    values: dict[str, Any] = {
+        "title": verdict.title(config, evaluation),
+        "lead": [*verdict.verdicts(evaluation), said],
+        "methods": verdict.methods(evaluation),
+        "provenance": json.dumps(provenance(config), indent=1),
+    }
+    if not config.logs.files:
+        values |= {"program": program, "note": verdict.NOTE, "labels": realised(config)}
+        values |= {"pictures": ratios(evaluation), "origins": verdict.origins(evaluation)}
+        values["greedy"] = greedy_summary(evaluation.found["greedy"])
+    write_page(config.folder / "report.html", "logs.j2" if config.logs.files else "run.j2", **values)
 
 
 def ratios(evaluation: Evaluation) -> dict[str, str]:

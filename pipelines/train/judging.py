@@ -1,19 +1,20 @@
-"""What a selector is judged by: replay of whole texts against the best static tree, setting by setting.
+"""What a selector is judged by: replay of whole texts against the best static tree, case by case.
 
-The first table says before any training whether a selector pays. `train` and `texts` hold one entry for each sampling
-setting; `bases` are the modes of the best static trees.
+A case is a sampling setting, or for a log a batch size. `train` and `texts` hold one entry for each; `bases` are the
+modes of the best static trees.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from pipelines.config import Config
 from pipelines.data.recorded import settings_of, timed
+from pipelines.run import watched
 from selector.decision import NETWORK, Mode
 from selector.latency import LatencyProfile
 from selector.train import tuning
@@ -21,16 +22,22 @@ from selector.train.data import Texts, Timed
 from selector.train.mixed import MixedBatches
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio
-from selector.train.tuning import Judged, Predictions, StaticTable, best_static, decide, judge_mode, tune_lookup_rule
+from selector.train.tuning import Judged, StaticTable, best_static, decide, judge_mode, tune_lookup_rule
 
 
-def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
-    """The texts of each of the run's sampling settings, with the trained verifier's labels."""
-    return [timed(texts, setting, config.train.verifier, profile) for setting in settings_of(config)]
+def cases(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
+    """The texts with the trained verifier's labels, for each of the run's sampling settings and each of the profile's
+    batch sizes."""
+    found = []
+    for setting in settings_of(config):
+        whole = Timed(texts.setting_of(setting), config.train.verifier, profile)
+        sizes = profile.batches.sizes if profile.batches else [1]
+        found += [whole.on(profile.at_batch(batch), batch) for batch in sizes]
+    return found
 
 
 def statics(train: list[Timed]) -> list[Mode]:
-    """The best static tree for each of the run's sampling settings, by its training texts."""
+    """The best static tree in each case, by its training texts."""
     return [best_static(own, StaticTable.of(own)) for own in train]
 
 
@@ -57,17 +64,35 @@ def step_times(
 
 
 def judge(module: SelectorModule, texts: list[Timed], bases: list[Mode]) -> list[Judged]:
-    """A module's best mode under every setting, and its speed over the best static tree."""
+    """A module's best mode in every case, by each of its `ways` of asking, and its speed over the best static tree."""
     found = []
-    for own, base in zip(texts, bases, strict=True):
-        predicted = {level: module.scores(own.texts, level) for level in module.asked}
-        found.append(tuning.tune_mode(own, predicted, base, not module.is_regressor))
+    for (own, base), (way, level) in product(zip(texts, bases, strict=True), module.ways):
+        predicted = {name: module.scores(own.texts, name) for name in way}
+        found.append(tuning.tune_mode(own, predicted, replace(base, level=level), not module.is_regressor))
     return found
 
 
+def judge_jointly(
+    own: Timed, predicted_RA: Tensor, kept: Mode, rule: Mode, profile: LatencyProfile
+) -> tuple[Mode, float]:
+    """A log's mode with its price of time for batches of different requests, 0 unless joint decisions are surely ahead
+    of the rule; and the price where one length serves all requests of a step, in tokens per second.
+
+    Args:
+        predicted_RA: predicted block efficiencies at the roots of `own`.
+        profile: of all batch sizes.
+    """
+    batches = MixedBatches(own, profile, own.batch)
+    by_rule = batches.replay(decide(own, {}, rule).action_R)
+    price = batches.speed_of(predicted_RA, by_rule.speed)
+    decides = own.batch > 1 and kept.decider == NETWORK
+    ahead = decides and batches.select(predicted_RA, price).over(by_rule).is_ahead(tuning.SURE)
+    return replace(kept, joint=price if ahead else 0.0), batches.speed_of(predicted_RA, by_rule.speed, common=True)
+
+
 def judge_rules(train: list[Timed], validation: list[Timed], bases: list[Mode]) -> list[Judged]:
-    """Lookup rules, tuned on the training texts and judged on the validation texts, under every setting."""
-    each = zip(train, validation, bases, strict=True)
+    """Lookup rules, tuned on the training texts and judged on the validation texts, in every case."""
+    each = watched([*zip(train, validation, bases, strict=True)], "tuning lookup rules")
     return [judge_mode(judged, {}, tune_lookup_rule(own, base), base.action) for own, judged, base in each]
 
 
@@ -81,41 +106,13 @@ def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0) 
     return rule if rule.ratio.is_ahead(tuning.TIE) else Judged(static, Ratio(1.0, 0.0))
 
 
-class BatchModes(NamedTuple):
-    """What is compared for one batch size: the best fixed length, the lookup rule, and by level what is exported and
-    the price of time, in tokens per second, where one length serves all requests of a step."""
-
-    fixed: Mode
-    rule: Mode
-    selector: dict[str, Mode]
-    common: dict[str, float]
-
-
-def tune_batch(
-    train: Timed, validation: Timed, predicted: Predictions, profile: LatencyProfile, batch: int
-) -> BatchModes:
-    """The fixed length and the rule by the training texts; whether the network decides by the validation texts, with
-    its predictions there by level. The texts have the times of the batch size, and `profile` those of all sizes."""
-    fixed = replace(best_static(train, StaticTable.of(train)), batch=batch)
-    rule = tune_lookup_rule(train, fixed)
-    by_rule, selector, common = judge_mode(validation, {}, rule, fixed.action), dict[str, Mode](), dict[str, float]()
-    batches = MixedBatches(validation, profile, batch)
-    mixed_rule = batches.replay(decide(validation, {}, rule).action_R)
-    for level, own in predicted.items():
-        kept = keep_if_ahead(tuning.tune_mode(validation, {level: own}, fixed), by_rule, fixed).mode
-        price = batches.speed_of(own, mixed_rule.speed)
-        ahead = batch > 1 and batches.select(own, price).over(mixed_rule).is_ahead(tuning.SURE)
-        selector[level] = replace(kept, level=level, joint=price if ahead and kept.decider == NETWORK else 0.0)
-        common[level] = batches.speed_of(own, mixed_rule.speed, common=True)
-    return BatchModes(fixed, rule, selector, common)
-
-
-def untuned(module: SelectorModule, timed: Timed, batch: int) -> list[Mode]:
-    """By level, the mode for a batch size and a log on which nothing can be replayed: the price of time at each root is
-    its own best ratio (`rho` = 1), and the static tree is the best one by the network's predictions."""
+def untuned(module: SelectorModule, timed: Timed) -> list[Mode]:
+    """By level, the mode for a log on which nothing can be replayed: the price of time at each root is its own best
+    ratio (`rho` = 1), and the static tree is the best one by the network's predictions."""
     trees = timed.space.trees
     efficiency_A = module.scores(timed.texts).mean(0)[: len(trees)]
     speed_A = efficiency_A / timed.seconds().mean(0)[: len(trees)]
     best, efficiencies = int(speed_A.argmax()), tuple(efficiency_A.tolist())
-    fixed = Mode(timed.sampling, trees[best], speed=float(speed_A[best]), batch=batch, mean_efficiency=efficiencies)
+    fixed = Mode(timed.sampling, trees[best], speed=float(speed_A[best]), mean_efficiency=efficiencies)
+    fixed = replace(fixed, batch=timed.batch)
     return [replace(fixed, feature_levels=(level,), level=level) for level in module.schema.levels]

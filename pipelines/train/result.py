@@ -17,19 +17,21 @@ from data_gen.traces import read_manifest
 from pipelines.config import Config
 from pipelines.data.recorded import timed, traces_folder
 from pipelines.latency.stage import load_profile
+from pipelines.pair.log import OF_LOG, why_untrained
 from pipelines.pair.stage import pair_names
 from pipelines.run import provenance, read_json, require
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode
 from selector.export.torchscript import load_script, write_artefact
 from selector.latency import LatencyProfile
-from selector.runtime.artefact import Features, TokenStatistics
+from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, Tuned, load_selector
-from selector.schema import HIDDEN_STATES, PAIR, SCALARS_KEY, InputError, sha256
+from selector.schema import HIDDEN_STATES, LOG, PAIR, SCALARS_KEY, InputError, sha256
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import decide
 
+COMPARED = 12  # texts of a log on which the artefact must decide as the trained network does
 TIE = 1e-3  # tokens; the artefact sums in another order than the module
 
 
@@ -37,10 +39,15 @@ def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
     return {
         "train": config.train.model_dump(mode="json"),
         "seed": config.seed,
-        "scalars": PAIR.fingerprint,
+        "scalars": (LOG if config.logs.files else PAIR).fingerprint,
         "traces": {name: s["sha256"] for name, s in read_manifest(traces_folder(config))["shards"].items()},
         "latency": profile.to_json(),
     }
+
+
+def known_digest(config: Config) -> dict[str, str]:
+    """`decision_digest` of the run; empty for a log on which nothing can be trained."""
+    return {} if why_untrained(config) else decision_digest(config, load_result(config))
 
 
 def load_result(config: Config) -> dict[str, Any]:
@@ -84,39 +91,32 @@ def build(config: Config, folder: Path, splits: dict[str, Texts], metrics: dict[
     trained module."""
     result, profile = load_result(config), load_profile(config)
     module, chosen = load_module(config, result), chosen_of(result)
-    names, texts = dict(zip(("target", "draft"), pair_names(config), strict=True)), splits["validation"]
+    texts = splits["validation"]
+    texts = texts.take(torch.arange(len(texts))[:COMPARED]) if config.logs.files else texts
     own = {"actions_compared": int((~texts.unknown_R).sum()), "evaluation": None}
-    revisions = {role: revision(name) for role, name in names.items()}
+    if config.logs.files:
+        pair: dict[str, Any] = {"target": "of the log", "draft": profile.pair.removeprefix(OF_LOG)}
+    else:
+        pair = dict(zip(("target", "draft"), pair_names(config), strict=True))
+        pair["revisions"] = {role: revision(name) for role, name in pair.items()}
     facts: dict[str, Any] = {
-        "pair": {**names, "revisions": revisions, "fingerprint": profile.pair},
+        "pair": {**pair, "fingerprint": profile.pair},
         "run_id": chosen["run_id"],
         "metrics": {**chosen["metrics"], **own, **(metrics or {})},
         "provenance": provenance(config),
     }
-    given = config.train.verifier, profile
-    return package(folder, module, *given, chosen["modes"], facts, lambda mode: timed(texts, mode.sampling, *given))
-
-
-def package(
-    folder: Path,
-    module: SelectorModule,
-    verifier: str,
-    profile: LatencyProfile,
-    modes: list[dict[str, Any]],
-    facts: dict[str, Any],
-    texts_of: Callable[[Mode], Timed],
-    tokens: TokenStatistics | None = None,
-) -> Selector:
-    """Write an artefact; InputError if it chooses other actions than the module on the texts of a mode. The
-    arguments are those of `write_artefact` and `count_differing`."""
+    verifier, modes = config.train.verifier, chosen["modes"]
 
     def check(written: Path) -> None:
+        def texts_of(mode: Mode) -> Timed:
+            return timed(texts, mode.sampling, verifier, profile, mode.batch)
+
         if differing := count_differing(module, written, texts_of):
             raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
 
     # the median static tree is drafted at roots without features, whatever the sampling setting
     fallback = sorted((Action.of(mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
-    return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, tokens)
+    return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, texts.tokens)
 
 
 @torch.no_grad()

@@ -1,31 +1,33 @@
 """Stage `train`: selectors on all positions of the training texts, judged by replay of whole validation texts.
 
-The best one is kept, and decides only under those sampling settings where that pays by two standard errors.
+The best one is kept, and decides only in those cases, sampling settings or batch sizes, where that pays by two standard
+errors.
 """
 
 from __future__ import annotations
 
+import shutil
 import statistics
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from data_gen.models.sampling import Sampling
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.latency.stage import load_profile
-from pipelines.run import Stage, console, table, write_json
+from pipelines.pair.log import SQUARED, why_untrained
+from pipelines.run import Stage, console, table, watched, write_json
 from pipelines.tracking import describe, log_traces, mlflow_run, named, nested_run
 from pipelines.train import judging
 from pipelines.train.fitting import OWN, fitted, module_of
 from pipelines.train.result import chosen_of, inputs
 from selector.actions import Action
-from selector.decision import NETWORK, Mode
+from selector.decision import Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
-from selector.schema import FULL, HIDDEN_STATES, LIGHT
+from selector.schema import DRAFTER, FULL, HIDDEN_STATES, LIGHT, LOG
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio
@@ -36,6 +38,8 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
 
 def kinds(config: Config) -> list[tuple[str, str]]:
     """Objective and feature level of the selectors that are trained: a policy uses all features in the traces."""
+    if config.logs.files:
+        return [("regressor", DRAFTER)]
     levels = {
         "regressor": (LIGHT, FULL) if config.data.features == FULL else (LIGHT,),
         "policy": (config.data.features,),
@@ -44,6 +48,8 @@ def kinds(config: Config) -> list[tuple[str, str]]:
 
 
 def plan(config: Config) -> list[str]:
+    if why := why_untrained(config):
+        return [why]
     names = ", ".join(f"{objective} ({level})" for objective, level in kinds(config))
     return [f"{names}: {config.train.epochs} epochs each, judged by replay of the validation texts"]
 
@@ -54,6 +60,11 @@ def stage_of(config: Config) -> Stage:
 
 
 def run(config: Config) -> None:
+    if why := why_untrained(config):
+        for name in ("training", "selector"):  # earlier ones would pass for this log's
+            shutil.rmtree(config.folder / name, ignore_errors=True)
+        console.print(why, soft_wrap=True)
+        return
     profile, stage = load_profile(config), stage_of(config)
     splits = load_traces(config, profile.pair)
     if not stage.begin():
@@ -61,7 +72,8 @@ def run(config: Config) -> None:
     with atomically(stage.outputs[0]) as partial:
         result = _train(config, splits, profile, partial)
         stage.replace()
-    console.print(table_of(result["selectors"], result["chosen"]))
+    if splits["train"].is_dense:
+        console.print(table_of(result["selectors"], result["chosen"]))
     stage.finish()
 
 
@@ -69,32 +81,36 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
     with mlflow_run(config, "train", SECTIONS) as mlflow:
         log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
-        train, validation = (judging.by_setting(config, splits[name], profile) for name in OWN)
-        bases = judging.statics(train)
-        judged_rules = judging.judge_rules(train, validation, bases)
-        del train  # its labels take memory that the networks' training needs
+        texts, dense = splits["train"], splits["train"].is_dense
+        train, validation = (judging.cases(config, splits[name], profile) for name in OWN)
+        bases = judging.statics(train) if dense else []
+        judged_rules = judging.judge_rules(train, validation, bases) if dense else []
+        train = [] if dense else train  # its labels take memory that the networks' training needs
         found = {}
         for objective, level in kinds(config):
             name = f"{objective}-{level}"
             with nested_run(mlflow, f"train-{name}") as nested:
                 log_traces(mlflow, traces_folder(config), OWN)
                 run_id = nested.info.run_id
-                texts = splits["train"]
                 widths = [texts.hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else []
-                module = module_of(config, objective, level, widths, space=texts.space.to_json())
+                given: dict[str, Any] = {"schema": texts.schema.name, "space": texts.space.to_json()}
+                given |= {"squared_weight": SQUARED} if config.logs.files else {}
+                module = module_of(config, objective, level, widths, **given)
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
-                judged = judging.judge(module, validation, bases)
                 facts = {"objective": objective, "feature_level": level}
                 mlflow.log_params(facts)
                 facts |= {"checkpoint": f"{name}/best.ckpt", "run_id": run_id}
-                found[name] = {**facts, **row_of(judged, judged_rules, bases, module.longest)}
-                mlflow.log_metrics(figures(found[name]))
-        result = {"chosen": choose(found), "selectors": found}
+                if dense:
+                    found[name] = {**facts, **row_of(module, validation, judged_rules, bases, profile)}
+                    mlflow.log_metrics(figures(found[name]))
+                else:
+                    modes = [mode for own in train for mode in judging.untuned(module, own)]
+                    found[name] = {**facts, "metrics": {}, "modes": [mode.row() for mode in modes]}
+        result = {"chosen": choose(found) if dense else name, "selectors": found}
         mlflow.set_tag("chosen", result["chosen"])
-        modes = map(Mode.of, chosen_of(result)["modes"])
-        decides = [str(mode.sampling) for mode in modes if mode.decider == NETWORK]
-        words = f"{result['chosen']} is kept, and decides at {', '.join(decides) or 'no sampling setting'}"
-        describe(mlflow, words, figures(chosen_of(result)))
+        decides = [Mode.of(mode).place for mode in chosen_of(result)["modes"] if mode["decides"]]
+        words = f"{result['chosen']} is kept, and decides at {'; '.join(decides) or 'no sampling setting'}"
+        describe(mlflow, words, figures(chosen_of(result)) if dense else {})
         write_json(folder / "result.json", result)
     return result
 
@@ -119,23 +135,45 @@ def trained(
     folder: Path,
     run_id: str,
 ) -> SelectorModule:
-    """Train a module on the training texts, and return it as of its best epoch by replay of the validation texts."""
+    """Train a module on the training texts, and return it as of its best epoch by replay of the validation texts: of
+    several batch sizes for the smallest and the middle one. Without `bases` it is that of the least loss."""
     verifier, further = config.train.verifier, None
     if not module.is_regressor:
         given = bases, verifier, validation[0].profile
         further = {name: judging.step_times(module, splits[name], *given) for name in OWN}
-    judged = [(texts, judging.monitored(base, module.asked)) for texts, base in zip(validation, bases, strict=True)]
+    sizes = sorted({own.batch for own in validation})
+    few = [each for each in zip(validation, bases, strict=False) if each[0].batch in (sizes[0], sizes[len(sizes) // 2])]
+    judged = [(texts, judging.monitored(base, way)) for texts, base in few for way, _ in module.ways]
     return fitted(config, module, splits, verifier, judged, folder, run_id, further)
 
 
-def row_of(judged: list[Judged], rules: list[Judged], bases: list[Mode], longest: int) -> dict[str, Any]:
-    """What `result.json` holds of a selector's decisions: metrics over all settings, and a mode for each. `longest` as
-    in `keep_if_ahead`."""
+def row_of(
+    module: SelectorModule,
+    validation: list[Timed],
+    rules: list[Judged],
+    bases: list[Mode],
+    profile: LatencyProfile,
+) -> dict[str, Any]:
+    """What `result.json` holds of a selector's decisions: metrics over all cases, and the modes of each, with the best
+    static tree and the lookup rule beside them."""
     modes, ratios = [], []
-    for each, rule, base in zip(judged, rules, bases, strict=True):
-        best = judging.keep_if_ahead(each, rule, base, longest)
-        modes.append({**best.mode.row(), "replay": asdict(each.ratio), "replay_rule": asdict(rule.ratio)})
-        ratios.append(best.ratio)
+    longest = 0 if module.schema is LOG else module.longest  # logs are replayed for their whole texts
+    for own, rule, base in watched([*zip(validation, rules, bases, strict=True)], "tuning decisions"):
+        for each in judging.judge(module, [own], [base]):
+            best = judging.keep_if_ahead(each, rule, base, longest)
+            mode, common = replace(best.mode, level=each.mode.level), 0.0
+            if mode.level:
+                predicted_RA = module.scores(own.texts, mode.level)
+                mode, common = judging.judge_jointly(own, predicted_RA, mode, rule.mode, profile)
+            modes.append(
+                {
+                    **mode.row(),
+                    **{"replay": asdict(each.ratio), "replay_rule": asdict(rule.ratio), "common": common},
+                    **{"static": list(base.action), "drafted": list(rule.mode.action)},
+                    "lookup_rule": list(rule.mode.rule or ()),
+                }
+            )
+            ratios.append(best.ratio)
     error = sum(ratio.error**2 for ratio in ratios) ** 0.5 / len(ratios)
     gated = statistics.mean(ratio.value for ratio in ratios)
     return {"metrics": {"validation/replay_gated": gated, "validation/replay_error": error}, "modes": modes}
@@ -155,7 +193,7 @@ def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
     for number, mode in enumerate(found[chosen]["modes"]):
         rule = " *" if mode["rule"] and not mode["decides"] else ""
         cells = {
-            "setting": str(Sampling(mode["temperature"], mode["top_p"])),
+            "setting": Mode.of(mode).place,
             "static tree": str(Action.of(mode["action"])),
             "lookup rule": f"{Ratio(**mode['replay_rule'])}{rule}",
         }

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from selector.actions import ActionSpace
 from selector.latency import LatencyProfile, interpolated_at, places
+from selector.runtime.artefact import TokenStatistics
 from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, Schema, survival_column
 from selector.train.replay import lawful
@@ -40,6 +41,7 @@ class Texts:
         hidden_R: a row of `hidden`, int64; -1 where there is none.
         from_the_start: whether first roots have features, as from token ids; those of a pair begin at second roots.
         schema: of the scalars.
+        tokens: of a log, the statistics by token of its training texts, which features hold.
     """
 
     settings: list[Sampling]
@@ -57,6 +59,7 @@ class Texts:
     from_the_start: bool = False
     schema: Schema = PAIR
     space: ActionSpace = field(default_factory=ActionSpace.of_pairs)  # of the actions that have labels
+    tokens: TokenStatistics | None = None
 
     def __len__(self) -> int:
         return len(self.size_X)
@@ -74,6 +77,11 @@ class Texts:
     def unknown_R(self) -> Tensor:
         """Whether a root has no features, bool: the first one of a text, unless `from_the_start`."""
         return (self.number_R == 0) & (not self.from_the_start)
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether all labels are known, so that every policy can be replayed."""
+        return not any(bool(own_RS.isnan().any()) for own_RS in self.survivals.values())
 
     @cached_property
     def source_number_X(self) -> Tensor:
@@ -115,12 +123,13 @@ class Texts:
 
 @dataclass
 class Timed:
-    """Texts of one sampling setting with a verifier's labels and a machine's times."""
+    """Texts of one sampling setting with a verifier's labels and a machine's times for a batch size."""
 
     texts: Texts
     verifier: str
     profile: LatencyProfile
     given_space: ActionSpace | None = None  # that of the texts if None
+    batch: int = 1  # requests that are decoded together
 
     @property
     def space(self) -> ActionSpace:
@@ -130,9 +139,9 @@ class Timed:
     def sampling(self) -> Sampling:
         return self.texts.settings[int(self.texts.setting_X[0])]
 
-    def on(self, profile: LatencyProfile) -> Timed:
-        """The same texts and labels with another machine's times."""
-        moved = replace(self, profile=profile)
+    def on(self, profile: LatencyProfile, batch: int = 1) -> Timed:
+        """The same texts and labels with other times: of another machine, or batch size."""
+        moved = replace(self, profile=profile, batch=batch)
         moved.__dict__["survivals_RS"] = self.survivals_RS  # the cached labels do not depend on times
         return moved
 
@@ -166,8 +175,11 @@ class Timed:
         return self.profile.table(self.space.actions, self.verifier, feature_levels, self.sampling)
 
 
-def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, space: ActionSpace) -> Texts:
-    """Texts of a trace store's rows, with the roots' scalars and the trees' space; InputError if labels are missing."""
+def to_texts(
+    table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, space: ActionSpace, schema: Schema = PAIR
+) -> Texts:
+    """Texts of a trace store's rows, with the roots' scalars and the space of the actions; InputError if labels are
+    missing."""
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
             raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them again")
@@ -181,7 +193,8 @@ def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, spac
     hidden = {name: _flat(table, name) for name in HIDDEN_STATES if name in table.column_names}
     stride_R = stride_X.clamp(min=1).repeat_interleave(size_X)
     has_R = (number_R >= 1) & ((number_R - 1) % stride_R == 0) & (len(hidden) > 0)
-    survivals = {name: _flat(table, survival_column(name)).view(int(size_X.sum()), -1) for name in verifiers}
+    rows = int(size_X.sum()), space.tree_survivals
+    survivals = {name: _flat(table, survival_column(name)).view(rows) for name in verifiers}
     return Texts(
         settings=settings,
         size_X=size_X,
@@ -193,7 +206,9 @@ def to_texts(table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, spac
         lookup_R=_flat(table, LOOKUP_COLUMN),
         hidden={name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
         hidden_R=torch.where(has_R, has_R.cumsum(0) - 1, -1),
-        space=replace(space, lookups=ActionSpace.with_lookups().lookups),
+        from_the_start=schema is not PAIR,
+        schema=schema,
+        space=space,
     )
 
 

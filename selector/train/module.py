@@ -23,7 +23,7 @@ from torchmetrics.functional.classification import binary_calibration_error
 
 from selector.actions import ActionSpace
 from selector.decision import Mode
-from selector.schema import FULL, PAIR, SCHEMAS
+from selector.schema import FULL, LOG, PAIR, SCHEMAS
 from selector.train.data import Texts, Timed
 from selector.train.network import RootNetwork, SurvivalNetwork
 from selector.train.tuning import replay_mode
@@ -123,6 +123,12 @@ class SelectorModule(pl.LightningModule):
     def asked(self) -> tuple[str, ...]:
         """The feature levels that it may be asked with: its own, and for a regressor also the first of its schema."""
         return (self.schema.levels[0], self.level) if self.is_regressor else (self.level,)
+
+    @property
+    def ways(self) -> list[tuple[tuple[str, ...], str]]:
+        """The feature levels that decide together, and `Mode.level`: a pair's all do, in turn; of a log's, an engine
+        has one or the other."""
+        return [((own,), own) for own in self.asked] if self.schema is LOG else [(self.asked, "")]
 
     @property
     def _body(self) -> RootNetwork:

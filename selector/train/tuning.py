@@ -68,7 +68,8 @@ class StaticTable(NamedTuple):
 def best_static(timed: Timed, table: StaticTable) -> Mode:
     """The mode in which the best static tree is drafted everywhere, with the tokens per step of every tree."""
     at, efficiencies = table.best(), tuple(table.efficiencies().tolist())
-    return Mode(timed.sampling, timed.space.trees[at], speed=float(table.speeds()[at]), mean_efficiency=efficiencies)
+    found = Mode(timed.sampling, timed.space.trees[at], speed=float(table.speeds()[at]), mean_efficiency=efficiencies)
+    return replace(found, batch=timed.batch)
 
 
 def static_replay(timed: Timed, action: Action) -> Replayed:

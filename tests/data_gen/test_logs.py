@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from data_gen.models.sampling import Sampling
-from data_gen.texts.log_labels import VERIFIER, Labeller
+from data_gen.texts.log_labels import VERIFIER, Labeller, with_features
 from data_gen.texts.logs import NO_DRAFTER, distinct, drafter_of, read_all, read_logs, record_of
 from data_gen.texts.prompts import PACKED
 from selector.actions import ActionSpace
@@ -170,7 +170,8 @@ def test_beyond_what_a_text_drafted_nothing_is_known(tmp_path: Path) -> None:
     entries = [{**ids, "id": name, "drafters": {"head": {"steps": own}}} for name, own in steps.items()]
     texts = read_logs([write(tmp_path / "log.jsonl", entries)])
     space = ActionSpace.chains(4, 20)
-    short_RD = Labeller("head", space, Sampling(0.0)).label(texts[:1]).survivals[VERIFIER][:, :4]
+    rows = Labeller("head", space, Sampling(0.0)).table(texts[:1])
+    short_RD = with_features(rows).survivals[VERIFIER][:, :4]
     expected = [[1, 1, np.nan, np.nan], [np.nan] * 4, [1, 0, 0, 0]]
     np.testing.assert_array_equal(short_RD[[0, 1, 3]], expected)
 

@@ -61,7 +61,7 @@ STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
 SERVER = multiprocessing.get_context("forkserver")  # its processes begin with everything imported: seconds saved
 SERVER.set_forkserver_preload(
     [
-        *(f"pipelines.{stage}.stage" for stage in (*STAGES, "compare", "logs")),
+        *(f"pipelines.{stage}.stage" for stage in (*STAGES, "compare")),
         "mlflow.store.tracking.sqlalchemy_store",
         __name__,
     ]

@@ -19,17 +19,15 @@ from data_gen.features.root import DrafterKnowledge
 from data_gen.generate import speculative_generate
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.log_labels import VERIFIER, Labeller
+from data_gen.texts.log_labels import VERIFIER, Labeller, with_features
 from data_gen.texts.logs import read_logs, read_trace_log
 from data_gen.traces import read_texts
-from pipelines.evaluate.methods import COPYING
-from pipelines.evaluate.table import Table, replayed
-from pipelines.latency.timings import profile_of, read_timings
-from pipelines.logs.gains import (
+from pipelines.evaluate.gains import (
     BEST_RULE,
     HVD,
     PAYOFF_SCALARS,
     UNIT,
+    BatchModes,
     Rule,
     best_rule,
     entries,
@@ -39,7 +37,10 @@ from pipelines.logs.gains import (
     selector_at,
     with_payoff,
 )
-from pipelines.train.judging import tune_batch
+from pipelines.evaluate.methods import COPYING
+from pipelines.evaluate.table import Table, replayed
+from pipelines.latency.timings import profile_of, read_timings
+from pipelines.train.judging import judge_jointly, keep_if_ahead
 from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.runtime.selector import Selector, Shapes, Tuned, joint_choice, load_selector, step_clock
@@ -47,7 +48,7 @@ from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError, sha256
 from selector.train.data import SPLITS, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import fastest_possible
-from selector.train.tuning import StaticTable, best_static, replay_mode, tune_lookup_rule
+from selector.train.tuning import StaticTable, best_static, judge_mode, replay_mode, tune_lookup_rule, tune_mode
 from tests.pipelines.runs import ROOT, espalier, evaluation_of, failure, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
 from tests.selector import logged
@@ -79,12 +80,17 @@ def selector(run: tuple[Path, str]) -> Selector:
 def test_mlflow_holds_the_selector_its_gains_and_the_logs(run: tuple[Path, str], logs: dict[str, Any]) -> None:
     """In the shape of all other runs: a version of the registered model, whose tags are figures, and data sets."""
     client = mlflow.MlflowClient(f"sqlite:///{run[0]}/mlruns/mlflow.db")
+    stages = {
+        each.data.tags["stage"]: each
+        for each in client.search_runs([client.get_experiment_by_name("small").experiment_id])
+    }
+    assert {"data", "train", "evaluate", "export", "report"} <= set(stages)
     (version,) = client.search_model_versions("name = 'espalier-selector'")
     own = next(e for e in logs["by_batch"] if (e["batch"], e["level"], e["mixed"]) == (8, DRAFTER, True))
     tag = "test T0_8_different_requests selector_with_the_drafters_hits replayed_over_lookup_rule"
     assert version.tags[tag] == f"{own['selector_over_rule']['value']:.3f}"
-    held = [each.dataset for each in client.get_run(version.run_id).inputs.dataset_inputs]
-    assert held and all(each.digest == sha256(run[0] / each.name)[:16] for each in held)
+    held = {each.dataset.name: each.dataset.digest for each in stages["data"].inputs.dataset_inputs}
+    assert held["small.jsonl"] == sha256(run[0] / "small.jsonl")[:16] and {"traces train", "traces test"} <= set(held)
     assert client.get_model_version_by_alias("espalier-selector", "small").version == version.version
 
 
@@ -170,9 +176,11 @@ def test_one_artefact_decides_for_every_batch_size_and_level(
 def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
     run: tuple[Path, str], selector: Selector
 ) -> None:
-    module = SelectorModule.load_from_checkpoint(run[0] / "runs/small/training/best.ckpt", map_location="cpu").eval()
+    module = SelectorModule.load_from_checkpoint(
+        run[0] / "runs/small/training/regressor-drafter/best.ckpt", map_location="cpu"
+    ).eval()
     texts = read_logs([run[0] / "small.jsonl"])[:8]
-    data = Labeller("head", selector.space, GREEDY, selector.tokens).label(texts)
+    data = with_features(Labeller("head", selector.space, GREEDY).table(texts), selector.tokens)
     rows = [int(begin) + 7 for begin in data.size_X.cumsum(0) - data.size_X]
     mode = selector.at(0.0, batch=8, level=DRAFTER).mode
     for speed in (100.0, 400.0, 1600.0):
@@ -206,7 +214,12 @@ def test_its_card_says_what_it_is_and_generate_refuses_it(
 def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     train, validation, test = (logged.timed(4, seed=seed, count=24) for seed in range(3))
     told = [dict.fromkeys(LOG.levels, each.space.efficiencies(each.survivals_RS)) for each in (validation, test)]
-    modes = tune_batch(train, validation, told[0], logged.profile(), 4)
+    fixed, rule = best_static(train, StaticTable.of(train)), lookup_rule(train)
+    by_rule, modes = judge_mode(validation, {}, rule, fixed.action), BatchModes(fixed, rule, {}, {})
+    for level, own in told[0].items():
+        kept = keep_if_ahead(tune_mode(validation, {level: own}, fixed), by_rule, fixed).mode
+        both = judge_jointly(validation, own, replace(kept, level=level), rule, logged.profile())
+        modes.selector[level], modes.common[level] = both
     for level, mode in modes.selector.items():
         assert mode.decider == "network" and mode.level == level and mode.joint > 0
     taken = dict.fromkeys(LOG.levels, 1e-3)
@@ -293,7 +306,7 @@ def test_a_pairs_traces_give_the_same_speeds_through_this_door(demo: tuple[Path,
     folder = demo[0] / "runs/demo/traces"
     _, clock = small(tmp_path, 1)
     logged, space = read_trace_log(folder, GREEDY), ActionSpace.chains(ActionSpace.default().depth, 4)
-    data = Labeller("draft", space, GREEDY).label(logged)
+    data = with_features(Labeller("draft", space, GREEDY).table(logged))
     own = profile_of(read_timings(clock), "clock", False, "log:draft", (VERIFIER, "specinfer")).at_batch(8)
     parts = [read_texts(folder, split, ["specinfer"]).setting_of(GREEDY) for split in SPLITS]
     assert sum(map(len, parts)) == len(data)

@@ -98,7 +98,7 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     judged = judge(module, own, bases)
     assert [each.pays for each in judged] == [True, False]
     assert judged[0].ratio.value > 1.2
-    row = row_of(judged, no_rules(judged), bases, module.longest)
+    row = row_of(module, own, no_rules(judged), bases, profile())
     hot, cold = (Mode.of(mode) for mode in row["modes"])
     assert hot.longest == module.longest == int(data["train"].length_R.max()) and hot.rule == LookupRule(4, 8)
     assert hot.decider == "network" and cold.decider == "static" and cold.action == bases[1].action

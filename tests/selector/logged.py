@@ -65,7 +65,7 @@ def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
 
 
 def timed(batch: int = 1, **made: int) -> Timed:
-    return Timed(texts(**made), "naive", profile().at_batch(batch), SPACE)
+    return Timed(texts(**made), "naive", profile().at_batch(batch), SPACE, batch)
 
 
 def committed(data: Timed, row: int, action: Action) -> int:

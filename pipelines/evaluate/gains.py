@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
 from pipelines.evaluate.table import ALL, Figure, Table, compared, replayed
-from pipelines.train.judging import BatchModes
-from selector.actions import EMPTY
-from selector.decision import NETWORK, Mode
+from selector.actions import EMPTY, Action
+from selector.decision import NETWORK, LookupRule, Mode
 from selector.latency import LatencyProfile
 from selector.schema import DRAFTER, PRECEDENT_LENGTHS, TEXT
 from selector.train.data import Timed
@@ -41,6 +40,27 @@ PAYOFF_SCALARS = (  # what a predicted payoff is linear in
 )
 Replays = dict[str, Any]  # `Replayed` or `MixedReplay`, by method
 Over = Callable[[Any, Any], Ratio]
+
+
+class BatchModes(NamedTuple):
+    """What is compared for one batch size: the best fixed length, the lookup rule, and by level what is exported and
+    the price of time, in tokens per second, where one length serves all requests of a step."""
+
+    fixed: Mode
+    rule: Mode
+    selector: dict[str, Mode]
+    common: dict[str, float]
+
+    @classmethod
+    def by_batch(cls, rows: list[dict[str, Any]]) -> dict[int, BatchModes]:
+        """From the modes that training found."""
+        found: dict[int, BatchModes] = {}
+        for row, mode in ((row, Mode.of(row)) for row in rows):
+            fixed = replace(mode.static_only(), action=Action.of(row["static"]), level="")
+            rule = replace(fixed, action=Action.of(row["drafted"]), rule=LookupRule(*row["lookup_rule"]))
+            own = found.setdefault(mode.batch, cls(fixed, rule, {}, {}))
+            own.selector[mode.level], own.common[mode.level] = mode, row["common"]
+        return found
 
 
 def place_of(mode: Mode, mixed: bool = False) -> str:

@@ -1,0 +1,139 @@
+"""What an evaluation on a log finds, without decoding: its figures by batch size, the time of decisions, and words."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_gen.features.root import DrafterKnowledge
+from data_gen.models.sampling import Sampling
+from data_gen.texts.log_labels import VERIFIER
+from data_gen.texts.logs import NO_DRAFTER, LoggedText
+from pipelines.config import Config
+from pipelines.data.recorded import load_traces, timed
+from pipelines.evaluate.gains import CHARGED, FIXED, LEVELS, ONE_LENGTH, BatchModes, entries, measured, selector_at
+from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
+from pipelines.evaluate.table import ALL, Figure, Table, replayed
+from pipelines.latency.stage import load_profile
+from pipelines.pair.log import log_of, why_untrained
+from pipelines.run import watched
+from pipelines.train.result import build, chosen_of, load_module, load_result
+from selector.runtime.selector import Selector
+
+TIMED_DECISIONS = 200
+CONTEXT = 8000  # tokens of context at which decisions are timed
+
+
+def evaluated(config: Config) -> tuple[dict[str, Any], list[Figure]]:
+    """What `evaluation.json` holds of a run on a log, and its figures."""
+    log = log_of(config)
+    data = load_traces(config, log.fingerprint)
+    found: dict[str, Any] = {
+        "drafter": log.labeller.drafter,
+        "texts": {name: len(own) for name, own in data.items()},
+        "roots": {name: int(own.size_X.sum()) for name, own in data.items()},
+        "dense": log.is_dense,
+        "levels": list(LEVELS)[: 1 if log.labeller.drafter == NO_DRAFTER else 2],  # without a drafter there are no hits
+        "accepted": {  # of the drafter's longest chain, by the number of its tokens
+            name: own.survivals[VERIFIER].float().nanmean(0).cumsum(0).tolist() for name, own in data.items()
+        },
+        "by_batch": [],
+        "exported": not why_untrained(config),
+        "why": why_untrained(config),
+    }
+    figures: list[Figure] = []
+    if not found["exported"]:
+        return found, figures
+    result, profile, sampling = load_result(config), load_profile(config), config.sampling[0].build()
+    module, rows = load_module(config, result), chosen_of(result)["modes"]
+    with tempfile.TemporaryDirectory() as temporary:
+        selector = build(config, Path(temporary) / "selector", data)
+    found["decision_seconds"] = _decision_seconds(
+        selector, log.splits["test"], sampling, sorted({row["batch"] for row in rows})
+    )
+    predicted = {level: module.scores(data["test"], level) for level in LEVELS}
+    tuned = BatchModes.by_batch(rows) if log.is_dense else {}
+    for batch, each in watched(tuned.items(), "replay, by batch size"):
+        train, test = (timed(data[name], sampling, VERIFIER, profile, batch) for name in ("train", "test"))
+        taken = {level: found["decision_seconds"][level][str(batch)] for level in LEVELS}
+        shown = each._replace(selector={level: each.selector[level] for level in found["levels"]})
+        own = list(measured(shown, train, test, predicted, profile, taken))
+        found["by_batch"] += entries(Table(own), shown)
+        figures += own
+    return found, figures
+
+
+def _decision_seconds(
+    selector: Selector, texts: list[LoggedText], sampling: Sampling, batches: Sequence[int]
+) -> dict[str, Any]:
+    """Median seconds by level and batch size that the decisions of all requests of a step take together, features
+    included, one process after another; the requests have contexts of `CONTEXT` tokens and one new token each."""
+    most = max(TIMED_DECISIONS, 5 * max(batches))
+    tokens = np.resize(np.concatenate([text.tokens for text in texts]), CONTEXT + most).tolist()
+    found: dict[str, Any] = {"context": CONTEXT, **{level: {} for level in LEVELS}}
+    setting = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    for level, batch in product(LEVELS, batches):
+        known = DrafterKnowledge(tokens[:CONTEXT], sampling, selector.tokens)
+        asked, taken = selector.at(**setting, level=level, batch=batch), []
+        for begin in range(CONTEXT, CONTEXT + max(TIMED_DECISIONS, 5 * batch), batch):
+            start, features = time.perf_counter(), []
+            for token in tokens[begin : begin + batch]:  # the requests' texts are one text, one token longer each time
+                known.committed([token], [1.0])
+                features.append(known.features(level))
+            asked.select_jointly(features) if batch > 1 else asked.select(features[0])
+            taken.append(time.perf_counter() - start)
+        found[level][str(batch)] = float(np.median(taken))
+    return found
+
+
+def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
+    texts, roots, accepted = (logs[key] for key in ("texts", "roots", "accepted"))
+    yield f"{logs['drafter']}: {sum(texts.values())} texts, {texts['test']} held out, {roots['test']:,} positions."
+    if not logs["dense"]:
+        yield "The log holds only what its own steps drafted: no other policy can be replayed on it."
+    if depth := len(accepted["test"]):
+        means = f"{accepted['train'][-1]:.2f} tokens on average on training texts, {accepted['test'][-1]:.2f} on others"
+        yield f"Accepted of a chain of {depth}: {means}."
+    for setting, level in product(table.settings, logs["levels"]):
+        own, words = selector_at(level), LEVELS[level]
+        over = {rival: table.of(setting, own, replayed(rival)).text(3) for rival in (PLAIN, COPYING, FIXED)}
+        gains = f"{over[COPYING]} of the lookup rule, {over[FIXED]} of the best fixed length"
+        yield f"{setting}, {words}: {over[PLAIN]} times plain decoding, {gains}."
+        yield f"  with its decisions {table.of(setting, own + CHARGED, replayed(COPYING)).text(3)} of the rule"
+        if figure := table.get(setting, own + ONE_LENGTH, replayed(FIXED)):
+            yield f"  with one length for all requests {figure.text(3)} of the fixed one"
+    for level in logs["levels"] if logs["exported"] else ():
+        found = logs["decision_seconds"]
+        times = ", ".join(f"{1e3 * seconds:.2f} ms at {batch}" for batch, seconds in found[level].items())
+        words = LEVELS[level]
+        yield f"All decisions of a step, {words}, features at {found['context']:,} tokens included: {times}."
+    if logs["why"]:
+        yield logs["why"]
+
+
+def metrics(table: Table) -> dict[str, float]:
+    """For MLflow: the speed of every selector over the lookup rule and the best fixed length by setting."""
+    measures = replayed(COPYING), replayed(FIXED)
+    own = [each for each in table.figures if each.kind == ALL and each.method.startswith(SELECTOR)]
+    names = {f"test/{each.setting}/{each.method}/{each.measure}": each for each in own if each.measure in measures}
+    return {re.sub(r"[^\w./ -]", "", name).replace(" ", "_"): each.value for name, each in names.items()}
+
+
+def methods(table: Table, setting: str) -> Iterator[dict[str, str]]:
+    """For the report: by method its speed over plain decoding and the lookup rule, and the selectors' over it."""
+    names = table.methods(setting, replayed(PLAIN))
+    for method in names:
+        over = {"over plain decoding": table.get(setting, method, replayed(PLAIN))}
+        for level, words in LEVELS.items():
+            if (own := selector_at(level)) in names:
+                over[f"selector over it, {words}"] = table.get(setting, own, replayed(method))
+        for kind in table.kinds(setting)[1:]:
+            over[f"over the {COPYING}, {kind}"] = table.get(setting, method, replayed(COPYING), kind)
+        yield {"method": method, **{name: each.text(3) if each else "" for name, each in over.items()}}
