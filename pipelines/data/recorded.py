@@ -38,10 +38,6 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
     they change the rounding and so a few of the drawn tokens, but not their law. InputError where there is no log."""
     if config.logs.files:
         return log.depends(config)
-    try:
-        digest = config.data.log and sha256(config.data.log)
-    except OSError as error:
-        raise InputError(f"data.log: {config.data.log}: {error.strerror}") from error
     return {
         "pair": pair,
         "dtype": config.pair.dtype,
@@ -53,7 +49,7 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
             **({"stride": 1} if config.data.features == LIGHT else {}),  # only hidden states are recorded with a stride
             "behaviour": BEHAVIOUR,
         },
-        "log": digest,
+        "log": config.data.log and sha256(config.data.log),
         "prompts": {"shares": [config.prompts.validation, config.prompts.test], **prompts_depend(config, *SPLITS)},
     }
 

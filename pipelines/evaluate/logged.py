@@ -31,7 +31,7 @@ TIMED_DECISIONS = 200
 CONTEXT = 8000  # tokens of context at which decisions are timed
 
 
-def evaluated(config: Config) -> tuple[dict[str, Any], list[Figure]]:
+def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     """What `evaluation.json` holds of a run on a log, and its figures."""
     log = log_of(config)
     data = load_traces(config, log.fingerprint)
@@ -48,9 +48,8 @@ def evaluated(config: Config) -> tuple[dict[str, Any], list[Figure]]:
         "exported": not why_untrained(config),
         "why": why_untrained(config),
     }
-    figures: list[Figure] = []
     if not found["exported"]:
-        return found, figures
+        return {"logs": found, "summary": None}, Table([])
     result, profile, sampling = load_result(config), load_profile(config), config.sampling[0].build()
     module, rows = load_module(config, result), chosen_of(result)["modes"]
     with tempfile.TemporaryDirectory() as temporary:
@@ -59,6 +58,7 @@ def evaluated(config: Config) -> tuple[dict[str, Any], list[Figure]]:
         selector, log.splits["test"], sampling, sorted({row["batch"] for row in rows})
     )
     predicted = {level: module.scores(data["test"], level) for level in LEVELS}
+    figures: list[Figure] = []
     tuned = BatchModes.by_batch(rows) if log.is_dense else {}
     for batch, each in watched(tuned.items(), "replay, by batch size"):
         train, test = (timed(data[name], sampling, VERIFIER, profile, batch) for name in ("train", "test"))
@@ -67,7 +67,7 @@ def evaluated(config: Config) -> tuple[dict[str, Any], list[Figure]]:
         own = list(measured(shown, train, test, predicted, profile, taken))
         found["by_batch"] += entries(Table(own), shown)
         figures += own
-    return found, figures
+    return {"logs": found, "summary": None}, Table(figures)
 
 
 def _decision_seconds(

@@ -86,7 +86,7 @@ def run(config: Config) -> None:
         show(config, Evaluation.read(config))
         return
     with mlflow_run(config, "evaluate", SECTIONS) as mlflow:
-        evaluation = _decoded(stage, pair) if pair else _of_log(config)
+        evaluation = _decoded(stage, pair) if pair else Evaluation(*evaluated(config))
         stage.replace()
         evaluation.write(config)
         for path in stage.outputs:
@@ -97,11 +97,6 @@ def run(config: Config) -> None:
         stage.say(methods.greedy_summary(evaluation.found["greedy"]))
     stage.finish()
     (config.folder / PARTIAL).unlink(missing_ok=True)
-
-
-def _of_log(config: Config) -> Evaluation:
-    found, figures = evaluated(config)
-    return Evaluation({"logs": found, "summary": None}, Table(figures))
 
 
 def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:

@@ -92,10 +92,7 @@ def files_of(config: Config) -> dict[str, str]:
         if path.exists() and not (path.is_file() or path.is_dir()):  # it would be empty once it is read
             raise InputError(f"{path}: a pipe, no file: write the log to a file first")
         manifest = path / "manifest.json"
-        try:
-            found[str(path)] = sha256(manifest if manifest.exists() else path)
-        except OSError as error:
-            raise InputError(f"{path}: {error.strerror}") from error
+        found[str(path)] = sha256(manifest if manifest.exists() else path)
     return found
 
 

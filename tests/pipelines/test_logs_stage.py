@@ -272,6 +272,7 @@ def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path:
     clock = ROOT / "configs/clocks/h100_llama3.1-8b_eagle3.csv"
     line = [f"logs.files=['{log}']", f"logs.test=['{other}']", f"latency.timings={clock}", *SMALL]
     assert "batch 128" in espalier(tmp_path, "logs", *line, config="llama_eagle3.yaml")
+    assert "train: reusing" in espalier(tmp_path, "train", *line, config="llama_eagle3.yaml"), "a stage by itself"
     found = evaluation_of(tmp_path, "llama_eagle3")["logs"]
     assert found["texts"]["test"] == 5 and found["texts"]["train"] + found["texts"]["validation"] == 16
     assert all(set(entry["by_kind"]) == {"other"} for entry in found["by_batch"])
