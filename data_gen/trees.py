@@ -52,21 +52,19 @@ class DraftTree:
         tree.branch_nodes = [tree._add_path(end, branch) for branch in branches]
         return tree
 
-    def _add(self, parent: int, token: int) -> int:
-        child = self._child_of[parent].setdefault(token, len(self._tokens))
-        if child == len(self._tokens):
-            self._tokens.append(token)
-            self._parents.append(parent)
-            self._depths.append(self._depths[parent] + 1)
-            self._child_lists.append([])
-            self._child_of.append({})
-        self._child_lists[parent].append(child)
-        return child
-
     def _add_path(self, node: int, path: Path) -> list[int]:
         nodes = [node]
-        for token in path:
-            nodes.append(self._add(nodes[-1], int(token)))
+        for token in map(int, path):
+            parent = nodes[-1]
+            child = self._child_of[parent].setdefault(token, len(self._tokens))
+            if child == len(self._tokens):
+                self._tokens.append(token)
+                self._parents.append(parent)
+                self._depths.append(self._depths[parent] + 1)
+                self._child_lists.append([])
+                self._child_of.append({})
+            self._child_lists[parent].append(child)
+            nodes.append(child)
         return nodes
 
     def along(self, paths: Sequence[Path]) -> DraftTree:
@@ -151,15 +149,8 @@ class DraftTree:
         members: dict[int, list[int]] = {}
         for node in range(len(self)) if nodes is None else nodes:
             members.setdefault(len(self.children(node)), []).append(node)
-        return [
-            NodeGroup(
-                torch.tensor(group),
-                torch.tensor([[self.token(child) for child in self.children(node)] for node in group]),
-                torch.tensor([self.children(node) for node in group]),
-            )
-            for k, group in members.items()
-            if k > 0
-        ]
+        inner = [(group, torch.tensor([self.children(node) for node in group])) for k, group in members.items() if k]
+        return [NodeGroup(torch.tensor(group), self.tokens_N[children_Mk], children_Mk) for group, children_Mk in inner]
 
     @cached_property
     def levels(self) -> list[list[int]]:
@@ -199,10 +190,8 @@ class Layout:
     """
 
     def __init__(self, action: Action, device: torch.device) -> None:
-        if action.K == 1 or action.L2 == 0:
-            self.K, self.L1, self.L2 = 1, action.L1 + action.L2, 0
-        else:
-            self.K, self.L1, self.L2 = action.K, action.L1, action.L2
+        is_chain = action.K == 1 or action.L2 == 0
+        self.K, self.L1, self.L2 = (1, action.L1 + action.L2, 0) if is_chain else action[:3]
         parents = [-1, *range(self.L1)]
         for depth in range(self.L2):
             parents += [self.slot(depth, k) if depth else self.L1 for k in range(self.K)]

@@ -21,12 +21,10 @@ from data_gen.text_labels.labels import labelled_verifier
 from data_gen.texts.prompts import SETS, Form
 from selector.schema import InputError
 
-Values = dict[str, Any]
-
 SHIPPED = Path(__file__).parent / "pair" / "shipped" / "draft"  # the draft that comes with Espalier
 SMOLLM2 = "smollm2"  # the pair that comes with Espalier
 DISTILLED = "distilled"  # a draft that the run trains itself
-OF_LOGS: Values = {  # the defaults of runs on logs
+OF_LOGS: dict[str, Any] = {  # the defaults of runs on logs
     "name": "logs",
     "sampling": [{"temperature": 0.0}],
     "prompts": {"validation": 0.15, "test": 0.25},
@@ -304,15 +302,9 @@ def in_small(config: Config) -> Config:
 
 
 def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> Config:
-    """The resolved config of a YAML file and `section.key=value` overrides.
-
-    Args:
-        file: None where the overrides and the defaults are all there is.
-        logs: whether it is a run on logs; it also is where `logs.files` names some.
-
-    Raises:
-        InputError: the file is missing or no YAML mapping, a key is unknown, or a value does not fit; one line.
-    """
+    """The resolved config of a YAML file, if there is one, and `section.key=value` overrides. `logs` says that it is a
+    run on logs; it also is where `logs.files` names some. InputError, one line, where the file is missing or no YAML
+    mapping, a key is unknown, or a value does not fit."""
     found: Any = OmegaConf.create()
     if file is not None:  # not OmegaConf's own loader, which crashes on deep nesting
         with _one_line_of(str(file)):

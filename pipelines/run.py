@@ -1,4 +1,4 @@
-"""What all stages share: whether earlier output is still valid, plans, provenance, the terminal, and JSON files."""
+"""What all stages share: whether earlier output is still valid, plans, provenance, the terminal, templates, JSON."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -225,6 +226,12 @@ def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = N
     for row in rows:
         found.add_row(*row.values())
     return found
+
+
+def templates_beside(file: str, **settings: Any) -> Environment:
+    """The Jinja templates in the folder `templates` beside a module's file; a name that is not given is an error."""
+    loader = FileSystemLoader(Path(file).with_name("templates"))
+    return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings)
 
 
 def write_json(path: Path, value: Any) -> None:

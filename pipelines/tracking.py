@@ -46,11 +46,8 @@ def tracking_uri() -> str:
 @contextmanager
 def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[Any]:
     """An MLflow run of a stage, with the resolved config, in the experiment `<name>` below the folder's run; yields the
-    `mlflow` module. InputError where MLflow's store cannot be read or written; a stage's own error takes precedence.
-
-    Args:
-        sections: the parts of the config that become the run's parameters.
-    """
+    `mlflow` module. The `sections` of the config become the run's parameters. InputError where MLflow's store cannot be
+    read or written; a stage's own error takes precedence."""
     import mlflow  # takes seconds
     from sqlalchemy.exc import SQLAlchemyError
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 # How the first tokens of a tree's branches are sampled (MDSD, section 2): independently; without replacement; or as the
 # K - 1 most likely tokens and one sample of the others. Below its first token each branch is a sampled chain.
@@ -129,12 +131,8 @@ class ActionSpace:
     @cached_property
     def trees(self) -> tuple[Action, ...]:
         """The actions that the draft drafts, and the empty tree."""
-        shapes = [
-            Action(K, L1, L2)
-            for K in range(2, self.max_K + 1)
-            for L1 in range(self.max_L1 + 1)
-            for L2 in range(1, self.max_L2 + 1)
-        ]
+        sizes = range(2, self.max_K + 1), range(self.max_L1 + 1), range(1, self.max_L2 + 1)
+        shapes = [Action(K, L1, L2) for K, L1, L2 in product(*sizes)]
         styled = [shape._replace(style=style) for style in self.styles for shape in shapes]
         return (*sorted([*map(self.chain, range(self.depth + 1)), *shapes]), *styled)
 
@@ -198,11 +196,8 @@ class ActionSpace:
     def survival_of_AD(self) -> Tensor:
         """Position of each action's `P(tau >= depth)` among the survivals, for depth 1, 2, .., int64 [A, D]. Beyond the
         action's own depth it is S."""
-        places_AD = torch.full((len(self), self.deepest), len(self.sums_SA))
-        for a, action in enumerate(self):
-            own = self._positions_by_depth(action)
-            places_AD[a, : len(own)] = torch.tensor(own)
-        return places_AD
+        places = [torch.tensor(self._positions_by_depth(action), dtype=torch.int64) for action in self]
+        return pad_sequence(places, batch_first=True, padding_value=len(self.sums_SA))
 
     def efficiencies(self, survivals_S: Tensor) -> Tensor:
         """Block efficiencies of all actions in tokens, [..., A], from survivals [..., S]."""

@@ -143,8 +143,7 @@ class GraphDecoder(Loop):
         return outcome
 
     def _draft(self, text: _SlotText, action: Action, clock: Clock) -> Two:
-        memory, passes = text.memory, passes_of(action, self.pair.device)
-        layout = passes.layout
+        memory, layout = text.memory, layout_of(action, self.pair.device)
         tokens_S = torch.zeros(layout.size, dtype=torch.int64, device=self.pair.device)
         tokens_S[:1] = memory.text_T.gather(0, memory.base.view(1))
         q_SV = memory.root_1V.new_zeros(layout.size, self.pair.vocabulary)
@@ -154,7 +153,7 @@ class GraphDecoder(Loop):
         elif action != EMPTY:
             q_SV[:1] = memory.root_1V
             _draw(layout, slice(0, 1), memory.uniforms, tokens_S, q_SV)
-            for slots, over in passes.drafted:
+            for slots, over in passes_of(action, self.pair.device).drafted:
                 logits_WV = memory.draft.forward(tokens_S[slots], memory.base, over)
                 q_SV[slots] = self.draft_sampling.probabilities(logits_WV)
                 _draw(layout, slots, memory.uniforms, tokens_S, q_SV)
@@ -269,13 +268,9 @@ class _Layer(StaticLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        for states, new in zip(self.states, (key_states, value_states), strict=True):
-            states.index_copy_(2, self._place["rows_W"], new)
-        return self.states
-
-    @property
-    def states(self) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None
+        for states, new in zip((self.keys, self.values), (key_states, value_states), strict=True):
+            states.index_copy_(2, self._place["rows_W"], new)
         return self.keys, self.values
 
 
@@ -342,7 +337,6 @@ class PreallocatedModel:
 
 
 class Passes(NamedTuple):
-    layout: Layout
     drafted: list[tuple[slice, Window]]  # of the draft below the root, with their slots
     target: Window
 
@@ -359,7 +353,7 @@ def passes_of(action: Action, device: torch.device) -> Passes:
 
     trunk = [slice(n, n + 1) for n in range(1, layout.L1 + 1)]
     drafted = [*trunk, *layout.levels[1:]][:-1] if layout.depth else []  # leaves need none
-    return Passes(layout, [(slots, window(slots)) for slots in drafted], window(slice(0, layout.size)))
+    return Passes([(slots, window(slots)) for slots in drafted], window(slice(0, layout.size)))
 
 
 class Memory:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
 from selector.files import first_line
-from selector.runtime.selector import Tuned, load_selector
+from selector.runtime.selector import load_selector
 from selector.schema import LOG, TEXT, InputError
 
 NAME = "espalier"  # of the entry in an engine's configuration, which holds `OPTIONS`
@@ -38,8 +38,8 @@ class TextSelector:
             raise InputError(f"{selector}: plug-ins see token ids alone; train a selector for that: espalier logs")
         if any(action.drafts for action in self._selector.actions):
             raise InputError(f"{selector}: it was trained beside a drafter; train it with logs.drafter=none")
-        self._at = lru_cache(maxsize=None)(self._tuned)
-        self._tuned(1)  # checks the setting
+        self._at = cache(lambda batch: self._selector.at(temperature, top_p, None, batch, TEXT))
+        self._at(1)  # checks the setting
 
     @classmethod
     def of(cls, options: object) -> TextSelector:
@@ -64,9 +64,6 @@ class TextSelector:
         lengths = [action.L1 if action is not None and action.copies else 0 for action in chosen]
         limited = zip(texts, lengths, most, strict=True)
         return [text.text.index.proposal(min(length, limit)) for text, length, limit in limited]
-
-    def _tuned(self, batch: int) -> Tuned:
-        return self._selector.at(self._sampling.temperature, self._sampling.top_p, None, batch, TEXT)
 
 
 def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:

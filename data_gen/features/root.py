@@ -108,19 +108,15 @@ def row_numbers(target: ModelRows, draft: ModelRows, next_tokens: Sequence[int])
     probabilities that they give to the next tokens, of which the last one may be missing."""
     next_N1 = torch.tensor(next_tokens, dtype=torch.int64, device=target.probs_NV.device).unsqueeze(-1)
     probs = [model.probs_NV[: len(next_N1)].gather(-1, next_N1)[:, 0].tolist() for model in (target, draft)]
-    found = entropies(target.logits_NV), entropies(draft.logits_NV), *probs
-    return dict(zip(ROW_NUMBERS, found, strict=True))
+    return dict(zip(ROW_NUMBERS, (entropies(target.logits_NV), entropies(draft.logits_NV), *probs), strict=True))
 
 
 def scalars_along(
     tokens: Sequence[int], start: int, sampling: Sampling, numbers: Mapping[str, NDArray[np.float32]]
 ) -> NDArray[np.float32]:
-    """The scalars of `schema.PAIR` at the roots of a text, float32 [R, F]; zeros at the first one.
-
-    Args:
-        start: the position of the first root, the last prompt token.
-        numbers: by name of `ROW_NUMBERS`, of each root, [R]. The last root's probabilities are not read.
-    """
+    """The scalars of `schema.PAIR` at the roots of a text, float32 [R, F]; zeros at the first one, the last prompt
+    token, which is at `start`. `numbers` are the `ROW_NUMBERS` of each root, [R]; the last root's probabilities are not
+    read."""
     of_target, of_draft, p, q = (numbers[name].tolist() for name in ROW_NUMBERS)
     found_RF = np.zeros((len(of_target), len(schema.PAIR.scalars)), np.float32)
     text, draft = TextHistory(tokens[: start + 1]), DraftHistory()
@@ -236,12 +232,8 @@ class RootKnowledge:
 
 
 class DrafterKnowledge:
-    """The features at the roots of an engine that has its own drafter, updated step by step.
-
-    `text` features need only token ids. `drafter` features also need, for every committed token, whether the drafter's
-    first token there was the text's. The prompt's last token is the first root, `tokens` are `Selector.tokens`, and
-    `batch` requests are decoded together.
-    """
+    """The features at the roots of an engine that has its own drafter, updated step by step. The prompt's last token is
+    the first root, `tokens` are `Selector.tokens`, and `batch` requests are decoded together."""
 
     def __init__(self, prompt: Sequence[int], sampling: Sampling, tokens: TokenStatistics, batch: int = 1) -> None:
         self.sampling, self.batch, self.tokens = sampling, batch, tokens

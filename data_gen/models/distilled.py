@@ -62,11 +62,10 @@ def new_draft(target: PreTrainedModel, layers: Sequence[int], said_R: Tensor) ->
         config.final_logit_softcapping = None  # it would give tokens that are not said a finite logit
     setattr(config, LAYERS, list(layers))
     draft = _with_tables(config, target, said_R)
-    own = dict(target.named_parameters())
     with torch.no_grad():
         for name, weights in stored_weights(draft).items():
             theirs = re.sub(r"(?<=layers\.)\d+", lambda number: str(layers[int(number.group())]), name, count=1)
-            weights.copy_(own[theirs])
+            weights.copy_(target.get_parameter(theirs))
     return draft
 
 

@@ -46,10 +46,8 @@ class TreeMasks:
     def __init__(self, config: Any) -> None:
         text = config.get_text_config()
         kinds = set(getattr(text, "layer_types", None) or ())
-        self.window = getattr(text, "sliding_window", None)
         self.by_kind = SLIDING in kinds  # else all layers are alike and take one mask
-        if kinds and not self.by_kind:
-            self.window = None
+        self.window = getattr(text, "sliding_window", None) if self.by_kind or not kinds else None
 
     def build(self, visible_WR: Tensor, offsets: Sequence[Tensor], committed: int, dtype: torch.dtype) -> Any:
         """The masks for a cache that holds so many committed rows, and then those of the tree.

@@ -49,8 +49,7 @@ class Sampling(selector.sampling.Sampling):
         """
         dtype = torch.promote_types(logits_V.dtype, torch.float32)
         if self.temperature == 0:
-            best = logits_V.argmax(-1, keepdim=True)
-            return torch.zeros_like(logits_V, dtype=dtype).scatter_(-1, best, 1.0)
+            return torch.zeros_like(logits_V, dtype=dtype).scatter_(-1, logits_V.argmax(-1, keepdim=True), 1.0)
         if self.cuts_nothing:
             return (logits_V.to(dtype) / self.temperature if self.temperature != 1 else logits_V).softmax(-1, dtype)
         probs_V = torch.empty(logits_V.shape, dtype=dtype, device=logits_V.device)
@@ -73,15 +72,11 @@ class Sampling(selector.sampling.Sampling):
             kept_NV = torch.where(before_NV < self.top_p, sorted_NV, 0.0)
             probs_NV = torch.zeros_like(probs_NV).scatter_(-1, order_NV, kept_NV / kept_NV.sum(-1, keepdim=True))
         if self.min_p > 0:
-            likely_NV = probs_NV >= self.min_p * probs_NV.amax(-1, keepdim=True)
-            probs_NV = probs_NV * likely_NV
+            probs_NV = probs_NV * (probs_NV >= self.min_p * probs_NV.amax(-1, keepdim=True))
             probs_NV = probs_NV / probs_NV.sum(-1, keepdim=True)
         return probs_NV
 
     def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
-        """Distributions [N, V] at N places, from the logits there.
-
-        Args:
-            texts: returns the text up to each place, for subclasses whose distribution depends on it.
-        """
+        """Distributions [N, V] at N places, from the logits there; `texts` returns the text up to each, for subclasses
+        whose distribution depends on it."""
         return self.probabilities(logits_NV)

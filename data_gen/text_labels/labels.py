@@ -385,8 +385,7 @@ class TextLabeller:
         root_BL = torch.arange(begin, begin + count, device=device).unsqueeze(-1) - trunk_L
         weights_BL = {
             v: chain[v][root_BL.clamp(min=since) - since, trunk_L.expand_as(root_BL)] * (root_BL >= 0)
-            for v, verifier in enumerate(self.verifiers)
-            if isinstance(verifier, BottomUp)
+            for v in self.walks[0].bottom_up
         }
         for walks, branches in zip(self.walks, self._branches, strict=True):
             for own, below in zip(branches, walks.down(rows, tokens_B, count, weights_BL, self._likely), strict=True):

@@ -109,8 +109,7 @@ def rows_along(pair: ModelPair, text: GeneratedText, sampling: Sampling) -> Iter
     models = CachedModel(pair.target), CachedModel(pair.draft)
     size = fewer(block_rows(pair.vocabulary))
     for model in models:
-        if text.start > 0:
-            model.fill(text.tokens[: text.start])
+        model.fill(text.tokens[: text.start])
     for begin in range(text.start, len(text.tokens), size):
         target, draft = (model.extend(text.tokens[begin : begin + size]) for model in models)
         own = ((target, sampling), (draft, sampling.draft))

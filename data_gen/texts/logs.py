@@ -281,12 +281,8 @@ class Metrics(BaseModel):
 
 
 def record_of(line: Any) -> Any:
-    """The line of a log; a line of no known program is taken as it is.
-
-    Raises:
-        ValueError: a response holds no token ids or fewer than it had, several answers, or steps of which lists of
-            different lengths tell.
-    """
+    """The line of a log; a line of no known program is taken as it is. ValueError where a response holds no token ids
+    or fewer than it had, several answers, or steps of which lists of different lengths tell."""
     if not isinstance(line, dict):
         return line
     if line.get("event") == "request.finished" and isinstance(line.get("out"), dict):  # SGLang's request log

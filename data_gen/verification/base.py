@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -121,8 +122,7 @@ class TopDown(Verifier):
         steps_N[tree.roots] = 1.0
         for group in tree.groups():
             nodes_M, entries_Mk, children_Mk = group.to(rows.device)
-            pull_Mk = self.pull(rows.at(nodes_M), entries_Mk)
-            steps_N.index_add_(0, children_Mk.flatten(), pull_Mk.flatten())
+            steps_N.index_add_(0, children_Mk.flatten(), self.pull(rows.at(nodes_M), entries_Mk).flatten())
         reach_N = steps_N[tree.paths_ND.to(rows.device)].prod(-1)
         below = (tree.parents_N >= 0).to(rows.device)
         return reach_N.index_add(0, tree.parents_N.to(rows.device)[below], -reach_N[below]).clamp_(min=0)
@@ -156,7 +156,7 @@ class BottomUp(Verifier):
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
         stops_N, weights_N = self._chain_stops(tree, rows) if tree.is_chain else self._tree_stops(tree, rows)
-        return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, self._leftover(weights_N)))
+        return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, partial(self._leftover, weights_N)))
 
     def _chain_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
         weights = [1.0]
@@ -202,14 +202,11 @@ class BottomUp(Verifier):
         stops_N.index_add_(0, order_SN.clamp(min=0).flatten(), first_accepted(accept_SN).flatten())
         return stops_N, weights_N
 
-    def _leftover(self, weights_N: Tensor) -> Leftover:
-        def leftover(node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-            weights_M = weights_N[node.nodes_M]
-            if entries_Mk.shape[-1] == 1:
-                return node.residual(weights_M, node.ones())
-            return self.remainder(node, weights_M, entries_Mk)
-
-        return leftover
+    def _leftover(self, weights_N: Tensor, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
+        weights_M = weights_N[node.nodes_M]
+        if entries_Mk.shape[-1] == 1:
+            return node.residual(weights_M, node.ones())
+        return self.remainder(node, weights_M, entries_Mk)
 
 
 def along_chain(tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:

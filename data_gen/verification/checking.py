@@ -32,7 +32,6 @@ from data_gen.verification import STYLES, Verifier
 from selector.actions import IID, WITHOUT_REPLACEMENT
 from selector.schema import InputError
 
-Law = Callable[[DraftTree, Tensor, Tensor], Tensor]
 Draw = Callable[[DraftTree, Tensor, Tensor, torch.Generator], Sequence[int]]
 
 ALARM = 1e-4
@@ -96,8 +95,7 @@ class World:
                 yield trunk_probability, list(trunk), [[]] * K
                 continue
             for probability, first in self.children(trunk, K, style):
-                rests = [self._continuations((*trunk, token), L2) for token in first]
-                for choice in product(*rests):
+                for choice in product(*(self._continuations((*trunk, token), L2) for token in first)):
                     share = prod(p for p, _ in choice)
                     yield trunk_probability * (probability * share), list(trunk), [path for _, path in choice]
 
@@ -163,7 +161,7 @@ class Fault:
         )
 
 
-def check_law(law: Law, style: str) -> Fault | None:
+def check_law(law: Callable[[DraftTree, Tensor, Tensor], Tensor], style: str) -> Fault | None:
     """The first fault of a verifier that gives P(accepted node, extra token), [N, V]; None where there is none."""
     for case in CASES:
         world, drafts, fault = _case(*case, style)
@@ -176,10 +174,9 @@ def check_law(law: Law, style: str) -> Fault | None:
                 shares = found.setdefault((*_tokens(drafted.tree, node), token), [0.0] * len(drafts))
                 shares[d] += drafted.probability * float(law_NV[node, token])
         for sequence, expected in _sequences(world, case[1]):
-            ends = range(1, len(sequence) + 1)
             shares_SD = [
                 world.target_probability(sequence, start=n) * np.array(found.get(sequence[:n], [0.0] * len(drafts)))
-                for n in ends
+                for n in range(1, len(sequence) + 1)
             ]
             share_D = np.sum(shares_SD, axis=0)
             if abs(share_D.sum() - expected) > EXACT:

@@ -60,28 +60,22 @@ def match(p_V: np.ndarray, first_V: np.ndarray, second_V: np.ndarray) -> Match:
 def _optimum(p_s: np.ndarray, q1_s: np.ndarray, q2_s: np.ndarray, fixed_s: np.ndarray) -> np.ndarray:
     """`b` [s, s] that maximises `sum_y t(y)`, `t <= p`, `t <= r(b)`; by scipy's HiGHS."""
     s = len(p_s)
-    pairs = [(i, j) for i in range(s) for j in range(s) if i != j]
-    wins_ty = np.zeros((s, len(pairs)))
-    constant_s = fixed_s.copy()
-    for column, (i, j) in enumerate(pairs):  # b(i, j): i as the first draft beats j as the second
-        mass = q1_s[i] * q2_s[j]
-        wins_ty[i, column] += mass
-        wins_ty[j, column] -= mass
-        constant_s[j] += mass
-    objective = np.concatenate([np.zeros(len(pairs)), -np.ones(s)])
+    i, j = np.nonzero(1 - np.eye(s))  # b(i, j): i as the first draft beats j as the second
+    mass, column = q1_s[i] * q2_s[j], np.arange(len(i))
+    wins_ty, constant_s = np.zeros((s, len(i))), fixed_s.copy()
+    wins_ty[i, column], wins_ty[j, column] = mass, -mass
+    np.add.at(constant_s, j, mass)
+    objective = np.concatenate([np.zeros(len(i)), -np.ones(s)])
     limits = np.hstack([-wins_ty, np.eye(s)])
-    bounds = [(0.0, 1.0)] * len(pairs) + [(0.0, float(p)) for p in p_s]
+    bounds = [(0.0, 1.0)] * len(i) + [(0.0, float(p)) for p in p_s]
     result = linprog(objective, A_ub=limits, b_ub=constant_s, bounds=bounds, method=SOLVER)
     free_ss = np.triu(np.ones((s, s)))
     if result.x is not None:  # else the better-ranked wins, which is lossless too
-        for value, (i, j) in zip(np.clip(result.x[: len(pairs)], 0, 1), pairs, strict=True):
-            free_ss[i, j] = value
+        free_ss[i, j] = np.clip(result.x[: len(i)], 0, 1)
     return free_ss
 
 
 class Khisti(TopDown):
-    """The winner is accepted with `min(1, p/r)`; else the token is drawn from `(p - r)+`."""
-
     name = "khisti"
 
     def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:

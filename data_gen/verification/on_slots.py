@@ -9,7 +9,7 @@ Legend: S slots, M of them taken at once, K branches, E = K entries of a node, V
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -148,7 +148,7 @@ def _bottom_up(verifier: BottomUp, layout: Layout, merged: Merged, rows: SlotRow
         left_M = verifier.leave(rows.at(torch.arange(layout.inner, device=rows.device)), weights_S[inner])
         finals_S[inner] = torch.where(merged.count_S[inner] > 1, finals_S[inner], left_M)
     stops_S = _from_below(layout, merged, finals_S * merged.is_first_S, orders)
-    return stops_S, verifier._leftover(weights_S)
+    return stops_S, partial(verifier._leftover, weights_S)
 
 
 def _from_below(layout: Layout, merged: Merged, finals_S: Tensor, orders: list[Tensor]) -> Tensor:

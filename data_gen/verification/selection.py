@@ -24,7 +24,7 @@ This loop is sequential, so it is compiled, and distributions on a GPU are copie
 questions are equal, and they share one loop.
 
 Legend: M nodes taken at once (questions), N rows, V vocabulary (the priority rule's in rank order), k child-list
-entries, n quadrature nodes.
+entries, n quadrature nodes, or tokens that are asked for.
 """
 
 from __future__ import annotations
@@ -181,39 +181,33 @@ class FirstInRank:
     """A token is alive with the largest probability for which its flow stays below `m`, given those before it."""
 
     def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
-        places_NV, p_NV, q_NV = _on_host(*node.rows.ranked(node.nodes_M))
-        nodes_M, own_M, taken_Mk = _on_host(node.nodes_M, weights_M, entries_Mk)
-        order_M = np.lexsort((own_M, nodes_M))  # the same questions stand together
-        found = _selected(places_NV, p_NV, q_NV, nodes_M, own_M, taken_Mk, order_M)
-        return Selection(*(torch.from_numpy(each).to(node.rows.device) for each in found))
+        return self._at(node, weights_M, entries_Mk, entries_Mk.shape[-1])
 
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        places_NV, p_NV, q_NV = _on_host(*node.rows.ranked(node.nodes_M))
-        nodes_M, own_M = _on_host(node.nodes_M, weights_M)
-        left_MV = _remainders(places_NV, p_NV, q_NV, nodes_M, own_M, entries_Mk.shape[-1])
-        return torch.from_numpy(left_MV).to(node.rows.device)
+        all_V = torch.arange(node.rows.p_NV.shape[-1])
+        return self._at(node, weights_M, all_V.expand(len(weights_M), -1), entries_Mk.shape[-1]).left_Mk
+
+    def _at(self, node: NodeDistributions, weights_M: Tensor, tokens_Mn: Tensor, k: int) -> Selection:
+        nodes_M, own_M, taken_Mn = _on_host(node.nodes_M, weights_M, tokens_Mn)
+        order_M = np.lexsort((own_M, nodes_M))  # the same questions stand together
+        found = _selected(_on_host(*node.rows.ranked(node.nodes_M)), nodes_M, own_M, taken_Mn, k, order_M)
+        return Selection(*(torch.from_numpy(each).to(node.rows.device) for each in found))
 
     def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         order_Mk = by_ratio(node, entries_Mk)
         return torch.zeros_like(alive_Mk).scatter_(-1, order_Mk, first_accepted(alive_Mk.gather(-1, order_Mk)))
 
 
-def _on_host(*tensors: Tensor) -> list[NDArray]:
-    return [each.cpu().contiguous().numpy() for each in tensors]
+def _on_host(*tensors: Tensor) -> tuple[NDArray, ...]:
+    return tuple(each.cpu().contiguous().numpy() for each in tensors)
 
 
 @jit
 def _selected(
-    places_NV: Integers,
-    p_NV: Array,
-    q_NV: Array,
-    nodes_M: Integers,
-    weights_M: Array,
-    entries_Mk: Integers,
-    order_M: Integers,
+    ranked: tuple[Array, ...], nodes_M: Integers, weights_M: Array, tokens_Mn: Integers, k: int, order_M: Integers
 ) -> tuple[Array, Array, Array]:
-    k = entries_Mk.shape[1]
-    alive_Mk, left_Mk, flow_M = np.empty(entries_Mk.shape), np.empty(entries_Mk.shape), np.empty(len(nodes_M))
+    places_NV, p_NV, q_NV = ranked
+    alive_Mn, left_Mn, flow_M = np.empty(tokens_Mn.shape), np.empty(tokens_Mn.shape), np.empty(len(nodes_M))
     alive_V, flow_V = np.empty(p_NV.shape[1]), np.empty(p_NV.shape[1])
     flow, before = 0.0, -1
     for m in order_M:
@@ -221,24 +215,11 @@ def _selected(
         if before < 0 or node != nodes_M[before] or weight != weights_M[before]:
             flow = _scan(p_NV[node], q_NV[node], weight, k, alive_V, flow_V)
         flow_M[m], before = flow, m
-        for i in range(k):
-            place = places_NV[node, entries_Mk[m, i]]
-            alive_Mk[m, i] = alive_V[place]
-            left_Mk[m, i] = max(weight * p_NV[node, place] - flow_V[place], 0.0)
-    return alive_Mk, flow_M, left_Mk
-
-
-@jit
-def _remainders(places_NV: Integers, p_NV: Array, q_NV: Array, nodes_M: Integers, weights_M: Array, k: int) -> Array:
-    left_MV = np.empty((len(nodes_M), p_NV.shape[1]))
-    alive_V, flow_V = np.empty(p_NV.shape[1]), np.empty(p_NV.shape[1])
-    for m in range(len(nodes_M)):
-        node = nodes_M[m]
-        _scan(p_NV[node], q_NV[node], weights_M[m], k, alive_V, flow_V)
-        for token in range(p_NV.shape[1]):
-            place = places_NV[node, token]
-            left_MV[m, token] = max(weights_M[m] * p_NV[node, place] - flow_V[place], 0.0)
-    return left_MV
+        for i in range(tokens_Mn.shape[1]):
+            place = places_NV[node, tokens_Mn[m, i]]
+            alive_Mn[m, i] = alive_V[place]
+            left_Mn[m, i] = max(weight * p_NV[node, place] - flow_V[place], 0.0)
+    return alive_Mn, flow_M, left_Mn
 
 
 @jit
@@ -291,8 +272,6 @@ def _root(x: float, k: int) -> float:
 
 
 class SpecTr(TopDownRule):
-    """Try the children in order, each with `min(1, p/(r* q))`; else draw from `(p - r* q)+`."""
-
     name = "spectr"
     rule = KSeq()
 

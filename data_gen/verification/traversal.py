@@ -104,8 +104,6 @@ class SpecInfer(TopDown):
 
 
 class Traversal(BottomUp):
-    """Child `x` of `v` is entered with `min(1, w p/q)`; a rejection makes `w p` into `(w p - q)+`, renormalised."""
-
     name = "traversal"
     styles = (IID, WITHOUT_REPLACEMENT)
 

@@ -270,8 +270,7 @@ def drafted(config: Config, pair: ModelPair) -> Iterator[Figure]:
     efficiencies as in DDTE, from the exact laws of trees that are drafted there: of Khisti, which has no labels, and of
     a verifier with labels, for comparison with these."""
     labelled = next(name for name in (WITH_POLICY, *config.verifiers) if name in config.verifiers)
-    for setting in watched(config.sampling, "drafting trees"):
-        sampling = setting.build()
+    for sampling in watched([setting.build() for setting in config.sampling], "drafting trees"):
         found: dict[str, list[float]] = defaultdict(list)
         for row, space in _spaced_rows(config, sampling, labelled):
             root = row["start"] + row["roots"] // 2

@@ -41,7 +41,6 @@ RETRIES = 3  # how often one shard may lose its worker
 
 
 def plan(config: Config) -> list[str]:
-    """The texts and bytes that will be written."""
     if config.logs.files:
         return [str(log := log_of(config)), *log.logs.remarks]
     if config.data.log is not None:

@@ -52,7 +52,9 @@ def run(config: Config) -> None:
     if config.pair.threads:
         torch.set_num_threads(config.pair.threads)
     target: Any = load_model(name, "target", torch.float32, device, config.pair.device_map)
-    folder, dtype = config.folder / "distil", _bfloat16_or_configured(config, target.device)
+    on_gpu = target.device.type == "cuda"
+    fast = torch.cuda.is_bf16_supported() if on_gpu else torch.cpu.get_capabilities().get("amx_bf16", False)
+    folder, dtype = config.folder / "distil", torch.bfloat16 if fast else DTYPES[config.pair.dtype]
     prompts = by_split(config, all_prompts(config))
     made_from = {
         "target": fingerprint([target], tokenizer, eos_ids(target)),
@@ -112,12 +114,6 @@ def _trained(
     write_json(folder / "manifest.json", {"draft": found, "tried": [*tried, found]})
     shutil.rmtree(folder / "training")
     return found
-
-
-def _bfloat16_or_configured(config: Config, device: torch.device) -> torch.dtype:
-    on_gpu = device.type == "cuda"
-    fast = torch.cuda.is_bf16_supported() if on_gpu else torch.cpu.get_capabilities().get("amx_bf16", False)
-    return torch.bfloat16 if fast else DTYPES[config.pair.dtype]
 
 
 def _digest(depends: dict[str, Any]) -> str:

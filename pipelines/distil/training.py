@@ -76,12 +76,8 @@ class DistilModule(pl.LightningModule):
 
 def distances(draft: Any, states_ND: Tensor, hidden_ND: Tensor, log_total_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Means of the loss; of the overlap `sum min(p, q)`, the probability that a drafted token is accepted; and of the
-    target's probability of the tokens that the draft scores (`covered`), which bounds the overlap.
-
-    Args:
-        states_ND: the draft's last hidden states.
-        hidden_ND, log_total_N: the target's, as in `Sampled`.
-    """
+    target's probability of the tokens that the draft scores (`covered`), which bounds the overlap. `states_ND` are the
+    draft's last hidden states; the other two are the target's, as in `Sampled`."""
     device = states_ND.device.type
     if torch.is_autocast_enabled(device):
         states_ND = states_ND.to(torch.get_autocast_dtype(device))
@@ -171,8 +167,7 @@ def speed(overlap: float, cost: float) -> float:
 @torch.inference_mode()
 def cost(draft: PreTrainedModel, target: PreTrainedModel) -> float:
     """The time of a draft's forward pass of one token over that of a target's: medians of alternating passes."""
-    generator = torch.Generator().manual_seed(0)
-    text = torch.randint(scored(target), (BEHIND,), generator=generator).tolist()
+    text = torch.randint(scored(target), (BEHIND,), generator=torch.Generator().manual_seed(0)).tolist()
     models = [CachedModel(model) for model in (draft, target)]
     for model in models:
         model.fill(text)

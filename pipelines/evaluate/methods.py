@@ -96,8 +96,7 @@ class Method:
         """Continue a prompt's token ids by at most `limit` new ones."""
         chooser, length = self.chooser or Tuned(self.mode), len(prompt) + limit
         decoder = decoder_for(pair, sampling, get_verifier(self.verifier), chooser, length)
-        generator = torch.Generator(device=pair.device).manual_seed(seed)
-        decoded = decoder.decode(prompt, limit, generator)
+        decoded = decoder.decode(prompt, limit, torch.Generator(device=pair.device).manual_seed(seed))
         steps = decoded.steps
         return Decoding(
             tokens=len(decoded.tokens),
@@ -139,9 +138,8 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
 
     overall = best(tables)
     trees: dict[str, tuple[str, Action]] = {PLAIN: (verifiers[0], EMPTY)}
-    for name in tables:
-        if name != overall[0]:  # the tree of that verifier is the best static one
-            trees[f"{STATIC}, {name}"] = best([name])
+    # the tree of the other verifier is the best static one
+    trees |= {f"{STATIC}, {name}": best([name]) for name in tables if name != overall[0]}
     if "traversal" in tables:
         trees[AT_ROOT] = best(["traversal"], lambda tree: tree.style == IID and (tree.L1 == 0 or tree.K == 1))
     trees[CHAIN] = best(tables, lambda tree: tree.K == 1 and tree != EMPTY)

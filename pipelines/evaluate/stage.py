@@ -230,12 +230,9 @@ def _decode_all(
     for order in turns(random.Random(seed).sample(distinct, len(distinct)), rounds):
         for method in order:
             decodings[method.identity].append(method.decode(pair, sampling, tokens, config.data.tokens, seed))
-    return [
-        {
-            **{"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source},
-            **_described(method, setting.temperature, setting.top_p),
-            **vars(decodings[method.identity][0]),
-            "rounds": [[each.tokens, each.seconds] for each in decodings[method.identity]],
-        }
-        for method in every
-    ]
+    rows = []
+    for method in every:
+        own, about = decodings[method.identity], _described(method, setting.temperature, setting.top_p)
+        row = {"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source, **about, **vars(own[0])}
+        rows.append({**row, "rounds": [[each.tokens, each.seconds] for each in own]})
+    return rows

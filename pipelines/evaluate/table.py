@@ -58,13 +58,8 @@ def speed(sums_2: Tensor) -> Tensor:
 def with_interval(
     sums_XC: Tensor, source_X: Tensor, figure: Callable[[Tensor], Tensor] = speed_ratio
 ) -> tuple[float, list[float]]:
-    """A positive figure of sums of columns, and the bounds of its 95% interval: 0 and infinity for a single source,
-    unless the figure is exactly 1.
-
-    Args:
-        sums_XC: positive columns, one row for each prompt or source.
-        source_X: the source of each row, int64.
-    """
+    """A positive figure of sums of positive columns, which have a row for each prompt or source, and the bounds of its
+    95% interval: 0 and infinity for a single source, unless the figure is exactly 1. `source_X` are int64."""
     value = float(figure(sums_XC.double().sum(0)))
     names, group_X = source_X.unique(return_inverse=True)
     if len(names) == 1:
@@ -79,10 +74,8 @@ def paired(logs_XR: Tensor, source_X: Tensor) -> tuple[float, list[float]]:
     """The geometric mean of ratios that were each measured on one prompt in one round, and its 95% interval: a
     t-interval of the mean logarithm over sources. The bounds of a single source are as in `with_interval`.
 
-    Args:
-        logs_XR: the ratios' logarithms by prompt and round. A prompt counts with the mean of its rounds, and a source
-            with the mean of its prompts.
-        source_X: the source of each prompt, int64.
+    `logs_XR` are the ratios' logarithms. A prompt counts with the mean of its rounds, and a source with the mean of its
+    prompts. `source_X` are int64.
     """
     names, group_X = source_X.unique(return_inverse=True)
     sums_G = torch.zeros(len(names), dtype=torch.float64).index_add_(0, group_X, logs_XR.double().mean(-1))
@@ -290,14 +283,10 @@ def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
     for each in config.sampling:
         setting = setting_name(each.temperature, each.top_p)
         wall, replay = (table.of(setting, SELECTOR, over_it(BEST_STATIC)) for over_it in (decoded, replayed))
-        found["by_setting"].append(
-            {
-                **{"temperature": each.temperature, "top_p": each.top_p},
-                **{"wall_ratio": wall.value, "wall_interval_95": [wall.low, wall.high]},
-                "replay_ratio": replay.value,
-                "replay_error": None if replay.high is None else replay.high - replay.value,
-            }
-        )
+        entry: dict[str, Any] = {"temperature": each.temperature, "top_p": each.top_p}
+        entry |= {"wall_ratio": wall.value, "wall_interval_95": [wall.low, wall.high], "replay_ratio": replay.value}
+        entry["replay_error"] = None if replay.high is None else replay.high - replay.value
+        found["by_setting"].append(entry)
     return found
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from data_gen.models.sampling import Sampling
 from data_gen.traces import read_manifest
@@ -28,7 +27,7 @@ from pipelines.config import Config
 from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.latency.timings import engine_path
 from pipelines.pair.stage import pair_names
-from pipelines.run import Stage
+from pipelines.run import Stage, templates_beside
 from pipelines.tracking import mlflow_run
 from selector.actions import ActionSpace
 from selector.files import atomically
@@ -39,13 +38,7 @@ from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
 
 STANDARD = ("naive", "naive_tree", "specinfer")  # verifiers that verify a chain token by token
 BLOCK = ("block", "traversal", "lifted_uniform")  # verifiers that verify a chain as a block
-TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).with_name("templates")),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
+TEMPLATES = templates_beside(__file__, keep_trailing_newline=True)
 TEMPLATES.filters["quote"] = shlex.quote
 
 

@@ -44,15 +44,12 @@ def plan(config: Config) -> list[str]:
 def stage_of(config: Config) -> Stage:
     """The stage with what it depends on; InputError unless training is finished, and where the evaluation is that of
     another selector."""
-    decides = decision_digest(config, load_result(config))
+    decides, evaluation = decision_digest(config, load_result(config)), None
     path = config.folder / "evaluation.json"
     if path.exists():
         require(config, "evaluate", decides)  # the figures must be this selector's
-    inputs = {
-        **decides,
-        "evaluation": sha256(path) if path.exists() else None,
-        "latency": load_profile(config).to_json(),
-    }
+        evaluation = sha256(path)
+    inputs = {**decides, "evaluation": evaluation, "latency": load_profile(config).to_json()}
     return Stage("export", config, inputs, (config.folder / "selector",))
 
 

@@ -104,8 +104,7 @@ def decision_seconds(
     mode = Mode(Sampling(), space.chain(4), () if rule else (level,), 100.0, allowed=allowed, rule=rule)
     selector = Selector(module.state_dict(), config_of(module, verifier, mode.action, [mode]), profile, [mode])
     chooser = Rehearsal(Tuned(mode, selector), repeat(space.chain(drafted)))
-    length = len(prompt) + tokens
-    decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, length, timed=True)
+    decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, len(prompt) + tokens, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)
     steps = [step for _ in range(texts) for step in decoder.decode(prompt, tokens, generator).steps[2:]]
     if not steps:
@@ -238,12 +237,8 @@ def in_words(profile: LatencyProfile) -> str:
 
 
 def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:
-    cells = [
-        {
-            "action": row["action"],
-            **{f"{key} ms": f"{1e3 * row[key]:.2f}" for key in ("predicted", "measured")},
-            "ratio": f"{row['ratio']:.2f}",
-        }
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        times = {f"{key} ms": f"{1e3 * row[key]:.2f}" for key in ("predicted", "measured")}
+        cells.append({"action": row["action"], **times, "ratio": f"{row['ratio']:.2f}"})
     return table(cells, f"Step times on {profile.device}\n{in_words(profile)}")

@@ -38,8 +38,7 @@ def engine_path(config: Config) -> Path:
 def run(stage: Stage, path: Path, drafts: bool = True) -> None:
     """Read an engine's step times into the profile that is the stage's output; `drafts` as in `profile_of`."""
     rows, config, (output,) = read_timings(path), stage.config, stage.outputs
-    given = config.latency.stepped, stage.depends["pair"], config.verifiers
-    profile = profile_of(rows, str(path), *given, drafts)
+    profile = profile_of(rows, str(path), config.latency.stepped, stage.depends["pair"], config.verifiers, drafts)
     if not stage.begin():
         return
     stage.replace()
@@ -79,14 +78,9 @@ def read_timings(path: Path) -> pd.DataFrame:
 def profile_of(
     rows: pd.DataFrame, name: str, stepped: bool, pair: str, verifiers: Sequence[str], drafts: bool = True
 ) -> LatencyProfile:
-    """The latency profile of an engine. Verification is part of the timed steps, so it costs nothing more. InputError
-    where drafting cannot be told from verification, or one of them would take no time.
-
-    Args:
-        rows: from `read_timings`.
-        stepped: whether sizes between the timed ones cost as much as the next larger one (`selector.latency.along`).
-        drafts: whether there is a drafter; if not, only rows without draft passes count.
-    """
+    """The latency profile of an engine, from the rows of `read_timings`; `stepped` as in `selector.latency.along`.
+    Without a drafter (`drafts`), only rows without draft passes count. Verification is part of the timed steps, so it
+    costs nothing more. InputError where drafting cannot be told from it, or one of them would take no time."""
     rows = rows if drafts else rows[rows["passes"] == 0]
     if rows.empty:
         raise InputError(f"{name}: no rows")
@@ -101,7 +95,6 @@ def profile_of(
         timed = [(list(seconds), list(seconds.values())) for *_, seconds in steps.values()]
         sizes = sorted({size for own, _ in timed for size in own})
         target.append(Table(list(steps), sizes, [[along(*own, size, stepped) for size in sizes] for own in timed]))
-    batches = Batches(sorted(set(rows["batch"].tolist())), draft, target, stepped)
     return LatencyProfile(
         device=f"an engine: {name}",
         pair=pair,
@@ -109,7 +102,7 @@ def profile_of(
         target=target[0],
         verify=dict.fromkeys(verifiers, Verification()),
         decide=dict.fromkeys(LEVELS, 0.0),
-        batches=batches,
+        batches=Batches(sorted(set(rows["batch"].tolist())), draft, target, stepped),
     )
 
 

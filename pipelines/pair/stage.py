@@ -194,10 +194,7 @@ def run(config: Config) -> None:
 
 def prepared_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
     """The kept prompts of all splits; those of data sets are written first. Prints how many are cut or left out.
-
-    Raises:
-        InputError: a data set cannot be read or has too few prompts, or the file cannot be read.
-    """
+    InputError where a data set cannot be read or has too few prompts, or the file cannot be read."""
     if config.prompts.sets:
         _write_prompts(config, tokenizer, prompts_path(config))
     kept, said = config.prompts.form.fit(tokenizer, all_prompts(config))

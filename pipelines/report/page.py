@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+from pipelines.run import templates_beside
 from selector.files import atomically
 
 
@@ -17,13 +16,7 @@ def text_of(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).with_name("templates")),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+TEMPLATES = templates_beside(__file__, autoescape=True)
 TEMPLATES.filters["cell"] = text_of
 
 

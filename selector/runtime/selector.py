@@ -303,15 +303,12 @@ class Tuned:
 
     def select(self, features: Features | None, final: bool = False) -> Action | None:
         """The action at a root; the static tree without features; None where only features of the first level are given
-        and the decision needs all, which are known after the draft's forward pass over the root.
+        and the decision needs all, which are known after the draft's forward pass over the root. If these are `final`,
+        there will be no more features at this root, and it decides by them.
 
         Outside the text lengths and the sampling settings of the training, the lookup rule and the static tree decide;
         outside the settings a warning says so, once. Raises InputError where a feature is missing, of another shape or
         dtype, or not finite.
-
-        Args:
-            features: of one of `feature_levels`, or of the schema's first level where more are not known.
-            final: whether there will be no more features at this root: it then decides by these.
         """
         mode = self.mode
         if features is None or mode.decider == STATIC:

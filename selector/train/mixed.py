@@ -136,10 +136,9 @@ class MixedBatches:
         self._texts = Streamed(np.cumsum(size_X) - size_X, size_X, length_R, accepted_RS)
         number_X = timed.texts.source_number_X.numpy()
         part_of = generator.permutation(number_X.max() + 1) % PARTS
-        own = [np.flatnonzero(part_of[number_X] == part) for part in range(PARTS)]
         self._streams = [
             np.concatenate([generator.permutation(texts) for _ in range(-(-STREAM * batch // len(texts)))])
-            for texts in own
+            for texts in (np.flatnonzero(part_of[number_X] == part) for part in range(PARTS))
             if len(texts)
         ]
 
@@ -162,7 +161,6 @@ class MixedBatches:
 
     def _run(self, action_R: Array, tokens_RA: Array, speed: float, common: bool = False) -> MixedReplay:
         clock = self.clock, self.clock.token_C / self.batch
-        decisions = action_R, tokens_RA, speed
-        own = self.batch, self._texts, self.shapes, clock, decisions, common
+        own = self.batch, self._texts, self.shapes, clock, (action_R, tokens_RA, speed), common
         rows = [decoded(stream, *own) for stream in self._streams]
         return MixedReplay(*torch.tensor(rows, dtype=torch.float64).unbind(-1))
