@@ -298,6 +298,7 @@ class Tuned:
         if mode.decider == NETWORK and selector is None:
             raise InputError("a network's decisions need its selector")
         self.mode, self.feature_levels, self.longest = mode, mode.asked, mode.longest
+        self._decider, self._sees_all = mode.decider, mode.sees_all
         self._selector, self._less, self._at_root = selector, less, dict[bool, OneRoot]()
         self._covers = lru_cache(self._covers_setting)
 
@@ -311,7 +312,7 @@ class Tuned:
         dtype, or not finite.
         """
         mode = self.mode
-        if features is None or mode.decider == STATIC:
+        if features is None or self._decider == STATIC:
             return mode.action
         if MATCH in features and (mode.rule is not None or mode.longest > 0):
             match = float(features[MATCH])
@@ -347,7 +348,7 @@ class Tuned:
             return []
         if all(map(self._only_first, features)):
             return self._less.select_jointly(features)  # type: ignore[union-attr]
-        if not mode.joint and mode.batch > 1 and mode.rule and mode.decider == NETWORK:
+        if not mode.joint and mode.batch > 1 and mode.rule and self._decider == NETWORK:
             return [mode.copied(self._scalar(self._read(each), MATCH)) for each in features]
         if not mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
@@ -390,7 +391,7 @@ class Tuned:
     def _root_of(self, read: Features) -> OneRoot:
         # for the features' level, or the mode's where that is lower
         own = self._own
-        early = read[SCALARS_KEY].shape[-1] == own.schema.first or not self.mode.sees_all
+        early = read[SCALARS_KEY].shape[-1] == own.schema.first or not self._sees_all
         if early not in self._at_root:
             self._at_root[early] = OneRoot(own, self.mode, early)
         return self._at_root[early]
@@ -402,7 +403,7 @@ class Tuned:
         return float(read[SCALARS_KEY][self._own.schema.index(name)])
 
     def _is_beyond(self, read: Features) -> bool:
-        if self.mode.decider != NETWORK:
+        if self._decider != NETWORK:
             return True
         if not self._covers(self._scalar(read, "temperature"), self._scalar(read, "top_p")):
             return True
