@@ -142,9 +142,7 @@ def test_two_first_runs_at_once_share_a_new_store(tmp_path: Path) -> None:
     log, _ = small(tmp_path)
     line = ["logs", str(log), "train.epochs=1", "train.hidden=[8]", "--name"]
     runs = [started(tmp_path, tmp_path / f"{name}.txt", *line, name, config="") for name in "ab"]
-    for run in runs:
-        run.join()
-    assert [run.exitcode for run in runs] == [0, 0]
+    assert [run.join() or run.exitcode for run in runs] == [0, 0]
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     assert {each.name for each in client.search_experiments()} >= {"a", "b"}
 
