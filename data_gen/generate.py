@@ -264,7 +264,5 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
         space = ActionSpace.of_pairs()
         action = space.actions[space.index(Action.of(selector))]
     except (TypeError, ValueError) as error:
-        raise InputError(
-            "selector: neither a selector, nor its folder, nor an action (K, L1, L2) or (K, L1, L2, style)"
-        ) from error
+        raise InputError("selector: neither a selector, its folder nor an action (K, L1, L2[, style])") from error
     return verifier, FixedTree(action)

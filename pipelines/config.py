@@ -177,9 +177,7 @@ class Data(Section):
     )
     log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
     siblings: int = Field(2, ge=1, description="labels average over this many draws of the siblings of a text's tokens")
-    features: Literal["light", "full"] = Field(
-        "light", description="full: hidden states are recorded, which takes disk"
-    )
+    features: Literal["light", "full"] = Field("light", description="full records hidden states, which takes disk")
     texts_per_shard: int = Field(32, ge=1, description="texts that the target writes at once, and that one file holds")
     ray: str | None = Field(
         None, description="local: Ray's workers on this machine; auto or an address: on a cluster; null: no Ray"
@@ -238,9 +236,7 @@ class Logs(Section):
     drafter: str | None = Field(
         None, description="whose chains are candidates; null: the only drafter that is not a lookup; none: lookups only"
     )
-    force: bool = Field(
-        False, description="export a selector whose gain the log cannot tell, because it holds steps alone"
-    )
+    force: bool = Field(False, description="export a selector whose gain the log cannot tell, as it holds steps alone")
 
     @model_validator(mode="after")
     def _apart(self) -> Logs:

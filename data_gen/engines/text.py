@@ -25,7 +25,7 @@ from selector.runtime.selector import load_selector
 from selector.schema import LOG, TEXT, InputError
 
 NAME = "espalier"  # of the entry in an engine's configuration, which holds `OPTIONS`
-OPTIONS = ("selector", "temperature", "top_p")
+OPTIONS = {"selector": str | Path, "temperature": int | float, "top_p": int | float}
 
 
 class TextSelector:
@@ -43,10 +43,11 @@ class TextSelector:
 
     @classmethod
     def of(cls, options: object) -> TextSelector:
-        """From an engine's configuration, a mapping with `OPTIONS`; InputError where it lacks or has others."""
-        if not isinstance(options, Mapping) or "selector" not in options or not set(options) <= set(OPTIONS):
-            raise InputError(f"{NAME}: the engine's configuration needs the keys {', '.join(OPTIONS)}, got {options}")
-        return cls(**options)
+        """From an engine's configuration, a mapping with `OPTIONS`; InputError where it has none, or others."""
+        given = dict(options) if isinstance(options, Mapping) else {}
+        if "selector" not in given or any(not isinstance(own, OPTIONS.get(key, ())) for key, own in given.items()):
+            raise InputError(f"{NAME}: its options are {', '.join(OPTIONS)}, a path and two numbers, not {options}")
+        return cls(**given)
 
     def text(self, ids: Sequence[int] | NDArray[Any], prompt: int) -> DrafterKnowledge:
         """A request's text, whose first `prompt` tokens are its prompt."""

@@ -47,9 +47,7 @@ def check_model(model: Any, name: str, longest: int) -> float:
     rounding explains."""
     check_attention(model.config, name)
     if (rows := table_of_positions(model)) is not None and longest > rows:
-        raise InputError(
-            f"{name}: texts and the trees behind them take up to {longest} positions; the model has {rows}"
-        )
+        raise InputError(f"{name}: texts and their trees take up to {longest} positions; the model has {rows}")
     few, tolerance = few_layers(model), TOLERANCES.get(model.dtype, TOLERANCES[torch.float32])
     worst = 0.0
     for length in lengths(model.config, longest):
@@ -61,6 +59,8 @@ def check_model(model: Any, name: str, longest: int) -> float:
 def _check(model: Any, name: str, length: int, tolerance: float) -> float:
     try:
         differences = list(_differences(model, length))
+    except InputError:
+        raise
     except Exception as error:  # a model without such a cache or mask may raise anything
         raise InputError(f"{name}: cannot pass token trees: {type(error).__name__}: {first_line(error)}") from error
     for where, difference in differences:
@@ -146,6 +146,7 @@ def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
     tokens_N = tree.tokens_N.clone()
     tokens_N[0] = context[-1]
     passed = cached.forward(tokens_N, tree.depths_N, tree.ancestors_NN())
+    cached.check()
     for branch in branches:
         nodes = [0, *tree.path_to(tree.node_of([*trunk, *branch]))]
         plain_NV = _plain(model, [*context, *trunk, *branch], len(nodes))

@@ -80,8 +80,7 @@ def _written(
         torch.manual_seed(seed % 2**63)
         output = generate(input_ids, attention_mask=mask, generation_config=config, logits_processor=processors)
     if not bool(finite.so_far):
-        name = pair.target.name_or_path
-        raise InputError(f"{name}: the model gives numbers that are not finite (NaN or infinity)")
+        raise InputError(f"{pair.target.name_or_path}: the model gives numbers that are not finite (NaN or infinity)")
     return [finished(pair, prompt, row) for prompt, row in zip(prompts, output[:, width:].tolist(), strict=True)]
 
 

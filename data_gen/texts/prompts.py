@@ -29,7 +29,6 @@ from selector.schema import InputError
 
 T = TypeVar("T")
 LONG = 200  # characters for each token that is kept: what is beyond them of a text is not read
-BUILDERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet"}  # of local files, by suffix
 PACKED = {".gz": "gzip", ".zst": "zstd"}  # how a file of lines is compressed, by suffix
 
 
@@ -264,7 +263,7 @@ class PromptSet:
 
 MULTI_TURN = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 CODE = "Write a Python program that solves this problem.\n\n{question_content}\n\n{starter_code}"
-TRANSLATE = "Translate from English to {language}:\n\n{{translation[en]}}"
+TRANSLATE = "Translate from English to {to}:\n\n{{translation[en]}}"
 LIVECODE = "hf://datasets/livecodebench/code_generation_lite/*.jsonl"
 SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 SUBTITLES = "hf://datasets/Helsinki-NLP/open_subtitles@refs%2Fconvert%2Fparquet/en-hi/train/*.parquet"
@@ -273,10 +272,8 @@ SETS = {
     "olympiadbench": PromptSet({"path": "Hothan/OlympiadBench", "name": "OE_TO_maths_en_COMP"}, ("{question}",)),
     "livecodebench": PromptSet({"path": "json", "data_files": LIVECODE}, ("{turns[0]}", CODE)),
     "litbench": PromptSet({"path": "SAA-Lab/LitBench-Train"}, ("{prompt}",)),
-    "opus_books": PromptSet(
-        {"path": "Helsinki-NLP/opus_books", "name": "en-fr"}, (TRANSLATE.format(language="French"),)
-    ),
-    "opus_subtitles": PromptSet({"path": "parquet", "data_files": SUBTITLES}, (TRANSLATE.format(language="Hindi"),)),
+    "opus_books": PromptSet({"path": "Helsinki-NLP/opus_books", "name": "en-fr"}, (TRANSLATE.format(to="French"),)),
+    "opus_subtitles": PromptSet({"path": "parquet", "data_files": SUBTITLES}, (TRANSLATE.format(to="Hindi"),)),
     "spec_bench": PromptSet(
         {"path": "json", "data_files": SPEC_BENCH},
         ("{turns[0]}",),
@@ -330,18 +327,28 @@ class _Fields(string.Formatter):
 def _filled(template: str, record: dict[str, Any]) -> str | None:
     try:
         return _Fields().vformat(template, (), record)
-    except (KeyError, IndexError, TypeError):
+    except (KeyError, IndexError, TypeError, AttributeError):
         return None
 
 
-def _records(name: str, file: Path | None) -> Iterator[dict[str, Any]]:
-    from datasets import load_dataset  # a second to import
-
+def _records(name: str, file: Path | None) -> Iterator[Any]:
     source: dict[str, Any] = SETS[name].hub
-    if file is not None:
-        builder = next((BUILDERS[suffix] for suffix in file.suffixes if suffix in BUILDERS), "text")
-        source = {"path": builder, "data_files": str(file)}
     try:
+        if file is not None:
+            if {".json", ".jsonl"} & {*file.suffixes}:
+                return (yield from _json_records(file))
+            source = {"path": "parquet" if ".parquet" in file.suffixes else "text", "data_files": str(file)}
+        from datasets import load_dataset  # a second to import
+
         yield from load_dataset(**{"split": "train", **source}, streaming=True)
     except Exception as error:  # a damaged file or a missing network may raise anything
         raise InputError(f"prompts.sets: {name}: cannot read {file or source['path']}: {first_line(error)}") from error
+
+
+def _json_records(file: Path) -> list[Any]:
+    """As they stand: `datasets` guesses dates, and quotes all texts of a field whose type changes in a large file."""
+    try:
+        found = from_json(file.read_bytes())
+    except ValueError:  # lines
+        return read_lines(file, lambda _, record: record)
+    return found if isinstance(found, list) else [found]

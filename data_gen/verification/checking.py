@@ -180,7 +180,7 @@ def check_law(law: Callable[[DraftTree, Tensor, Tensor], Tensor], style: str) ->
             ]
             share_D = np.sum(shares_SD, axis=0)
             if abs(share_D.sum() - expected) > EXACT:
-                what = f"the text {sequence} has probability {share_D.sum():.6f}, the target gives it {expected:.6f}"
+                what = f"the text {sequence} has probability {share_D.sum():.10f}, the target gives it {expected:.10f}"
                 return fault(what, drafts[int(share_D.argmax())])
     return None
 
@@ -236,7 +236,7 @@ def _no_law(law_NV: Tensor, drafted: Drafted) -> str | None:
     if not bool(torch.isfinite(law_NV).all()) or float(law_NV.min()) < -EXACT:
         return "its law has numbers that are no probabilities"
     if abs(float(law_NV.sum()) - 1) > EXACT:
-        return f"its law sums to {float(law_NV.sum()):.6f}"
+        return f"its law sums to {float(law_NV.sum()):.10f}"
     return None
 
 
@@ -263,11 +263,10 @@ def check_named(words: Sequence[str]) -> bool:
     if not callable(law):
         raise InputError(f"check-verifier: {verifier!r:.60} is neither a function nor a verifier")
     with _errors_named("the verifier raises"):
-        exact = len(inspect.signature(law).parameters) == 3
+        exact = sum(each.default is each.empty for each in inspect.signature(law).parameters.values()) == 3
         fault = check_law(law, style) if exact else check_draws(verifier, style, DRAWS)
-    how = "the law of the text is the target's, exactly"
-    if not exact:
-        how = f"{DRAWS} draws each differ no more than chance allows (false alarms: {ALARM:g})"
+    drawn = f"{DRAWS} draws each differ no more than chance allows (false alarms: {ALARM:g})"
+    how = "the law of the text is the target's, exactly" if exact else drawn
     print(fault or f"right: {how}, on {len(CASES)} kinds of trees of style {style}")
     return fault is None
 

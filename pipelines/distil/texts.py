@@ -154,9 +154,7 @@ def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor)
     table = target.get_output_embeddings()
     apart = (linear(hidden_BD, table.weight, getattr(table, "bias", None)).float() - logits_BV).abs().amax()
     if apart > LINEAR * logits_BV.std():
-        raise InputError(
-            f"{target.name_or_path}: its logits are no linear map of its last hidden state: no draft for it"
-        )
+        raise InputError(f"{target.name_or_path}: its logits are no linear map of the last hidden state: no draft")
 
 
 class _GrowingSequence:

@@ -169,11 +169,11 @@ def prompts_depend(config: Config, *splits: str) -> dict[str, Any]:
 
 
 def plan(config: Config) -> list[str]:
-    """What the stage would do. Local data sets are read and counted, unless there is no tokenizer yet."""
+    """What the stage would do. Local prompts are read and counted; those of data sets, unless there is no tokenizer."""
     models = f"load {config.pair.target} and {config.pair.draft} and compare their vocabularies"
     sets = config.prompts.sets
     if not sets:
-        return [models, f"prompts of {prompts_path(config)}"]
+        return [models, f"{len(all_prompts(config))} prompts of {prompts_path(config)}"]
     if all(own.file is not None for own in sets):
         with suppress(InputError):
             return [models, *(said for _, said in _taken_from_sets(config, tokenizer_of(config)))]

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from data_gen.models.checkpoints import positions, revision, weights_of
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
+from data_gen.models.self_check import check_model
 from data_gen.texts.generated import GeneratedText, generated_by_target, rows_along
 from selector.actions import Action
 from selector.schema import InputError
@@ -181,6 +182,7 @@ def test_numbers_that_are_not_finite_are_refused(pair_folders: tuple[str, str], 
         *((lambda: generated_by_target(broken, [CONTEXT], 4, Sampling(0.5), seed=1),) if role == "target" else ()),
         lambda: list(rows_along(broken, GeneratedText([*CONTEXT, 3, 8], len(CONTEXT) - 1), Sampling())),
         lambda: decode(broken, Action(2, 1, 2), CONTEXT, 8, Sampling()),
+        lambda: check_model(getattr(broken, role), role, 60),
     ):
         with pytest.raises(InputError, match=rf"/{role}: the model gives numbers that are not finite"):
             use()

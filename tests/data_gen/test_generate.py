@@ -275,10 +275,11 @@ def test_a_longer_text_is_checked_anew(small: ModelPair, monkeypatch: pytest.Mon
     assert asked == [2 + 3 + 16] * 2 + [2 + 8 + 16] * 2  # prompt, all new tokens but the last, and a tree; both models
 
 
-def test_a_text_ends_before_a_tree_leaves_the_table_of_positions() -> None:
-    """Trees of 16 tokens behind 48 fill a table of 64; one token more is refused in one line."""
-    sizes = {"n_positions": 64, "bos_token_id": None, "eos_token_id": None}
-    pair = nameless(*(model_of("GPT-2", **sizes, n_layer=layers) for layers in (2, 1)))
+@pytest.mark.parametrize("rows", [64, 128], ids="target's rows {}".format)
+def test_a_text_ends_before_a_tree_leaves_the_table_of_positions(rows: int) -> None:
+    """Trees of 16 tokens behind 48 fill the draft's table of 64; one token more is refused in one line."""
+    sizes = {"bos_token_id": None, "eos_token_id": None}
+    pair = nameless(*(model_of("GPT-2", **sizes, n_positions=own, n_layer=1 + own // 128) for own in (rows, 64)))
     options = {"selector": Action(2, 8, 8), "max_new_tokens": 49 - PROMPT.shape[1]}
     expected = pair.target.generate(PROMPT, do_sample=False, max_new_tokens=49 - PROMPT.shape[1])
     assert torch.equal(speculative(pair, **options), expected)

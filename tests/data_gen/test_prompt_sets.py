@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_gen.texts.prompts import read_set
+from data_gen.texts.prompts import read_prompts, read_set
 from selector.schema import InputError
 from tests.pipelines.small_logs import write
 
@@ -67,6 +67,16 @@ def test_plain_lines_are_prompts_of_the_kind_of_their_file(tmp_path: Path) -> No
     assert records == 5
 
 
+def test_texts_that_look_like_something_else_stay_texts(tmp_path: Path) -> None:
+    """Like the ends of lines, types of Arrow, or JSON."""
+    odd = ["a\u2028b\u2029c\u0085d", "list<item: string>", "timestamp[s]", '{"a": 1}', "null", "2024-01-10"]
+    lines, plain = tmp_path / "set.jsonl", tmp_path / "set.txt"
+    lines.write_text("\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in odd), encoding="utf-8")
+    plain.write_text("\n".join(odd), encoding="utf-8")
+    for prompts in (read_prompts(lines), *(read_set("lines", path)[0] for path in (lines, plain))):
+        assert [prompt.text for prompt in prompts] == odd
+
+
 def test_the_same_text_is_taken_once_and_keeps_its_source_in_any_order(tmp_path: Path) -> None:
     records = [{"prompt": text} for text in ("A ship.", "A cat.", "A ship.")]
     one, records_seen = read_set("litbench", write(tmp_path / "one.jsonl", records))
@@ -82,8 +92,9 @@ def test_the_same_text_is_taken_once_and_keeps_its_source_in_any_order(tmp_path:
         ('{"question": "b"}\n', "record 1 has not the fields"),
         ('{"problem": "a"}\n{"problem"', "cannot read"),
         ('{"problem": " "}\n', "holds no prompts"),
-        ('{"problem": "2024-01-10"}\n', "record 1: problem is no text, but was read as a datetime"),
+        ('[{"problem": "a"}, 5]', "record 2 has not the fields"),
         ('{"problem": ["a"]}\n', "record 1: problem is no text, but was read as a list"),
+        (f'{{"problem": "{"a" * 2**20}"}}\n' * 12 + '{"problem": {"a": "b"}}', "record 13: problem is no text"),
         ("", "holds no prompts|cannot read"),
         (None, "cannot read .*set.jsonl"),
     ],
@@ -95,3 +106,6 @@ def test_a_file_that_does_not_fit_is_named(tmp_path: Path, content: str | None, 
     with pytest.raises(InputError, match=rf"^prompts.sets: math500: .*{message}") as error:
         read_set("math500", path)
     assert "\n" not in str(error.value)
+    pq.write_table(pa.table({"problem": pa.array([1704844800], pa.timestamp("s"))}), tmp_path / "dates.parquet")
+    with pytest.raises(InputError, match="record 1: problem is no text, but was read as a datetime"):
+        read_set("math500", tmp_path / "dates.parquet")

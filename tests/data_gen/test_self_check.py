@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from data_gen.decoding.loop import Random
 from data_gen.models.pair import CachedModel, without_own_settings
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model, few_layers, lengths, table_of_positions
@@ -30,6 +31,18 @@ def test_greedy_text_is_that_of_generate(family: str) -> None:
         decoded = decode(nameless(model, model), Action(3, 2, 4), [5, 9, 7], 100, sampling)
     assert decoded.tokens == expected
     assert len(set(expected)) > 2 and max(step.accepted for step in decoded.steps) > 2
+
+
+@pytest.mark.parametrize("family", ["Qwen 3, sliding window", "Gemma 2", "Gemma 3, text"])
+def test_copies_and_trees_reach_over_the_window(family: str) -> None:
+    """Copies of 16 tokens and trees of 8, on a text that repeats itself and is several windows long."""
+    model, prompt = model_of(family, max_position_embeddings=256), [5, 9, 7, 11] * 3
+    both = Random([Action.copy(16), Action(2, 0, 8)], torch.Generator().manual_seed(0))
+    with without_own_settings(model):
+        expected = generated(model, prompt, 100)
+        decoded = decode(nameless(model, model), both, prompt, 100, Sampling(0, draft_temperature=0.08))
+    assert decoded.tokens == expected and model.config.sliding_window < 50
+    assert {step.action.copies for step in decoded.steps if step.accepted > 2} == {True, False}
 
 
 @torch.inference_mode()

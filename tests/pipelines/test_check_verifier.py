@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_planted_faults_are_found_at_the_smallest_tree(name: str, style: str, wh
     assert done.exit_code == 1, done.output
     assert f"wrong on trees (K, L1, L2) = {where}" in done.output
     assert "the text (" in done.output and "for example the tree with the branches" in done.output
+
+
+def test_an_error_of_rounding_is_seen_and_an_option_is_no_generator(inside: Path) -> None:
+    law = "lambda tree, p, q, *, scale=1: torch.cat([p[:1], 0 * p[1:]]).float()"
+    (inside / "mine.py").write_text(f"import torch\nlaw = {law}")
+    done = CliRunner().invoke(app, ["check-verifier", "mine:law"])
+    (found,) = re.findall(r"has probability (\S+), the target gives it (\S+)", done.output)
+    assert done.exit_code == 1 and 0 < abs(float(found[0]) - float(found[1])) < 1e-6
 
 
 @pytest.mark.parametrize(

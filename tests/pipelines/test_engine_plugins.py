@@ -99,8 +99,9 @@ def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
 def test_a_selector_of_chains_does_not_copy(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="drafter=none"):
         TextSelector(exported(tmp_path / "selector", 5))
-    with pytest.raises(InputError, match="selector, temperature, top_p"):
-        TextSelector.of({"artefact": "x"})
+    for other in ({"artefact": "x"}, {"selector": 3}, {"selector": "x", "temperature": "0"}, {"top_p": 1.0}, None):
+        with pytest.raises(InputError, match="selector, temperature, top_p"):
+            TextSelector.of(other)
 
 
 def vllm_config(folder: Path) -> Any:
@@ -155,8 +156,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, ours: str, held: dict[str, dict[s
 def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: dict[str, dict[str, Any]] = {"llama_cpp.llama_speculative": {"LlamaDraftModel": object}}
     drafting = stand_ins(monkeypatch, "data_gen.engines.llama_cpp", held).SelectedCopies(copies)
-    chosen, lengths = TextSelector(copies), set()
-    for prompt, generated in TEXTS:
+    chosen, lengths, (first, second, *_) = TextSelector(copies), set(), TEXTS
+    for prompt, generated in [*TEXTS, first, (second[0], second[1][:9]), (first[0], second[1]), first, first]:
         for end in range(1, len(generated), 3):
             ids = [*prompt, *generated[:end]]
             found = drafting(np.array(ids, np.intc))

@@ -14,7 +14,8 @@ import torch
 
 from pipelines.export.stage import alias_of
 from selector.runtime.selector import load_selector
-from tests.pipelines.runs import SMALL, STAGES, TEXTS, environment, espalier, evaluation_of, versions
+from tests.pipelines.runs import SMALL, STAGES, TEXTS, environment, espalier, evaluation_of, started, versions
+from tests.pipelines.small_logs import small
 
 
 def runs_of(demo: tuple[Path, str]) -> tuple[Any, dict[str, Any]]:
@@ -135,6 +136,15 @@ def test_a_copied_store_keeps_to_its_own_folder(copy: Path) -> None:
     assert place.is_relative_to(copy) and (place / "report.html").exists()
     (kept,) = (each for each in client.search_experiments() if each.name.startswith("demo, copied from "))
     assert len(client.search_runs([kept.experiment_id])) > 3
+
+
+def test_two_first_runs_at_once_share_a_new_store(tmp_path: Path) -> None:
+    log, _ = small(tmp_path)
+    line = ["logs", str(log), "train.epochs=1", "train.hidden=[8]", "--name"]
+    runs = [started(tmp_path, tmp_path / f"{name}.txt", *line, name, config="") for name in "ab"]
+    assert [run.join() or run.exitcode for run in runs] == [0, 0]
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+    assert {each.name for each in client.search_experiments()} >= {"a", "b"}
 
 
 def test_an_alias_is_one_that_mlflow_takes() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pipelines.cli import STAGES
 from pipelines.pair.stage import PROMPTS
 from pipelines.run import planned
-from tests.pipelines.runs import DRAFT, SMALL, TARGET, contents, demo_config, espalier
+from tests.pipelines.runs import DRAFT, SMALL, TARGET, contents, demo_config, espalier, failure
 
 REUSED = STAGES[1:]  # the pair is loaded and checked every time
 
@@ -37,7 +37,8 @@ def test_a_finished_run_is_reused_but_for_a_changed_file(copy: Path) -> None:
     assert found["pair"][0] == f"load {TARGET} and {DRAFT} and compare their vocabularies"
     assert found["data"] == ["runs/demo/traces is reused: nothing it depends on has changed"]
     (copy / "runs/demo/training/result.json").write_text("{}")
-    assert reused(found := plan()) == {"latency", "data"} and found["pair"][1] == f"prompts of {PROMPTS}"
+    assert "none.jsonl: No such file" in failure("pair", "prompts.file=none.jsonl", "--plan")
+    assert reused(found := plan()) == {"latency", "data"} and found["pair"][1] == f"240 prompts of {PROMPTS}"
 
 
 @pytest.mark.parametrize(

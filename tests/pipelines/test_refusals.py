@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import mlflow
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, MptConfig
@@ -137,6 +138,12 @@ def test_a_store_of_mlflow_that_cannot_be_used(copy: Path, monkeypatch: pytest.M
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////dev/null/mlflow.db")
     said = refusal("train", *SMALL, "train.epochs=3")
     assert said.startswith("espalier: sqlite:////dev/null/mlflow.db: MLflow's store fails: ")
+
+
+def test_an_experiment_that_was_deleted_in_mlflow(copy: Path, store: str) -> None:
+    client = mlflow.MlflowClient(store)
+    client.delete_experiment(client.create_experiment("demo"))
+    assert "MLflow's store fails: Cannot set a deleted experiment 'demo'" in refusal("train", *SMALL, "train.epochs=3")
 
 
 def test_a_damaged_store_of_mlflow(copy: Path) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from selector.actions import Action
 from selector.decision import Mode
+from selector.export.torchscript import CARD
 from selector.runtime.artefact import FILE, TokenStatistics
 from selector.runtime.selector import load_selector
 from selector.schema import EARLY_SCALARS, FORMAT, FULL, HIDDEN_STATES, LIGHT, PAIR, InputError, sha256
@@ -130,6 +131,16 @@ def test_the_card_has_what_was_measured(tmp_path: Path) -> None:
     assert "| 0.2 | 1 | 1.234 [1.100, 1.300] | 1.250 ±0.010 |" in card
     # with that key vLLM would take the folder for a draft model
     assert "speculators_config" not in (tmp_path / "selector" / "config.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("org/m", "`org/m`"), ("/home/me/m/", "`m`"), ("x`\n---\n# H\n<b>", "`x --- # H &lt;b&gt;`")]
+)
+def test_a_users_name_is_code_in_the_card_without_its_place(artefact: Path, name: str, shown: str) -> None:
+    config = load_selector(artefact).config
+    named = replace(config, pair={**config.pair, "target": name, "draft": name})
+    assert f"for the pair {shown} /\n{shown} and" in CARD.render(config=named, of_log=False)
+    assert f"the drafter {shown} drafts" in CARD.render(config=named, of_log=True)
 
 
 @pytest.mark.parametrize("name", ["selector.pt", "config.json", "latency.json", "README.md", "SHA256SUMS"])
