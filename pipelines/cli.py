@@ -22,7 +22,6 @@ from selector.files import unwritable
 from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
-APART = ("compare", "distil")  # stages that stand alone
 ALL, SMALL, LOGS = (
     "demo",
     "quick",
@@ -167,8 +166,7 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
     disable_progress_bar()  # warnings and errors of libraries stay
     logging.getLogger("alembic").setLevel(logging.WARNING)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    left_out = {ALL: "", SMALL: "export", LOGS: "pair"}
-    stages = [name for name in STAGES if name != left_out[stage]] if stage in left_out else [stage]
+    stages = {ALL: STAGES, SMALL: STAGES[:5] + STAGES[6:], LOGS: STAGES[1:]}.get(stage, (stage,))
     modules = {name: importlib.import_module(f"pipelines.{name}.stage") for name in stages}
     if plan:
         from pipelines.run import planned

@@ -140,20 +140,17 @@ def pipeline_of(mlflow: Any) -> str:
 
 def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
     """Log splits of a trace store as data sets of the current run: name, digest, path and sizes."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
     shards = read_manifest(folder)["shards"]
     for split in splits:
         own = [shard for name, shard in sorted(shards.items()) if name.startswith(f"{split}/")]
         digest = hashlib.sha256("".join(shard["sha256"] for shard in own).encode()).hexdigest()
         sizes = {"num_rows": sum(shard["rows"] for shard in own), "bytes": sum(shard["bytes"] for shard in own)}
-        log_data(mlflow, f"traces {split}", split, digest, folder / split, sizes)
-
-
-def log_data(mlflow: Any, name: str, split: str, digest: str, place: Path, sizes: Mapping[str, int]) -> None:
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    data = Dataset(name, digest[:16], "local", json.dumps({"uri": str(place.resolve())}), profile=json.dumps(sizes))
-    own = DatasetInput(data, [InputTag("mlflow.data.context", split)])
-    mlflow.MlflowClient().log_inputs(mlflow.active_run().info.run_id, [own])
+        place = json.dumps({"uri": str((folder / split).resolve())})
+        data = Dataset(f"traces {split}", digest[:16], "local", place, profile=json.dumps(sizes))
+        given = DatasetInput(data, [InputTag("mlflow.data.context", split)])
+        mlflow.MlflowClient().log_inputs(mlflow.active_run().info.run_id, [given])
 
 
 def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:

@@ -14,8 +14,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from pipelines.cli import ALL, APART, STAGES, app
+from pipelines.cli import ALL, STAGES, app
 from pipelines.config import Config, known_keys, load_config
+from tests.pipelines.runs import APART
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,7 +11,6 @@ Legend: N consecutive tokens, D hidden width, B consecutive positions, V vocabul
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -40,7 +39,6 @@ from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_c
 SPACE = ActionSpace.recorded()
 DEPTH = SPACE.depth
 BEYOND = DEPTH - 1  # tokens after the labelled ones; the last prompt token is a root, too
-PARTS = ("sampled", "decoded", "labelled")  # of a run's time
 BEHAVIOUR: tuple[Action, ...] = (
     *(Action(*shape) for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (3, 1, 5), (4, 4, 4))),
     *(Action(*shape, GREEDY) for shape in ((2, 0, 6), (2, 4, 4), (3, 2, 4), (4, 0, 4))),
@@ -236,28 +234,24 @@ class _Sampled(NamedTuple):
 
 @dataclass
 class Shard:
-    """The rows of a shard, the seconds that they took by part of `PARTS`, and how plausible the texts are."""
+    """The rows of a shard, and how plausible the texts are."""
 
     table: pa.Table
-    seconds: dict[str, float]
     plausibility: Plausibility
 
 
 def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
     """Make a shard. A text is cut before a token of target probability 0 if rounding explains that. InputError, which
     names the prompt or the log's line, for numbers that are not finite and a text that cannot be the target's."""
-    start, plausibility, stride = time.perf_counter(), Plausibility(), recipe.stride if work.split == "train" else 1
+    plausibility, stride = Plausibility(), recipe.stride if work.split == "train" else 1
     texts = list(_written(pair, recipe, work))
-    between = time.perf_counter()
     columns: list[dict[str, Any]] = []
     while len(columns) < len(texts):
         with suppress(ImpossibleToken):  # texts were cut
             columns, plausibility = halving(lambda: _label(pair, recipe, texts, work.sampling, stride))
     rows = [_row(each, work, stride) | own for each, own in zip(texts, columns, strict=True)]
-    seconds = dict.fromkeys(PARTS, 0.0) | {"labelled": time.perf_counter() - between}
-    seconds["decoded" if work.decoded else "sampled"] = between - start
     schema = traces.text_schema(recipe.verifiers, recipe.hidden, SPACE)
-    return Shard(traces.to_table(rows, schema), seconds, plausibility)
+    return Shard(traces.to_table(rows, schema), plausibility)
 
 
 def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Sampled]:

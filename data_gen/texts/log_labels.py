@@ -50,9 +50,8 @@ def splits_of(logs: Logs, validation: float, test: float) -> dict[str, list[Logg
         names = ["test"] * tested + ["validation"] * validated + ["train"] * len(ordered)
         split = dict(zip(ordered, names, strict=False))
         if "train" not in split.values():
-            raise InputError(
-                f"logs.files: {len(ordered)} sources of texts are too few for a split: add some, or --test"
-            )
+            few = f"{len(ordered)} sources of texts are too few for a split: add some, or --test"
+            raise InputError(f"logs.files: {few if ordered else 'all of its sources or prompts are held out, too'}")
     found: dict[str, list[LoggedText]] = {name: [] for name in SPLITS} | {"test": list(logs.held_out)}
     for text in logs.texts:
         found[split[text.source]].append(text)

@@ -9,7 +9,7 @@ import gc
 import os
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -111,8 +111,6 @@ def run(config: Config) -> None:
         mlflow.log_metrics({f"z of decoded steps/{row['verifier']} {row['branches']}": row["z"] for row in checks})
         mlflow.log_dict(store.manifest, "manifest.json")
         log_traces(mlflow, folder, SPLITS)
-        if log:
-            log.show(mlflow, config)
         found = f"{texts} texts, {size / 1e6:.1f} MB in {folder}"
         describe(mlflow, found)
     stage.say(found)
@@ -145,11 +143,8 @@ def shards(config: Config, pair: ModelPair, log: Log | None = None) -> dict[str,
     settings first. The texts are a log's, if one is given, else the pair's."""
     found: list[tuple[int, str, Work]] = []
     numbers, size = Counter[str](), config.data.texts_per_shard
-    if log:
-        wholes: Iterable[Work] = log.work
-    else:
-        wholes = _of_log(config, pair, config.data.log) if config.data.log else _of_prompts(config, pair)
-    for whole in wholes:
+    wholes = _of_log(config, pair, config.data.log) if config.data.log else _of_prompts(config, pair)
+    for whole in log.work if log else wholes:
         for begin in range(0, len(whole.prompts or whole.given), size):
             part = slice(begin, begin + size)
             name = f"{whole.split}/part-{numbers[whole.split]:05d}.parquet"

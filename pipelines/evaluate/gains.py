@@ -79,10 +79,10 @@ def measured(
     test: Timed,
     predicted: Predictions,
     profile: LatencyProfile,
-    decisions: dict[str, float],
+    taken: dict[str, float],
 ) -> Iterator[Figure]:
     """The figures of one batch size, over all kinds of work and for each; `predicted` are the network's predictions on
-    the held-out texts `test`, and `decisions` the seconds that those of all requests of a step take, both by level."""
+    the held-out texts `test`, and `taken` the seconds of the decisions of all requests of a step, both by level."""
     stronger = rivals(train, test, modes.rule)
     kinds = sorted(set(test.texts.kind_X))
     parts = {ALL: (test, predicted), **{kind: _of_kind(test, predicted, kind) for kind in kinds}}
@@ -90,9 +90,9 @@ def measured(
         found, over = _mixed(modes, *part, profile) if mixed else _equal(modes, *part)
         for level, mode in modes.selector.items():
             name, ruled = selector_at(level), mode.decider != NETWORK or (mixed and mode.joint == 0)
-            found[name + CHARGED] = found[name].charged(0.0 if ruled else decisions[level])
+            found[name + CHARGED] = found[name].charged(0.0 if ruled else taken[level])
             if mixed:
-                found[name + ONE_LENGTH] = found[name + ONE_LENGTH].charged(decisions[level])
+                found[name + ONE_LENGTH] = found[name + ONE_LENGTH].charged(taken[level])
         found |= {} if mixed or kind != ALL else stronger
         yield from compared(place_of(modes.fixed, mixed), found, over, (PLAIN,), kind)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from pipelines.latency.stage import load_profile
 from pipelines.pair.log import log_of, why_untrained
 from pipelines.run import watched
 from pipelines.train.result import build, chosen_of, load_module, load_result
-from selector.runtime.selector import Selector
+from selector.runtime.selector import Selector, Tuned
 
 TIMED_DECISIONS = 200
 CONTEXT = 8000  # tokens of context at which decisions are timed
@@ -54,9 +54,7 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     module, rows = load_module(config, result), chosen_of(result)["modes"]
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", data)
-    found["decision_seconds"] = _decision_seconds(
-        selector, log.splits["test"], sampling, sorted({row["batch"] for row in rows})
-    )
+    found["decision_seconds"] = _decision_seconds(selector, log.splits["test"], sampling)
     predicted = {level: module.scores(data["test"], level) for level in LEVELS}
     figures: list[Figure] = []
     tuned = BatchModes.by_batch(rows) if log.is_dense else {}
@@ -70,26 +68,23 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     return {"logs": found, "summary": None}, Table(figures)
 
 
-def _decision_seconds(
-    selector: Selector, texts: list[LoggedText], sampling: Sampling, batches: Sequence[int]
-) -> dict[str, Any]:
+def _decision_seconds(selector: Selector, texts: list[LoggedText], sampling: Sampling) -> dict[str, Any]:
     """Median seconds by level and batch size that the decisions of all requests of a step take together, features
     included, one process after another; the requests have contexts of `CONTEXT` tokens and one new token each."""
-    most = max(TIMED_DECISIONS, 5 * max(batches))
-    tokens = np.resize(np.concatenate([text.tokens for text in texts]), CONTEXT + most).tolist()
+    steps = {mode.batch: max(TIMED_DECISIONS, 5 * mode.batch) for mode in selector.modes}
+    tokens = np.resize(np.concatenate([text.tokens for text in texts]), CONTEXT + 2 * max(steps.values())).tolist()
     found: dict[str, Any] = {"context": CONTEXT, **{level: {} for level in LEVELS}}
-    setting = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-    for level, batch in product(LEVELS, batches):
+    for mode in selector.modes:
         known = DrafterKnowledge(tokens[:CONTEXT], sampling, selector.tokens)
-        asked, taken = selector.at(**setting, level=level, batch=batch), []
-        for begin in range(CONTEXT, CONTEXT + max(TIMED_DECISIONS, 5 * batch), batch):
+        asked, taken = Tuned(mode, selector), []
+        for begin in range(CONTEXT, CONTEXT + steps[mode.batch], mode.batch):
             start, features = time.perf_counter(), []
-            for token in tokens[begin : begin + batch]:  # the requests' texts are one text, one token longer each time
+            for token in tokens[begin : begin + mode.batch]:  # their texts are one, a token longer each time
                 known.committed([token], [1.0])
-                features.append(known.features(level))
-            asked.select_jointly(features) if batch > 1 else asked.select(features[0])
+                features.append(known.features(mode.level))
+            asked.select_jointly(features) if mode.batch > 1 else asked.select(features[0])
             taken.append(time.perf_counter() - start)
-        found[level][str(batch)] = float(np.median(taken))
+        found[mode.level][str(mode.batch)] = float(np.median(taken))
     return found
 
 
@@ -99,8 +94,8 @@ def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
     if not logs["dense"]:
         yield "The log holds only what its own steps drafted: no other policy can be replayed on it."
     if depth := len(accepted["test"]):
-        means = f"{accepted['train'][-1]:.2f} tokens on average on training texts, {accepted['test'][-1]:.2f} on others"
-        yield f"Accepted of a chain of {depth}: {means}."
+        own, others = (f"{accepted[name][-1]:.2f}".replace("nan", "unknown") for name in ("train", "test"))
+        yield f"Accepted of a chain of {depth}: {own} tokens on average on training texts, {others} on others."
     for setting, level in product(table.settings, logs["levels"]):
         own, words = selector_at(level), LEVELS[level]
         over = {rival: table.of(setting, own, replayed(rival)).text(3) for rival in (PLAIN, COPYING, FIXED)}
@@ -112,8 +107,7 @@ def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
     for level in logs["levels"] if logs["exported"] else ():
         found = logs["decision_seconds"]
         times = ", ".join(f"{1e3 * seconds:.2f} ms at {batch}" for batch, seconds in found[level].items())
-        words = LEVELS[level]
-        yield f"All decisions of a step, {words}, features at {found['context']:,} tokens included: {times}."
+        yield f"All decisions of a step, {LEVELS[level]}, features at {found['context']:,} tokens included: {times}."
     if logs["why"]:
         yield logs["why"]
 

@@ -24,7 +24,7 @@ from pipelines.evaluate import methods
 from pipelines.evaluate.logged import evaluated
 from pipelines.evaluate.methods import Assistant, Decoding, Method
 from pipelines.evaluate.table import Figure, Rows, Table, entries, figures, replays, setting_name, summary
-from pipelines.evaluate.verdict import Evaluation, metrics, show, verdicts
+from pipelines.evaluate.verdict import Evaluation, metrics, show, title, verdicts
 from pipelines.latency.stage import load_profile
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.pair.log import why_untrained
@@ -81,9 +81,12 @@ def stage_of(config: Config) -> Stage:
 
 def run(config: Config) -> None:
     pair = None if config.logs.files else load_pair(config)
+    if pair:
+        load_profile(config, pair)  # InputError where it is another pair's
     stage = stage_of(config)
     if not stage.begin():
-        show(config, Evaluation.read(config))
+        if pair:
+            show(title(config, found := Evaluation.read(config)), found)
         return
     with mlflow_run(config, "evaluate", SECTIONS) as mlflow:
         evaluation = _decoded(stage, pair) if pair else Evaluation(*evaluated(config))
@@ -92,8 +95,8 @@ def run(config: Config) -> None:
         for path in stage.outputs:
             mlflow.log_artifact(str(path))
         describe(mlflow, "\n\n".join(verdicts(evaluation)), metrics(evaluation))
-    show(config, evaluation)
-    if pair:
+    if pair:  # of a log, the report says all
+        show(title(config, evaluation), evaluation)
         stage.say(methods.greedy_summary(evaluation.found["greedy"]))
     stage.finish()
     (config.folder / PARTIAL).unlink(missing_ok=True)

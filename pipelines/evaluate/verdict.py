@@ -19,6 +19,7 @@ from pipelines.tracking import EXPORTED, named
 from selector import decision
 from selector.actions import EMPTY
 from selector.decision import Mode
+from selector.sampling import Sampling
 
 ASKED = """pair.tokenizer.apply_chat_template(
     [{"role": "user", "content": "Write a Python function that counts the vowels of a word, and a test of it."}],
@@ -108,7 +109,7 @@ def _verdict(found: Table, setting: str, mode: Mode) -> str:
     if name == PLAIN:
         said = "plain decoding is exported: on the validation texts nothing was surely faster."
     if wall.high is not None and wall.high < 1:
-        said = f"A LOSS, slower than plain decoding: {said}"
+        said = f"A LOSS, so plain decoding is exported: {said.replace('is exported', 'was chosen')}"
     others = [found.get(setting, each, replayed(PLAIN)) for each in (BEST_STATIC, COPYING, NETWORK) if each != name]
     best = max(filter(None, others), key=lambda each: each.value)
     if round(best.value, 2) > round(own.value, 2):
@@ -126,6 +127,13 @@ def _stands(ratio: Figure) -> str:
         return f"has no interval ({ratio.text(3)})"
     words = "is there" if ratio.low > 1 else "is a loss" if ratio.high < 1 else "cannot be told from none"
     return f"{words} ({ratio.text(3)})"
+
+
+def losses(evaluation: Evaluation) -> list[Sampling]:
+    """The sampling settings under which the selector decoded surely more slowly than plain decoding, which is exported
+    there."""
+    walls = ((mode, evaluation.table.of(name, SELECTOR, decoded(PLAIN))) for name, mode in evaluation.settings)
+    return [mode.sampling for mode, wall in walls if wall.high is not None and wall.high < 1]
 
 
 def exported(mode: Mode) -> str:
@@ -187,16 +195,14 @@ def origins(evaluation: Evaluation) -> list[Cells]:
     ]
 
 
-def show_words(config: Config, evaluation: Evaluation) -> None:
-    console.print(title(config, evaluation))
+def show_words(title: str, evaluation: Evaluation) -> None:
+    console.print(title)
     for line in verdicts(evaluation):
         console.print(line, soft_wrap=True)
 
 
-def show(config: Config, evaluation: Evaluation) -> None:
-    if "logs" in evaluation.found:
-        return  # the report's words are all that fits
-    show_words(config, evaluation)
+def show(title: str, evaluation: Evaluation) -> None:
+    show_words(title, evaluation)
     for setting, rows in methods(evaluation).items():
         shown = [{name: row[name] for name in SHOWN} for row in rows]
         console.print(table(shown, f"{setting}: speed of all methods over plain decoding"))

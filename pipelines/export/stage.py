@@ -16,7 +16,7 @@ import pandas as pd
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces
 from pipelines.evaluate.logged import metrics
-from pipelines.evaluate.verdict import Evaluation
+from pipelines.evaluate.verdict import Evaluation, losses
 from pipelines.export.engines import serve
 from pipelines.latency.stage import load_profile
 from pipelines.pair.log import why_untrained
@@ -67,7 +67,8 @@ def run(config: Config) -> None:
     with mlflow_run(config, "export", SECTIONS) as mlflow:
         stage.replace()
         splits = load_traces(config, load_profile(config).pair)
-        selector = build(config, folder, splits, metrics={"evaluation": evaluation})
+        slower = losses(Evaluation.read(config)) if evaluation else []
+        selector = build(config, folder, splits, evaluation, slower)
         figures: dict[str, str] = {}  # the selector's speed over the best static tree
         for row in (evaluation or {}).get("by_setting", []):
             replayed = Ratio(row["replay_ratio"], math.inf if row["replay_error"] is None else row["replay_error"])
@@ -77,7 +78,7 @@ def run(config: Config) -> None:
             figures = {name.replace("/", " "): f"{value:.3f}" for name, value in gains.items()}
         register(stage, mlflow, selector, folder, figures)
         compared = selector.config.metrics["actions_compared"]
-        found = f"its actions equal the trained module's at all {compared} roots of validation texts"
+        found = f"its actions equal the trained module's at all {compared} roots of the validation texts"
         mlflow.log_metric("roots compared", compared)
         describe(mlflow, found)
     stage.say(f"{folder}: {found}")

@@ -113,16 +113,15 @@ def decision_seconds(
 
 
 def plan(config: Config) -> list[str]:
-    if config.logs.files and config.latency.timings is None:
-        return ["nothing, as there are no step times"]
-    if reads_only(config):
-        return [f"read the step times of an engine from {config.latency.timings}"]
+    path = config.latency.timings
+    if config.logs.files or reads_only(config):
+        return [f"read {len(timings.read_timings(path))} step times of an engine from {path}"] if path else []
     return [f"{config.latency.repeats} decoding steps with each of {len(FITTED + CHECKED)} trees and lookups"]
 
 
 def reads_only(config: Config) -> bool:
-    """Whether only an engine's times are read, because this machine's profile exists, or a log is the engine's."""
-    return config.latency.timings is not None and (bool(config.logs.files) or profile_path(config).exists())
+    """Whether only an engine's times are read, because this machine's profile exists."""
+    return config.latency.timings is not None and profile_path(config).exists()
 
 
 def run(config: Config) -> None:

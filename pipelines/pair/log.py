@@ -14,7 +14,6 @@ from data_gen.texts.labelled import Plausibility, Shard, Work
 from data_gen.texts.log_labels import Labeller, splits_of
 from data_gen.texts.logs import LoggedText, Logs, drafter_of, read_all
 from pipelines.config import Config
-from pipelines.tracking import log_data
 from selector.actions import ActionSpace
 from selector.schema import InputError, sha256
 
@@ -54,14 +53,7 @@ class Log:
 
     def shard(self, work: Work) -> Shard:
         """The rows of some texts."""
-        return Shard(self.labeller.table(work.given), {}, Plausibility())
-
-    def show(self, mlflow: Any, config: Config) -> None:
-        """List the files as data sets of the current MLflow run."""
-        files = files_of(config)
-        for split, paths in (("train", config.logs.files), ("test", config.logs.test)):
-            for path in paths:
-                log_data(mlflow, path.name, split, files[str(path)], path, {"bytes": path.stat().st_size})
+        return Shard(self.labeller.table(work.given), Plausibility())
 
     def __str__(self) -> str:
         roots, own = sum(text.roots for text in self.logs.all), self.labeller

@@ -59,7 +59,7 @@ def run(config: Config) -> None:
                 mlflow.log_artifact(str(stage.outputs[0]), run_id=run_id)
             describe(mlflow, "\n\n".join(verdict.verdicts(evaluation)))
         stage.finish()
-    verdict.show_words(config, evaluation)
+    verdict.show_words(verdict.title(config, evaluation), evaluation)
     said, program = verdict.next_step(config, evaluation)
     for line in (f"All figures are in {stage.outputs[0].resolve()}.", said):
         console.print(line, soft_wrap=True)

@@ -76,12 +76,8 @@ def judge_jointly(
     own: Timed, predicted_RA: Tensor, kept: Mode, rule: Mode, profile: LatencyProfile
 ) -> tuple[Mode, float]:
     """A log's mode with its price of time for batches of different requests, 0 unless joint decisions are surely ahead
-    of the rule; and the price where one length serves all requests of a step, in tokens per second.
-
-    Args:
-        predicted_RA: predicted block efficiencies at the roots of `own`.
-        profile: of all batch sizes.
-    """
+    of the rule; and the price where one length serves all requests of a step, in tokens per second. `profile` is that
+    of all batch sizes."""
     batches = MixedBatches(own, profile, own.batch)
     by_rule = batches.replay(decide(own, {}, rule).action_R)
     price = batches.speed_of(predicted_RA, by_rule.speed)

@@ -6,7 +6,8 @@ Legend: R roots, A actions, F scalars, N ways to decide.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from pipelines.latency.stage import load_profile
 from pipelines.pair.log import OF_LOG, why_untrained
 from pipelines.pair.stage import pair_names
 from pipelines.run import provenance, read_json, require
-from selector.actions import Action, ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import Mode
 from selector.export.torchscript import load_script, write_artefact
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, Tuned, load_selector
+from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, LOG, PAIR, SCALARS_KEY, InputError, sha256
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
@@ -86,14 +88,16 @@ def decision_digest(config: Config, result: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def build(config: Config, folder: Path, splits: dict[str, Texts], metrics: dict[str, Any] | None = None) -> Selector:
-    """Write the artefact of the chosen module, with further metrics; InputError if it chooses other actions than the
-    trained module."""
+def build(
+    config: Config, folder: Path, splits: dict[str, Texts], evaluation: Any = None, plain: Collection[Sampling] = ()
+) -> Selector:
+    """Write the artefact of the chosen module, with an evaluation's figures; it decodes plainly under the sampling
+    settings `plain`. InputError if it chooses other actions than the trained module."""
     result, profile = load_result(config), load_profile(config)
     module, chosen = load_module(config, result), chosen_of(result)
     texts = splits["validation"]
     texts = texts.take(torch.arange(len(texts))[:COMPARED]) if config.logs.files else texts
-    own = {"actions_compared": int((~texts.unknown_R).sum()), "evaluation": None}
+    own = {"actions_compared": int((~texts.unknown_R).sum()), "evaluation": evaluation}
     if config.logs.files:
         pair: dict[str, Any] = {"target": "of the log", "draft": profile.pair.removeprefix(OF_LOG)}
     else:
@@ -102,10 +106,12 @@ def build(config: Config, folder: Path, splits: dict[str, Texts], metrics: dict[
     facts: dict[str, Any] = {
         "pair": {**pair, "fingerprint": profile.pair},
         "run_id": chosen["run_id"],
-        "metrics": {**chosen["metrics"], **own, **(metrics or {})},
+        "metrics": {**chosen["metrics"], **own},
         "provenance": provenance(config),
     }
-    verifier, modes = config.train.verifier, chosen["modes"]
+    verifier, modes = config.train.verifier, []
+    for row, mode in ((row, Mode.of(row)) for row in chosen["modes"]):
+        modes.append(replace(mode.static_only(), action=EMPTY).row() if mode.sampling in plain else row)
 
     def check(written: Path) -> None:
         def texts_of(mode: Mode) -> Timed:

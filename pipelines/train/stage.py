@@ -86,10 +86,10 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         bases = judging.statics(train) if dense else []
         judged_rules = judging.judge_rules(train, validation, bases) if dense else []
         train = [] if dense else train  # its labels take memory that the networks' training needs
-        found = {}
+        found, rate = {}, f", rate {config.train.learning_rate:g}" if config.train.learning_rate else ""
         for objective, level in kinds(config):
             name = f"{objective}-{level}"
-            with nested_run(mlflow, f"train-{name}") as nested:
+            with nested_run(mlflow, f"train-{name}{rate}") as nested:
                 log_traces(mlflow, traces_folder(config), OWN)
                 run_id = nested.info.run_id
                 widths = [texts.hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else []
@@ -148,11 +148,7 @@ def trained(
 
 
 def row_of(
-    module: SelectorModule,
-    validation: list[Timed],
-    rules: list[Judged],
-    bases: list[Mode],
-    profile: LatencyProfile,
+    module: SelectorModule, validation: list[Timed], rules: list[Judged], bases: list[Mode], profile: LatencyProfile
 ) -> dict[str, Any]:
     """What `result.json` holds of a selector's decisions: metrics over all cases, and the modes of each, with the best
     static tree and the lookup rule beside them."""

@@ -57,6 +57,7 @@ SMALL = [
     "evaluate.assisted=false",  # they decode for a third of an evaluation
 ]
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
+APART = ("compare", "distil", "logs")  # commands that stand alone
 
 SERVER = multiprocessing.get_context("forkserver")  # its processes begin with everything imported: seconds saved
 SERVER.set_forkserver_preload(

@@ -243,7 +243,7 @@ def told(
         (told(STATIC), "the static tree is exported. It is 1.80 ±0.04 times as fast"),
         (
             told(COPYING, (0.8, 0.7, 0.9)),
-            "0.9: A LOSS, slower than plain decoding: the lookup rule is exported. It is 2",
+            "0.9: A LOSS, so plain decoding is exported: the lookup rule was chosen. It is 2",
         ),
         (told(PLAIN), "plain decoding is exported: on the validation texts nothing was surely faster. The net"),
         (

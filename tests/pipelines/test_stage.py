@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.cli import APART, STAGES, only_one
+from pipelines.cli import STAGES, only_one
 from pipelines.config import Config
 from pipelines.run import Journal, Stage, console, read_record, require, table, verify, watched, write_json
 from selector.files import atomically
 from selector.schema import InputError
-from tests.pipelines.runs import ROOT, demo_config
+from tests.pipelines.runs import APART, ROOT, demo_config
 
 FOLDER = Path("runs/demo")
 FILES = ("one.json", "two/a", "two/b")
