@@ -31,7 +31,7 @@ from pipelines.pair.log import why_untrained
 from pipelines.pair.stage import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Journal, Stage, ticking, verify, watched
 from pipelines.tracking import describe, mlflow_run
-from pipelines.train.judging import cases, judge, statics
+from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.result import build, chosen_of, decision_digest, known_digest, load_module, load_result
 from selector.decision import Mode
 from selector.latency import LatencyProfile
@@ -183,7 +183,7 @@ def _on_clock(
 def _judged(
     config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
 ) -> dict[Sampling, Judged]:
-    train, validation = (cases(config, splits[name], profile) for name in ("train", "validation"))
+    train, validation = (by_setting(config, splits[name], profile) for name in ("train", "validation"))
     return dict(zip(settings_of(config), judge(module, validation, statics(train)), strict=True))
 
 

@@ -44,11 +44,11 @@ def plan(config: Config) -> list[str]:
 def stage_of(config: Config) -> Stage:
     """The stage with what it depends on; InputError unless training is finished, and where the evaluation is that of
     another selector."""
-    decides, evaluation = decision_digest(config, load_result(config)), None
+    decides, evaluation = decision_digest(config, load_result(config)), list[str]()
     path = config.folder / "evaluation.json"
     if path.exists():
         require(config, "evaluate", decides)  # the figures must be this selector's
-        evaluation = sha256(path)
+        evaluation = [*map(sha256, Evaluation.files(config))]
     inputs = {**decides, "evaluation": evaluation, "latency": load_profile(config).to_json()}
     return Stage("export", config, inputs, (config.folder / "selector",))
 

@@ -25,7 +25,7 @@ from selector.train.replay import Ratio
 from selector.train.tuning import Judged, StaticTable, best_static, decide, judge_mode, tune_lookup_rule
 
 
-def cases(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
+def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
     """The texts with the trained verifier's labels, for each of the run's sampling settings and each of the profile's
     batch sizes."""
     found = []

@@ -82,7 +82,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
         texts, dense = splits["train"], splits["train"].is_dense
-        train, validation = (judging.cases(config, splits[name], profile) for name in OWN)
+        train, validation = (judging.by_setting(config, splits[name], profile) for name in OWN)
         bases = judging.statics(train) if dense else []
         judged_rules = judging.judge_rules(train, validation, bases) if dense else []
         train = [] if dense else train  # its labels take memory that the networks' training needs

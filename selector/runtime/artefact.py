@@ -255,8 +255,8 @@ def read_weights(path: Path, config: ArtefactConfig) -> dict[str, Array]:
 def _check(path: Path, arrays: dict[str, Array], shapes: dict[str, tuple[int, ...]]) -> None:
     for name, shape in shapes.items():
         own = arrays.get(name)
-        # the scale of a scalar that the network does not see is infinite
-        if own is None or own.shape != shape or not (own > 0 if name.endswith("scale_F") else np.isfinite(own)).all():
+        positive = name.endswith(("scale_F", "counts_N"))  # the scale of an unseen scalar is infinite
+        if own is None or own.shape != shape or not (own > 0 if positive else np.isfinite(own)).all():
             raise InputError(f"{path}: {name} is missing, of another shape or not finite; export the selector again")
 
 

@@ -3,6 +3,7 @@ reader sees first."""
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,31 +13,19 @@ import pytest
 from rich.console import Console
 
 from pipelines.config import Config
+from pipelines.evaluate import table as tables
 from pipelines.evaluate.methods import ASSISTED, AT_ROOT, BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR, STATIC
-from pipelines.evaluate.table import (
-    ALL,
-    EFFICIENCY,
-    SHARE,
-    TOKENS_PER_SECOND,
-    Figure,
-    Table,
-    decoded,
-    entries,
-    figures,
-    over,
-    replayed,
-    replayed_figure,
-    setting_name,
-    shares,
-    summary,
-)
-from pipelines.evaluate.verdict import Evaluation, metrics, next_step, origins, show, verdicts
+from pipelines.evaluate.table import ALL, Figure, Table, decoded, figures, over, replayed, replayed_figure, setting_name
+from pipelines.evaluate.verdict import Evaluation, losses, metrics, next_step, origins, show, verdicts
 from pipelines.evaluate.verdict import methods as shown_methods
+from pipelines.train.result import chosen_of
 from selector.actions import EMPTY, Action
 from selector.decision import Mode
+from selector.runtime.selector import load_selector
 from selector.sampling import Sampling
+from selector.schema import sha256
 from selector.train.replay import Ratio
-from tests.pipelines.runs import demo_config
+from tests.pipelines.runs import SMALL, demo_config, espalier, signed
 
 TEMPERATURES = (1.0, 0.2)
 TURNS = (0.5, 1.5)  # of two rounds the first is faster
@@ -97,7 +86,7 @@ def evaluated(data: Rows | None = None, replay: list[Figure] | None = None) -> E
     data = rows() if data is None else data
     table = Table([*figures(data), *(replays() if replay is None else replay)])
     decisions = [Mode(each.build(), Action(1, 4, 0)).row() for each in CONFIG.sampling]
-    found = {"summary": summary(CONFIG, table, data), "methods": entries(table, data)}
+    found = {"summary": tables.summary(CONFIG, table, data), "methods": tables.entries(table, data)}
     return Evaluation(found | {"replayed": [], "decisions": decisions}, table)
 
 
@@ -162,8 +151,8 @@ def test_shares_are_of_all_tokens_up_to_the_limit() -> None:
     row: dict[str, Any] = {"tokens": 7, "step_roots": [0, 3, 4, 5], "block_tokens": 9}
     row["drafted"] = [(2, 1, 3), (1, 4, 0, "copy"), (1, 0, 0), (1, 4, 0)]
     copy = {"tokens": 5, "drafted": [(1, 4, 0, "copy")], "step_roots": [0], "block_tokens": 5}
-    assert shares([row]) == {"drafted": 4 / 7, "copied": 0, "target": 3 / 7}
-    assert shares([row, copy]) == pytest.approx({"drafted": 4 / 12, "copied": 4 / 12, "target": 4 / 12})
+    assert tables.shares([row]) == {"drafted": 4 / 7, "copied": 0, "target": 3 / 7}
+    assert tables.shares([row, copy]) == pytest.approx({"drafted": 4 / 12, "copied": 4 / 12, "target": 4 / 12})
 
 
 def test_what_the_tokens_came_from_is_told_by_kind() -> None:
@@ -171,8 +160,8 @@ def test_what_the_tokens_came_from_is_told_by_kind() -> None:
     evaluation = evaluated()
     found, expected = evaluation.table, {"drafted": 45 / 64, "copied": 4 / 64, "target": 15 / 64}
     for origin, share in expected.items():
-        assert found.of("T=1", SELECTOR, f"{SHARE} {origin}", "code").value == pytest.approx(share)
-        assert found.get("T=1", ASSISTED, f"{SHARE} {origin}") is None  # its steps cannot be observed
+        assert found.of("T=1", SELECTOR, f"{tables.SHARE} {origin}", "code").value == pytest.approx(share)
+        assert found.get("T=1", ASSISTED, f"{tables.SHARE} {origin}") is None  # its steps cannot be observed
     cells = {"drafted": "70%", "copied": "6%", "target": "23%"}
     cells |= {"over plain": "2.50 [2.50, 2.50]", "over the rule": "1.04 [1.04, 1.04]"}
     kinds = ("all", "code", "prose")
@@ -182,7 +171,7 @@ def test_what_the_tokens_came_from_is_told_by_kind() -> None:
 def test_intervals_are_paired() -> None:
     """Prompts differ a lot, methods by a constant factor: speeds are uncertain, their ratios are not."""
     found = evaluated(rows(spread=0.2)).table
-    speed, ratio = found.of("T=1", SELECTOR, TOKENS_PER_SECOND), found.of("T=1", SELECTOR, decoded(BEST_STATIC))
+    speed, ratio = found.of("T=1", SELECTOR, tables.TOKENS_PER_SECOND), found.of("T=1", SELECTOR, decoded(BEST_STATIC))
     assert speed.low and speed.high and speed.high / speed.low > 1.1
     assert ratio.low and ratio.high and ratio.high - ratio.low < 1e-9
 
@@ -190,14 +179,15 @@ def test_intervals_are_paired() -> None:
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     """A single source leaves bounds open; what is counted has none."""
     found = evaluated(rows(sources=1, spread=0.1)).table
-    assert found.of("T=1", PLAIN, EFFICIENCY).low is None and found.of("T=1", PLAIN, TOKENS_PER_SECOND).high is None
+    assert found.of("T=1", PLAIN, tables.EFFICIENCY).low is None
+    assert found.of("T=1", PLAIN, tables.TOKENS_PER_SECOND).high is None
     found.write(tmp_path / "evaluation.parquet")
     assert Table.read(tmp_path / "evaluation.parquet").figures == found.figures
 
 
 def test_a_figure_stands_with_what_is_known_of_its_error() -> None:
     assert str(Figure("T=1", SELECTOR, "all", decoded(PLAIN), 1.234, 1.1, 1.3)) == "1.23 [1.10, 1.30]"
-    assert str(Figure("T=1", SELECTOR, "all", EFFICIENCY, 2.0)) == "2.00"
+    assert str(Figure("T=1", SELECTOR, "all", tables.EFFICIENCY, 2.0)) == "2.00"
     for error, text in ((0.02, "1.23 ±0.02"), (math.inf, "1.23")):
         assert str(replayed_figure("T=1", SELECTOR, replayed(PLAIN), Ratio(1.234, error))) == text
 
@@ -255,7 +245,26 @@ def told(
 def test_what_is_exported_is_told_with_what_is_faster(found: Evaluation, words: str) -> None:
     """By a single source there is no interval; no selector is praised that loses."""
     (said,) = verdicts(found)
-    assert said.startswith(f"{SETTING}: ") and words in said
+    assert said.startswith(f"{SETTING}: ") and words in said and bool(losses(found)) == ("A LOSS" in said)
+
+
+def test_plain_decoding_is_exported_where_decoding_shows_a_loss(copy: Path) -> None:
+    path, result = Path("runs/demo/evaluation.parquet"), Path("runs/demo/training/result.json")
+    found, before = json.loads(result.read_text()), sha256(result)
+    for mode in chosen_of(found)["modes"]:  # as if a static tree had been chosen
+        mode |= {"action": [1, 4, 0, "iid"], "feature_levels": [], "rule": None}
+    result.write_text(json.dumps(found))
+    signed(result, "train")
+    record = Path("runs/demo/stages/evaluate.json")
+    record.write_text(record.read_text().replace(before, sha256(result)))
+    lost = [
+        each._replace(value=0.8, low=0.7, high=0.9) if each[1:4] == (SELECTOR, ALL, decoded(PLAIN)) else each
+        for each in Table.read(path).figures
+    ]
+    Table(lost).write(path)
+    signed(path, "evaluate")
+    espalier(copy, "export", *SMALL)
+    assert {mode.action for mode in load_selector(copy / "runs/demo/selector").modes} == {EMPTY}
 
 
 @pytest.mark.parametrize(

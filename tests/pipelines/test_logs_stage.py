@@ -1,5 +1,4 @@
-"""From a log to an artefact and a report, through the command line; and stronger rules than the lookup rule: how their
-numbers are found, and what is replayed."""
+"""From a log to an artefact and a report, through the command line; and stronger rules than the lookup rule."""
 
 from __future__ import annotations
 
@@ -22,21 +21,8 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.log_labels import VERIFIER, Labeller, with_features
 from data_gen.texts.logs import read_logs, read_trace_log
 from data_gen.traces import read_texts
-from pipelines.evaluate.gains import (
-    BEST_RULE,
-    HVD,
-    PAYOFF_SCALARS,
-    UNIT,
-    BatchModes,
-    Rule,
-    best_rule,
-    entries,
-    measured,
-    payoff_weights,
-    rivals,
-    selector_at,
-    with_payoff,
-)
+from pipelines.evaluate import gains
+from pipelines.evaluate.gains import BEST_RULE, HVD, Rule, best_rule, rivals, selector_at
 from pipelines.evaluate.methods import COPYING
 from pipelines.evaluate.table import Table, replayed
 from pipelines.latency.timings import profile_of, read_timings
@@ -61,7 +47,6 @@ GREEDY = Sampling(0.0)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a finished run, and what it said."""
     folder = tmp_path_factory.mktemp("logs")
     small(folder)
     return folder, espalier(folder, "logs", *arguments(folder), config="")
@@ -146,7 +131,6 @@ def arguments(folder: Path, log: str = "small.jsonl", name: str = "small") -> li
 
 
 def known(folder: Path, selector: Selector, batch: int = 1) -> DrafterKnowledge:
-    """A root in the middle of a logged text."""
     text = read_logs([folder / "small.jsonl"])[3]
     found = DrafterKnowledge(text.tokens[: text.start], GREEDY, selector.tokens, batch)
     found.committed(text.tokens[text.start : text.start + 30], [1.0, 0.0] * 15)
@@ -214,7 +198,7 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     train, validation, test = (logged.timed(4, seed=seed, count=24) for seed in range(3))
     told = [dict.fromkeys(LOG.levels, each.space.efficiencies(each.survivals_RS)) for each in (validation, test)]
     fixed, rule = best_static(train, StaticTable.of(train)), lookup_rule(train)
-    by_rule, modes = judge_mode(validation, {}, rule, fixed.action), BatchModes(fixed, rule, {}, {})
+    by_rule, modes = judge_mode(validation, {}, rule, fixed.action), gains.BatchModes(fixed, rule, {}, {})
     for level, own in told[0].items():
         kept = keep_if_ahead(tune_mode(validation, {level: own}, fixed), by_rule, fixed).mode
         both = judge_jointly(validation, own, replace(kept, level=level), rule, logged.profile())
@@ -222,7 +206,7 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     for level, mode in modes.selector.items():
         assert mode.decider == "network" and mode.level == level and mode.joint > 0
     taken = dict.fromkeys(LOG.levels, 1e-3)
-    found = list(entries(Table(measured(modes, train, test, told[1], logged.profile(), taken)), modes))
+    found = list(gains.entries(Table(gains.measured(modes, train, test, told[1], logged.profile(), taken)), modes))
     assert [(entry["level"], entry["mixed"]) for entry in found] == [
         (own, m) for m in (False, True) for own in LOG.levels
     ]
@@ -374,13 +358,14 @@ def test_a_payoff_that_is_linear_is_found() -> None:
     lookup_R = torch.where(match_R > 0, match_R.clamp(max=4) + seen_R, 0)
     match_R.clamp_(max=4)
     train = replace(data, texts=replace(data.texts, lookup_R=lookup_R.to(torch.uint8)))
-    payoff_R = UNIT * with_payoff(train, payoff_weights(train)).texts.scalar("match")
+    payoff_R = gains.UNIT * gains.with_payoff(train, gains.payoff_weights(train)).texts.scalar("match")
     assert payoff_R.tolist() == pytest.approx(lookup_R.tolist(), abs=1e-3)
-    assert "seen_1" in PAYOFF_SCALARS and train.texts.scalar("match").tolist() == match_R.tolist(), "in a copy alone"
+    assert "seen_1" in gains.PAYOFF_SCALARS and train.texts.scalar("match").tolist() == match_R.tolist(), (
+        "in a copy alone"
+    )
 
 
 def plain(rule: Rule, match: float, hits: float) -> Action:
-    """What a rule drafts where these are the scalars."""
     if match >= rule.longer:
         return Action.copy(rule.far)
     if match >= rule.least:
@@ -388,16 +373,10 @@ def plain(rule: Rule, match: float, hits: float) -> Action:
     return logged.SPACE.chain(rule.steady if hits > rule.hits else rule.drafted)
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        Rule(3, 5, 4),
-        Rule(4, 3, 2, longer=4, far=6, hits=0.55, steady=1),
-        Rule(1, 4, 3, longer=2, far=2, hits=0.4, steady=5),
-        Rule(2, math.inf, 1),
-    ],
-    ids=str,
-)
+RULES = [Rule(3, 5, 4), Rule(4, 3, 2, longer=4, far=6, hits=0.55, steady=1), Rule(2, math.inf, 1)]
+
+
+@pytest.mark.parametrize("rule", [*RULES, Rule(1, 4, 3, longer=2, far=2, hits=0.4, steady=5)], ids=str)
 def test_a_replay_is_a_plain_walk(rule: Rule) -> None:
     data = logged.timed()
     match_R, hits_R = (data.texts.scalar(name).tolist() for name in ("match", "hit_mean_0.8"))

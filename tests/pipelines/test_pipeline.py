@@ -22,22 +22,7 @@ from selector.export.torchscript import write_artefact
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Tuned, load_selector
 from selector.schema import HIDDEN_STATES
-from tests.pipelines.runs import (
-    DRAFT,
-    ROOT,
-    SMALL,
-    STAGES,
-    TARGET,
-    TEXTS,
-    TOKENS,
-    command,
-    contents,
-    environment,
-    espalier,
-    evaluation_of,
-    outcome,
-    versions,
-)
+from tests.pipelines import runs
 from tests.pipelines.small_logs import as_steps, record, small, write
 
 
@@ -58,7 +43,9 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
 
 
 PAGES = [
-    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```python" in page.read_text()
+    page
+    for page in (runs.ROOT / "README.md", *sorted((runs.ROOT / "docs").glob("*.md")))
+    if "```python" in page.read_text()
 ]
 
 
@@ -75,7 +62,7 @@ def test_the_snippets_of_the_pages_run(
         decided.append(self.mode.decider == "network" and None not in (features, action))
         return action
 
-    Path("configs").symlink_to(ROOT / "configs")
+    Path("configs").symlink_to(runs.ROOT / "configs")
     shutil.copytree(demo[0] / "runs", "runs")
     if page.stem == "README":
         let_the_network_decide()
@@ -83,11 +70,11 @@ def test_the_snippets_of_the_pages_run(
         _, clock = small(inside, 1)
         log = write(inside / "log.jsonl", [as_steps(record(n)) for n in range(30)])
         line = [str(log), "--timings", str(clock), "--name", "llama_eagle3", "train.epochs=1", "train.hidden=[8]"]
-        espalier(inside, "logs", *line, "logs.force=true", config="")
+        runs.espalier(inside, "logs", *line, "logs.force=true", config="")
     monkeypatch.setattr(Tuned, "select", observed)
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        own = block.replace("smollm2", TARGET)  # the pair of this demo
-        own = own.replace("pipelines/pair/shipped/draft", DRAFT)
+        own = block.replace("smollm2", runs.TARGET)  # the pair of this demo
+        own = own.replace("pipelines/pair/shipped/draft", runs.DRAFT)
         exec(compile(own, page.name, "exec"), {})
     assert any(decided) or page.stem not in ("README", "logs")
 
@@ -104,7 +91,7 @@ def let_the_network_decide() -> None:
 
 
 def test_the_evaluation_holds_every_figure(demo: tuple[Path, str]) -> None:
-    evaluation, found = evaluation_of(demo[0]), Table.read(demo[0] / "runs" / "demo" / "evaluation.parquet")
+    evaluation, found = runs.evaluation_of(demo[0]), Table.read(demo[0] / "runs" / "demo" / "evaluation.parquet")
     summary = evaluation["summary"]
     assert summary["ratio_vs_static_traversal_wall"] > 0 and 0 <= summary["selector_time_share"] < 1
     assert "ratio_vs_static_traversal_gpu_like" not in summary  # no clock is asked for
@@ -138,7 +125,7 @@ def test_what_training_decided_is_what_is_evaluated_and_exported(demo: tuple[Pat
     assert set(training["selectors"]) == {"regressor-light", "policy-light"}
     assert all((run / "training" / found["checkpoint"]).exists() for found in training["selectors"].values())
     modes = training["selectors"][training["chosen"]]["modes"]
-    assert evaluation_of(demo[0])["decisions"] == modes
+    assert runs.evaluation_of(demo[0])["decisions"] == modes
     assert [mode.decider == "network" for mode in load_selector(run / "selector").modes] == [
         mode["decides"] for mode in modes
     ]
@@ -158,10 +145,10 @@ def test_every_file_stands_in_a_record_with_its_checksum_and_who_made_it(demo: t
     """So that no change of a file passes unseen; `test_stage` has what becomes of it."""
     run = demo[0] / "runs" / "demo"
     recorded = {"pair/checked.json"}  # which is compared with the pair whenever it is loaded
-    for stage in STAGES:
+    for stage in runs.STAGES:
         record = json.loads((run / "stages" / f"{stage}.json").read_text())
         assert record["finished"] and "torch" in record["provenance"]["packages"]
-        assert record["provenance"]["config"]["data"]["texts"] == TEXTS
+        assert record["provenance"]["config"]["data"]["texts"] == runs.TEXTS
         recorded |= {f"stages/{stage}.json", *record["files"]}
     shards = json.loads((run / "traces" / "manifest.json").read_text())["shards"]
     recorded |= {f"traces/{name}" for name, shard in shards.items() if shard["sha256"]}
@@ -176,7 +163,7 @@ def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> No
     data = load_dataset("parquet", data_files=files, cache_dir=str(tmp_path))
     for row in (row for split in data.values() for row in split):
         roots = row["roots"]
-        assert roots == max(0, len(row["tokens"]) - row["start"] - 16) and roots <= TOKENS + 1
+        assert roots == max(0, len(row["tokens"]) - row["start"] - 16) and roots <= runs.TOKENS + 1
         assert len(row["target_entropy"]) == len(row["draft_prob"]) == len(row["lookup.right"]) == roots
         assert len(row["traversal.survivals"]) == roots * len(ActionSpace.recorded().sums_SA)
         assert bool(row["step_root"]) == (row["step_verifier"] is not None)
@@ -189,12 +176,12 @@ def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> No
 
 def test_a_second_run_reuses_everything_and_says_so(copy: Path) -> None:
     """But for the pair, which is loaded and checked every time."""
-    before, output = contents(), espalier(copy, "demo", *SMALL)
-    for stage in STAGES[1:]:
+    before, output = runs.contents(), runs.espalier(copy, "demo", *runs.SMALL)
+    for stage in runs.STAGES[1:]:
         assert f"{stage}: reusing" in output
     assert "speed of all methods over plain decoding" in output  # the tables are shown again
-    assert len(versions(copy)) == 1
-    after = contents()
+    assert len(runs.versions(copy)) == 1
+    after = runs.contents()
     assert all(path.name == "pair.json" or after[path] == content for path, content in before.items())
 
 
@@ -213,11 +200,11 @@ def test_the_results_config_runs_with_all_that_the_demo_leaves_out(tmp_path: Pat
         "evaluate.prompts=2",
         "verifiers=[traversal,lifted_uniform]",
     )
-    clocks = sorted((ROOT / "configs/clocks").glob("*270m.csv"))
+    clocks = sorted((runs.ROOT / "configs/clocks").glob("*270m.csv"))
     few = (*few, f"evaluate.clocks={[*map(str, clocks)]}")
-    code, said = outcome(tmp_path, "demo", *SMALL, *few, config="results.yaml")
+    code, said = runs.outcome(tmp_path, "demo", *runs.SMALL, *few, config="results.yaml")
     assert code == 0, said
-    evaluation = evaluation_of(tmp_path, "results")
+    evaluation = runs.evaluation_of(tmp_path, "results")
     found = Table.read(tmp_path / "runs" / "results" / "evaluation.parquet")
     ratios = [found.of("T=1, top-p=0.9", SELECTOR, replayed(AT_ROOT, clock.stem)).value for clock in clocks]
     assert [evaluation["summary"]["ratio_vs_static_traversal_gpu_like"]] == pytest.approx(ratios)
@@ -237,14 +224,14 @@ def test_the_results_config_runs_with_all_that_the_demo_leaves_out(tmp_path: Pat
 def test_a_new_feature_is_replayed_on_traces_that_were_made_without_it(demo: tuple[Path, str], tmp_path: Path) -> None:
     code, folder = tmp_path / "code", tmp_path / "run"
     for room in ("selector", "data_gen", "pipelines"):
-        shutil.copytree(ROOT / room, code / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(runs.ROOT / room, code / room, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(demo[0], folder)
-    page = (ROOT / "docs" / "extending.md").read_text()
+    page = (runs.ROOT / "docs" / "extending.md").read_text()
     (change,) = re.findall(r"```diff\n(.*?)```", page, flags=re.DOTALL)
     subprocess.run(["patch", "-p1", "--fuzz=0"], cwd=code, input=change, text=True, check=True)
     assert ".venv/bin/espalier train --config configs/demo.yaml\n```\n\nArtefacts that lack the feature" in page
-    variables = {**environment(), "PYTHONPATH": str(code)}
-    todo = command("train", *SMALL, "train.objectives=[regressor]")
+    variables = {**runs.environment(), "PYTHONPATH": str(code)}
+    todo = runs.command("train", *runs.SMALL, "train.objectives=[regressor]")
     said = subprocess.run(todo, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
     assert len(re.findall(r"^ *T=[\d.]+ +\(.*\d\.\d+ ±\d\.\d+", said.stdout, flags=re.MULTILINE)) == 2, said.stdout

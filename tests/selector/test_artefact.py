@@ -225,7 +225,7 @@ WEIGHTS, BODY = "model.safetensors", "network.body."
         (WEIGHTS, f"{BODY}mean_F", lambda values: values[:1]),
         (WEIGHTS, f"{BODY}low_F", lambda values: values * np.float32(np.nan)),
         (WEIGHTS, f"{BODY}scale_F", lambda values: 0 * values),
-        (FILE, "counts_N", lambda values: values[:-1]),
+        (FILE, "counts_N", lambda values: values - 20),
         (FILE, "means_K", lambda values: values + np.float32(np.nan)),
         (FILE, "sums_NK", lambda values: values.ravel()),
     ],

@@ -11,19 +11,7 @@ from selector.actions import COPY, EMPTY, Action
 from selector.runtime.selector import load_selector
 from selector.schema import LIGHT, InputError
 from selector.train.data import Timed
-from tests.selector.exported import (
-    MODES,
-    batch_of,
-    efficiencies,
-    in_turn,
-    loaded,
-    module_of,
-    most_lost,
-    one_by_one,
-    roots_of,
-    setting_of,
-    worth,
-)
+from tests.selector import exported
 from tests.selector.synthetic import SPACE, profile
 
 LIMITS = [
@@ -43,11 +31,11 @@ def test_only_allowed_trees_are_chosen(
 ) -> None:
     """The best of those that an engine can draft; the static one is the fastest tree, and time is worth less. A rule
     whose lookup is not among them is left out."""
-    selector, made = loaded(artefacts[objective, LIGHT]), module_of(objective)
+    selector, made = exported.loaded(artefacts[objective, LIGHT]), exported.module_of(objective)
     can = sorted(SPACE.index(Action.of(shape)) for shape in shapes)
-    for mode in MODES:
-        tuned = selector.at(*setting_of(mode), shapes=shapes)
-        speed_A = selector.config.static_speeds(selector.modes[MODES.index(mode)], selector.latency)
+    for mode in exported.MODES:
+        tuned = selector.at(*exported.setting_of(mode), shapes=shapes)
+        speed_A = selector.config.static_speeds(selector.modes[exported.MODES.index(mode)], selector.latency)
         best = max((a for a in can if a < len(SPACE.trees)), key=lambda a: float(speed_A[a]))
         copies = mode.rule is not None and SPACE.index(Action.copy(mode.rule.length)) in can
         if copies and SPACE.index(mode.action) in can:
@@ -59,11 +47,11 @@ def test_only_allowed_trees_are_chosen(
         assert set(tuned.mode.allowed) == {*may, best}
         factor = float(speed_A[best] / speed_A[SPACE.index(mode.action)])
         assert tuned.mode.speed == pytest.approx(factor * mode.speed)
-        data, rows = roots_of(mode, LIGHT, count=1)
-        roots = one_by_one(batch_of(data, rows, LIGHT))
-        chosen = [in_turn(tuned.select, tuned.mode, features) for features in roots]
+        data, rows = exported.roots_of(mode, LIGHT, count=1)
+        roots = exported.one_by_one(exported.batch_of(data, rows, LIGHT))
+        chosen = [exported.in_turn(tuned.select, tuned.mode, features) for features in roots]
         assert set(chosen) <= set(can)
-        assert most_lost(made, data, tuned.mode, rows, chosen) < 1e-4
+        assert exported.most_lost(made, data, tuned.mode, rows, chosen) < 1e-4
 
 
 def test_limits_that_leave_no_tree_are_refused(artefact: Path) -> None:
@@ -89,9 +77,9 @@ def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Pat
             [own.action_seconds(action, 100, "traversal", (), mode.sampling) for action in SPACE.trees]
             for own in (profile(), slow)
         ]
-        before_A, speed_A = (efficiencies(at) / torch.tensor(times) for times in seconds)
+        before_A, speed_A = (exported.efficiencies(at) / torch.tensor(times) for times in seconds)
         best = int(speed_A.argmax())
-        assert moved.action == SPACE.actions[best] == there.at(*setting_of(mode)).select(None)
+        assert moved.action == SPACE.actions[best] == there.at(*exported.setting_of(mode)).select(None)
         assert moved.speed == pytest.approx(mode.speed * float(speed_A[best] / before_A[SPACE.index(mode.action)]))
         assert moved.speed < mode.speed
         unchanged = replace(mode, action=moved.action, speed=moved.speed, allowed=())
@@ -101,18 +89,18 @@ def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Pat
 
 def test_decisions_there_are_by_that_machines_times(artefact: Path) -> None:
     slow = replace(profile(draft=3e-3), device="slow")
-    selector, made = load_selector(artefact, latency=slow), module_of("regressor")
+    selector, made = load_selector(artefact, latency=slow), exported.module_of("regressor")
     for moved in selector.modes:
-        data, rows = roots_of(moved, LIGHT, count=1)
+        data, rows = exported.roots_of(moved, LIGHT, count=1)
         data = Timed(data.texts, "traversal", slow)
-        batch = batch_of(data, rows, LIGHT)
-        assert torch.allclose(selector.scores(batch), worth(made, data, moved)[rows], atol=1e-3, rtol=1e-5)
-        tuned = selector.at(*setting_of(moved))
-        chosen = [in_turn(tuned.select, moved, features) for features in one_by_one(batch)]
-        assert most_lost(made, data, moved, rows, chosen) < 1e-4
+        batch = exported.batch_of(data, rows, LIGHT)
+        assert torch.allclose(selector.scores(batch), exported.worth(made, data, moved)[rows], atol=1e-3, rtol=1e-5)
+        tuned = selector.at(*exported.setting_of(moved))
+        chosen = [exported.in_turn(tuned.select, moved, features) for features in exported.one_by_one(batch)]
+        assert exported.most_lost(made, data, moved, rows, chosen) < 1e-4
 
 
 def test_the_same_machine_changes_nothing(artefact: Path) -> None:
     plain = load_selector(artefact)
     for same in (artefact / "latency.json", str(artefact / "latency.json"), profile()):
-        assert load_selector(artefact, latency=same).modes == plain.modes == list(MODES)
+        assert load_selector(artefact, latency=same).modes == plain.modes == list(exported.MODES)

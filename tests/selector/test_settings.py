@@ -153,23 +153,19 @@ def test_what_is_no_sampling_setting_is_refused(setting: tuple[Any, ...]) -> Non
         Sampling(*setting)
 
 
-@pytest.mark.parametrize("batch", [0.0, 0.5, -1.0, INF, NAN])
-def test_what_is_no_number_of_requests_is_refused(artefact: Path, batch: float) -> None:
-    with pytest.raises(InputError, match="there is at least one request"):
-        loaded(artefact).at(1.0, batch=batch)
-
-
 def test_scalars_of_another_dtype_are_refused(artefact: Path) -> None:
-    """In one line, also where NumPy has no such dtype."""
     for ask in (loaded(artefact).at(*setting_of(IN_TURN)).select, loaded(artefact).select):
         with pytest.raises(InputError, match=r"features: scalars is torch.bfloat16"):
             ask({SCALARS_KEY: torch.ones(PAIR.first, dtype=torch.bfloat16)})
 
 
-@pytest.mark.parametrize("match", [NAN, INF])
-def test_a_match_that_is_not_finite_is_refused(artefact: Path, match: float) -> None:
-    with pytest.raises(InputError, match="features: match is not finite"):
-        loaded(artefact).at(*setting_of(COPIES)).select({MATCH: torch.tensor(match)})
+def test_a_match_that_is_not_finite_and_no_number_of_requests_are_refused(artefact: Path) -> None:
+    for batch in (0.0, 0.5, -1.0, INF, NAN):
+        with pytest.raises(InputError, match="there is at least one request"):
+            loaded(artefact).at(1.0, batch=batch)
+    for match in (NAN, INF):
+        with pytest.raises(InputError, match="features: match is not finite"):
+            loaded(artefact).at(*setting_of(COPIES)).select({MATCH: torch.tensor(match)})
 
 
 def test_another_pair_and_another_machine_are_named_once(artefact: Path) -> None:

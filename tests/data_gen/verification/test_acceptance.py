@@ -12,6 +12,7 @@ from scipy.optimize import linprog
 from data_gen.verification import STYLED, STYLES, VERIFIERS, get_verifier, optimal_acceptance
 from tests.data_gen.worlds import KINDS, World
 
+LESS = ("nss",)  # of a single draft these accept less than the optimum
 SERVED = [(name, style) for name, cls in (VERIFIERS | STYLED).items() for style in cls.styles]
 
 
@@ -54,9 +55,8 @@ def test_no_verifier_accepts_more_than_the_optimum(name: str, style: str, k: int
         pytest.skip("SpecHub verifies pairs")
     for world in worlds():
         optimum = optimal_acceptance(world.target[()], world.draft[()], k, style)
-        accepted = mean_acceptance(world, name, k, style)
-        assert accepted <= optimum + 1e-12
-        if name == "greedy" or (k == 1 and name != "nss"):
+        assert (accepted := mean_acceptance(world, name, k, style)) <= optimum + 1e-12
+        if name == "greedy" or (k == 1 and name not in LESS):
             assert accepted == pytest.approx(optimum, abs=1e-12)
 
 
