@@ -32,10 +32,6 @@ OF_LOGS: dict[str, Any] = {  # the defaults of runs on logs
     "latency": {"stepped": False},
     "train": {"hidden": [256, 256], "batch": 4096, "epochs": 12},
 }
-ALWAYS = {  # in such runs: all verifiers agree on chains, and only a regressor learns for every batch size
-    "verifiers": ["naive"],
-    "train": {"verifier": "naive", "objectives": ["regressor"]},
-}
 
 
 class Section(BaseModel):
@@ -299,24 +295,26 @@ def in_small(config: Config) -> Config:
 
 def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> Config:
     """The resolved config of a YAML file, if there is one, and `section.key=value` overrides. `logs` says that it is a
-    run on logs; it also is where `logs.files` names some. InputError, one line, where the file is missing or no YAML
+    run on logs; it also is where one of them names `logs`. InputError, one line, where the file is missing or no YAML
     mapping, a key is unknown, or a value does not fit."""
-    found: Any = OmegaConf.create()
-    if file is not None:  # not OmegaConf's own loader, which crashes on deep nesting
-        with _one_line_of(str(file)):
-            found = OmegaConf.merge(found, dict(yaml.safe_load(file.read_text(encoding="utf-8"))))
+    named = {override.partition("=")[0] for override in overrides}
+    with _one_line_of(str(file)):  # not OmegaConf's own loader, which crashes on deep nesting
+        values = dict(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
+        found: Any = OmegaConf.merge(OF_LOGS if logs or "logs" in values or "logs.files" in named else {}, values)
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator:
             raise InputError(f"{override!r}: an override reads section.key=value")
         with _one_line_of(key):
             OmegaConf.update(found, key, yaml.safe_load(value), merge=False)
-    if logs or OmegaConf.select(found, "logs.files"):
-        found = OmegaConf.merge(OF_LOGS, found, ALWAYS)
     try:
-        return Config.model_validate(OmegaConf.to_container(found))
+        config = Config.model_validate(OmegaConf.to_container(found))
     except ValidationError as error:
         raise InputError(_named(error)) from error
+    if config.logs.files:  # all verifiers agree on chains, and only a regressor learns for every batch size
+        train = config.train.model_copy(update={"verifier": "naive", "objectives": ("regressor",)})
+        config = config.model_copy(update={"verifiers": ("naive",), "train": train})
+    return config
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:

@@ -41,6 +41,7 @@ def test_a_quick_run_is_the_run_in_small_where_nothing_else_is_said() -> None:
         ("sampling=[{top_p: 0.5},{top_p: 0.5}]", "sampling: a setting is listed twice"),
         ("name=../x", "name: String should match pattern"),
         ("data", "'data': an override reads section.key=value"),
+        ("logs=[1]", "logs: Input should be a valid dictionary or instance of Logs"),
         ("name=2020-01-01", "name: not YAML of keys and values"),
         ("name.x=1", "name: Input should be a valid string"),
         (f"data.texts={'[' * 100_000}", "data.texts: not YAML of keys and values"),

@@ -63,7 +63,6 @@ def selector(run: tuple[Path, str]) -> Selector:
 
 
 def test_mlflow_holds_the_selector_its_gains_and_the_logs(run: tuple[Path, str], logs: dict[str, Any]) -> None:
-    """In the shape of all other runs: a version of the registered model, whose tags are figures, and data sets."""
     client = mlflow.MlflowClient(f"sqlite:///{run[0]}/mlruns/mlflow.db")
     stages = {
         each.data.tags["stage"]: each
