@@ -22,11 +22,8 @@ from selector.files import unwritable
 from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
-ALL, SMALL, LOGS = (
-    "demo",
-    "quick",
-    "logs",
-)  # all of STAGES, in order; in small, without export; on a log, without a pair
+# all of STAGES, in order; in small, without export; on a log, without a pair
+ALL, SMALL, LOGS = "demo", "quick", "logs"
 SIZES = (  # of the stages in small
     *("data.texts=128", "data.seconds=20", "data.tokens=32", "data.texts_per_shard=2", "latency.repeats=3"),
     *("train.objectives=[regressor]", "train.epochs=4", "evaluate.prompts=2", "evaluate.rounds=1"),

@@ -48,8 +48,8 @@ def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
 
 
 def known_digest(config: Config) -> dict[str, str]:
-    """`decision_digest` of the run; empty for a log on which nothing can be trained."""
-    return {} if why_untrained(config) else decision_digest(config, load_result(config))
+    """`decision_digest` of the run; for a log on which nothing can be trained, why."""
+    return {"untrained": why} if (why := why_untrained(config)) else decision_digest(config, load_result(config))
 
 
 def load_result(config: Config) -> dict[str, Any]:
