@@ -1,4 +1,4 @@
-"""A draft model of llama-cpp-python that copies from the text as a selector decides.
+"""A draft model of llama-cpp-python that copies from the text, or drafts with a model, as a selector decides.
 
 Read and run in llama-cpp-python 0.3.36 (`llama_cpp/llama_speculative.py`). Its `Llama.generate` asks the draft model
 after every step, and verifies what it returns in one forward pass.
@@ -13,26 +13,29 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
-from data_gen.engines.text import TextSelector, grow, no_harm
+from data_gen.engines.text import Chains, TextSelector, grow, no_harm
 from data_gen.features.root import DrafterKnowledge
 
 
-class SelectedCopies(LlamaDraftModel):
-    """`Llama(path, draft_model=SelectedCopies("runs/mine/selector"))`, with an artefact of `logs.drafter=none`.
+class SelectedDrafts(LlamaDraftModel):
+    """`Llama(path, draft_model=SelectedDrafts("runs/mine/selector"))`; `chains` are those of a `WindowDrafter`, for a
+    selector of a log that had a drafter.
 
-    Copies are lossless under greedy decoding; llama-cpp-python keeps a copied token where it equals the one that it
-    samples. InputError as `TextSelector`.
+    A draft is lossless: llama-cpp-python keeps a drafted token where it equals the one that it samples. InputError as
+    `TextSelector`.
     """
 
-    def __init__(self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0) -> None:
-        self._selector = TextSelector(selector, temperature, top_p)
+    def __init__(
+        self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0, chains: Chains | None = None
+    ) -> None:
+        self._selector = TextSelector(selector, temperature, top_p, chains)
         self._text: DrafterKnowledge | None = None
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
-        """The tokens to copy after `input_ids`, int32; the first call of a text has its prompt and one token."""
-        copied: list[int] = []
+        """The tokens to verify after `input_ids`, int32; the first call of a text has its prompt and one token."""
+        draft: list[int] = []
         with no_harm():
             if self._text is None or not grow(self._text, input_ids):
                 self._text = self._selector.text(input_ids, len(input_ids) - 1)
-            (copied,) = self._selector.copies([self._text], [len(input_ids)])
-        return np.array(copied, np.intc)
+            (draft,) = self._selector.drafts([self._text], [len(input_ids)])
+        return np.array(draft, np.intc)

@@ -1,7 +1,7 @@
 """The decisions of the engines' plug-ins, from token ids alone.
 
-The selector is one that `espalier logs` trained without a drafter; it decides at the level `text` for each request how
-many tokens of its own text are copied, perhaps none.
+The selector is one that `espalier logs` trained. It decides at the level `text` for each request how many tokens of its
+own text are copied, or how many a draft model drafts, perhaps none.
 
 Legend: N tokens.
 """
@@ -9,7 +9,7 @@ Legend: N tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -25,29 +25,37 @@ from selector.runtime.selector import load_selector
 from selector.schema import LOG, TEXT, InputError
 
 NAME = "espalier"  # of the entry in an engine's configuration, which holds `OPTIONS`
-OPTIONS = {"selector": str | Path, "temperature": int | float, "top_p": int | float}
+OPTIONS = {"selector": str | Path, "temperature": int | float, "top_p": int | float, "draft": str}
+Chains = Callable[[Sequence[Sequence[int]], Sequence[int]], list[list[int]]]  # of tokens after texts, by their lengths
 
 
 class TextSelector:
-    """Decides for an engine whose requests have one sampling setting, with an artefact of `espalier logs`. InputError
-    for an artefact that cannot be read, is not a log's or drafts, and for a setting that is out of range."""
+    """Decides for an engine whose requests have one sampling setting, with an artefact of `espalier logs`; `chains`
+    drafts, where the log had a drafter (`WindowDrafter.chains`). InputError for an artefact that cannot be read or is
+    not a log's, that drafts where nothing else does, and for a setting that is out of range."""
 
-    def __init__(self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0) -> None:
+    def __init__(
+        self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0, chains: Chains | None = None
+    ) -> None:
         self._selector, self._sampling = load_selector(selector), Sampling(temperature, top_p)
         if self._selector.schema != LOG:
             raise InputError(f"{selector}: plug-ins see token ids alone; train a selector for that: espalier logs")
-        if any(action.drafts for action in self._selector.actions):
-            raise InputError(f"{selector}: it was trained beside a drafter; train it with logs.drafter=none")
+        if chains is None and any(action.drafts for action in self._selector.actions):
+            raise InputError(f"{selector}: it drafts: name its `draft` model, or train it with logs.drafter=none")
+        self._chains: Chains = chains or (lambda texts, _: [[] for _ in texts])
         self._at = cache(lambda batch: self._selector.at(temperature, top_p, None, batch, TEXT))
         self._at(1)  # checks the setting
 
     @classmethod
-    def of(cls, options: object) -> TextSelector:
-        """From an engine's configuration, a mapping with `OPTIONS`; InputError where it has none, or others."""
+    def of(cls, options: object, load: Callable[[str], Chains]) -> TextSelector:
+        """From an engine's configuration, a mapping with `OPTIONS`, where `load` is given the name of a draft model;
+        InputError where it has none, or others."""
         given = dict(options) if isinstance(options, Mapping) else {}
         if "selector" not in given or any(not isinstance(own, OPTIONS.get(key, ())) for key, own in given.items()):
-            raise InputError(f"{NAME}: its options are {', '.join(OPTIONS)}, a path and two numbers, not {options}")
-        return cls(**given)
+            wanted = f"{', '.join(OPTIONS)}: a path, two numbers and a model's name"
+            raise InputError(f"{NAME}: its options are {wanted}, not {options}")
+        draft = given.pop("draft", None)
+        return cls(**given, chains=None if draft is None else load(draft))
 
     def text(self, ids: Sequence[int] | NDArray[Any], prompt: int) -> DrafterKnowledge:
         """A request's text, whose first `prompt` tokens are its prompt."""
@@ -56,15 +64,17 @@ class TextSelector:
         known.committed(tokens[prompt:])
         return known
 
-    def copies(self, texts: Sequence[DrafterKnowledge], most: Sequence[int]) -> list[list[int]]:
-        """For requests that are decoded together, the tokens that each copies, at most `most` of them."""
+    def drafts(self, texts: Sequence[DrafterKnowledge], most: Sequence[int]) -> list[list[int]]:
+        """For requests that are decoded together, the tokens that each copies or drafts, at most `most` of them."""
         for text in texts:
             text.batch = len(texts)
         tuned, features = self._at(len(texts)), [text.features(TEXT) for text in texts]
         chosen = [tuned.select(features[0])] if len(texts) == 1 else tuned.select_jointly(features)
-        lengths = [action.L1 if action is not None and action.copies else 0 for action in chosen]
-        limited = zip(texts, lengths, most, strict=True)
-        return [text.text.index.proposal(min(length, limit)) for text, length, limit in limited]
+        limited = zip(chosen, most, strict=True)
+        wanted = [(own.copies, min(own.L1, limit)) if own is not None else (True, 0) for own, limit in limited]
+        copies = [text.text.index.proposal(copy * n) for text, (copy, n) in zip(texts, wanted, strict=True)]
+        chains = self._chains([text.text.index.tokens for text in texts], [n * (not copy) for copy, n in wanted])
+        return [copied or drafted for copied, drafted in zip(copies, chains, strict=True)]
 
 
 def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:
@@ -78,7 +88,8 @@ def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:
 
 @contextmanager
 def no_harm() -> Iterator[None]:
-    """A decision that fails must not end a server: nothing is drafted then, and the log says so once for each error."""
+    """A decision that fails must not end a server: nothing is drafted then, and one line says so once for each
+    error."""
     try:
         yield
     except Exception as error:
@@ -87,4 +98,4 @@ def no_harm() -> Iterator[None]:
 
 @cache
 def _log_once(message: str) -> None:
-    logging.getLogger(NAME).exception(message)
+    logging.getLogger(NAME).error(message)

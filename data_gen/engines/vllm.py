@@ -1,16 +1,16 @@
-"""A plug-in of vLLM: a proposer that copies as a selector decides.
+"""A plug-in of vLLM: a proposer that copies, or drafts with a model of its own, as a selector decides.
 
-Read in vLLM 0.33.0 (`v1/spec_decode/custom_class_proposer.py`, `v1/worker/gpu_model_runner.py`). vLLM calls the
-interface experimental.
+Read and run in vLLM 0.32.0 (`v1/spec_decode/custom_class_proposer.py`, `v1/worker/gpu_model_runner.py` and
+`cpu_model_runner.py`). vLLM calls the interface experimental.
 
     --speculative-config '{"method": "custom_class", "model": "data_gen.engines.vllm.Proposer",
                            "num_speculative_tokens": 20}'
-    --additional-config '{"espalier": {"selector": "runs/mine/selector", "temperature": 0.0}}'
+    --additional-config '{"espalier": {"selector": "runs/mine/selector", "temperature": 0.0, "draft": "DRAFT"}}'
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,19 +18,23 @@ from numpy.typing import NDArray
 from data_gen.engines.text import NAME, TextSelector, grow, no_harm
 from data_gen.features.root import DrafterKnowledge
 
+if TYPE_CHECKING:
+    from data_gen.engines.drafter import WindowDrafter
+
 
 class Proposer:
-    """Lookups whose length is chosen for each request, so that the rows of a batch differ in length. `vllm_config` has
-    our entry in its `additional_config`; InputError as `TextSelector.of`."""
+    """Lookups and chains whose length is chosen for each request, so that the rows of a batch differ in length.
+    `vllm_config` has our entry in its `additional_config`; InputError as `TextSelector.of`."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self._selector = TextSelector.of((vllm_config.additional_config or {}).get(NAME))
+        options = (vllm_config.additional_config or {}).get(NAME)
+        self._selector = TextSelector.of(options, lambda draft: window_drafter(vllm_config, draft).chains)
         self._longest = vllm_config.speculative_config.num_speculative_tokens
         self._room = vllm_config.model_config.max_model_len
         self._texts: list[DrafterKnowledge] = []  # of the last step, in the order of its rows
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Runners ask for it; there is no model to load."""
+        """Runners hand over the target; there is nothing left to load."""
 
     def propose(
         self,
@@ -50,9 +54,9 @@ class Proposer:
                 ids_N = token_ids_cpu[row, : num_tokens_no_spec[row]]
                 self._texts.append(self._text(ids_N, len(sampled_token_ids[row]), before))
             most = [min(self._longest, room[row] - 1) for row in rows]
-            copies = self._selector.copies(self._texts, most) if rows else []
-            for row, copied in zip(rows, copies, strict=True):
-                drafts[row] = copied
+            found = self._selector.drafts(self._texts, most) if rows else []
+            for row, draft in zip(rows, found, strict=True):
+                drafts[row] = draft
         return drafts
 
     def _text(self, ids_N: NDArray[Any], new: int, before: list[DrafterKnowledge]) -> DrafterKnowledge:
@@ -60,3 +64,11 @@ class Proposer:
             if grow(text, ids_N):
                 return before.pop(at)
         return self._selector.text(ids_N, len(ids_N) - new)
+
+
+def window_drafter(vllm_config: Any, draft: str) -> WindowDrafter:
+    """A draft for the engine's target, on its device in its dtype; InputError as `WindowDrafter.load`."""
+    from data_gen.engines.drafter import WindowDrafter  # copies need no transformers
+
+    model, device = vllm_config.model_config, vllm_config.device_config.device_type
+    return WindowDrafter.load(draft, model.model, device, str(model.dtype).removeprefix("torch."))

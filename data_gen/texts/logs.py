@@ -5,15 +5,17 @@ A log has JSON lines. A line is a text:
     prompt_token_ids, generated_token_ids   lists of token ids
     drafters      {name: {"accepted": [..]}}: for each position of the generated text, how many drafted tokens of a
                   step that begins there are accepted; or
-                  {name: {"survivals": [[..], ..]}}: for each position, P(accepted >= t) for t = 1, 2, ..; or
+                  {name: {"survivals": [[..], ..]}}: for each position, P(accepted >= t) for t = 1, 2, ..; of decoded
+                  steps alone, null at the other positions; or
                   {name: {"steps": [[position, drafted, accepted], ..]}}: the steps that were decoded
     id, source, kind   optional: a name; texts of one source are not independent; the kind of work
 
 A step commits the accepted tokens, the first one at the step's position, and one more token.
 
 An importer makes such lines of what another program writes: vLLM 0.33.0, SGLang 0.5.23, llama.cpp 0c1e570 and the
-simulator of SpecDecode-Bench. Of the engines, only vLLM says how many tokens a step drafted and accepted, and only of
-steps that drafted something. A text whose steps are not known is enough for lookups; its `note` says what is missing.
+simulator of SpecDecode-Bench. Of the engines, vLLM says how many tokens a step drafted and accepted, of steps that
+drafted something, and SGLang will (pull request 34814, commit 622d048d). A text whose steps are not known is enough for
+lookups; its `note` says what is missing.
 
 Legend: R positions, D depths.
 """
@@ -44,8 +46,8 @@ NO_DRAFTER = "none"  # a drafter's name: lookups alone
 DRAFTER = "draft"  # the drafter's name in traces and in responses, which do not say which one it was
 COLUMNS = ("prompt", "kind", "source", "temperature", "top_p", "tokens", "start", "roots")  # of traces
 SIMULATOR = "acc_"  # prefix of drafters' names in logs of SpecDecode-Bench's simulator
-LEFT_OUT = "vLLM left out steps that draft nothing, so it is not known where the others began"
-NO_STEPS = "vLLM gave sums over steps alone (--per-request-spec-decode-metrics detailed gives each step)"
+LEFT_OUT = "the engine left out steps that draft nothing, so it is not known where the others began"
+NO_STEPS = "the engine gave sums over steps alone (the level `detailed` gives each step)"
 MOST_BAD = 0.05  # of a log's lines; where more are bad, the log is not what it is taken for
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31 - 1)]], Field(min_length=1)]
@@ -58,7 +60,7 @@ class Drafted(BaseModel):
     """What a line says of one drafter, in one of three ways."""
 
     accepted: list[Count] | None = None
-    survivals: list[Probabilities] | None = None
+    survivals: list[Probabilities | None] | None = None
     steps: list[Step] | None = None
     other_length: bool = False  # whether there may be more or fewer entries than positions
 
@@ -69,11 +71,13 @@ class Drafted(BaseModel):
         if self.steps is not None:
             return _of_steps(name, self.steps, positions)
         rows = self.survivals or [[1.0] * count for count in self.accepted or []]
+        sparse = None in rows
         if not rows or (len(rows) != positions and not self.other_length):
             raise ValueError(f"drafters.{name}: {len(rows)} entries for {positions} generated tokens")
-        found_RD = np.zeros((len(rows), max(map(len, rows))), np.float32)
+        depth = max(len(row or ()) for row in rows)
+        found_RD = np.full((len(rows), depth), np.nan if sparse else 0.0, np.float32)
         for found_D, row in zip(found_RD, rows, strict=True):
-            found_D[: len(row)] = row
+            found_D[: len(row or ())] = row or ()
         if (np.diff(found_RD, axis=1) > 0).any():
             raise ValueError(f"drafters.{name}.survivals: they never rise with the depth")
         return found_RD
@@ -275,9 +279,14 @@ class Simulated(BaseModel):
 
 
 class Metrics(BaseModel):
+    """Of vLLM, and of SGLang, whose lengths count the root or the additional token."""
+
     num_spec_steps: int = 0
     per_step_drafted: list[int] | None = None
     per_step_accepted: list[int] | None = None
+    num_verified_draft_tokens: int = 0
+    verify_lengths: list[Annotated[int, Field(ge=1)]] | None = None
+    accept_lengths: list[Annotated[int, Field(ge=1)]] | None = None
 
 
 def record_of(line: Any) -> Any:
@@ -319,7 +328,8 @@ def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[st
         "kind": answer.get("kind"),
         "drafters": {},
     }
-    if found := _object_or_empty(_object_or_empty(answer, "metrics"), "speculative_decoding"):
+    of_sglang = _object_or_empty({**meta, **_object_or_empty(answer, "sglext")}, "speculative_decoding_stats")
+    if found := _object_or_empty(_object_or_empty(answer, "metrics"), "speculative_decoding") or of_sglang:
         steps = _steps(Metrics.model_validate(found), tokens)
         record |= {"note": steps} if isinstance(steps, str) else {"drafters": {DRAFTER: {"steps": steps}}}
     return record
@@ -333,11 +343,12 @@ def _object_or_empty(values: dict[str, Any], key: str) -> dict[str, Any]:
 def _steps(metrics: Metrics, tokens: int) -> list[list[int]] | str:
     """Position, drafted and accepted tokens of each step; or why they are not known. The forward pass over the prompt
     gives the first token, so steps begin at position 1. They may go beyond the text's end, where the engine cut it."""
-    accepted, drafted = metrics.per_step_accepted or [], metrics.per_step_drafted or []
-    if metrics.num_spec_steps and not accepted:
+    accepted = metrics.per_step_accepted or [length - 1 for length in metrics.accept_lengths or ()]
+    drafted = metrics.per_step_drafted or [length - 1 for length in metrics.verify_lengths or ()]
+    if not accepted and (metrics.num_spec_steps or metrics.num_verified_draft_tokens):
         return NO_STEPS
     if len(accepted) != len(drafted):
-        raise ValueError("per_step_accepted and per_step_drafted differ in length")
+        raise ValueError("the steps' drafted and accepted tokens differ in length")
     position, steps = 1, list[list[int]]()
     for more, kept in zip(drafted, accepted, strict=True):
         if position < tokens:

@@ -49,6 +49,11 @@ def test_survivals_are_read_as_they_are(tmp_path: Path) -> None:
     assert text.survivals["head"].tolist() == [[0.5, 0.25], [0, 0], [1, 0]]
 
 
+def test_survivals_of_steps_alone_leave_the_others_unknown(tmp_path: Path) -> None:
+    nan, text = np.nan, one(tmp_path, drafters={"head": {"survivals": [[0.5, 0.25], None, [1.0]]}})
+    assert np.array_equal(text.survivals["head"], [[0.5, 0.25], [nan, nan], [1, nan]], equal_nan=True)
+
+
 def test_of_steps_only_what_was_drafted_is_known(tmp_path: Path) -> None:
     text = one(tmp_path, drafters={"head": {"steps": [[0, 1, 1], [2, 3, 1]]}})
     nan = np.nan
@@ -99,9 +104,17 @@ def test_every_response_has_its_token_ids(engine: str, count: int) -> None:
     assert all(text.roots == len(TEXT) and len(text.hits(NO_DRAFTER)) == len(TEXT) for text in texts)
 
 
-def test_vllm_says_what_each_step_accepted() -> None:
-    """The prompt's pass gives the first token; 3 of 3, none of 3 and 3 of 3 follow, and one more token each time."""
-    (text, chat), unknown = read_logs([SAMPLES / "vllm.jsonl"]), np.nan
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_what_each_step_accepted_is_read(engine: str, tmp_path: Path) -> None:
+    """The prompt's pass gives the first token; 3 of 3, none of 3 and 3 of 3 follow, and one more token each time.
+    SGLang's fields are those of its pull request 34814, whose lengths hold the root or the additional token."""
+    path = SAMPLES / "vllm.jsonl"
+    if engine == "sglang":
+        (text, generated, _), ids = samples("sglang"), ("cmpl-8f0c", "chatcmpl-51aa")
+        stats = {"speculative_decoding_stats": {"verify_lengths": [4, 4, 4], "accept_lengths": [4, 1, 4]}}
+        generated["meta_info"] |= {"id": ids[1], **stats}
+        path = write(tmp_path / "log.jsonl", [text | {"id": ids[0], "sglext": stats}, generated])
+    (text, chat), unknown = read_logs([path]), np.nan
     steps = {1: [1, 1, 1], 5: [0, 0, 0], 6: [1, 1, 1]}
     expected = [steps.get(position, [unknown] * 3) for position in range(len(TEXT))]
     np.testing.assert_array_equal(text.of("draft"), np.array(expected, np.float32))
@@ -157,7 +170,7 @@ def test_a_text_whose_steps_are_not_known_is_for_lookups_alone(answer: Any, why:
     own, others = answers[:2], answers[2:]
     logs = read_all([write(tmp_path / "log.jsonl", own)], [], Sampling(0.0))
     assert drafter_of(logs.all, None) == NO_DRAFTER and logs.of(NO_DRAFTER) == logs
-    assert logs.remarks[0].startswith("2 of 2 texts are for lookups alone: vLLM ") and why in logs.remarks[0]
+    assert logs.remarks[0].startswith("2 of 2 texts are for lookups alone: the engine ") and why in logs.remarks[0]
     logs = read_all([write(tmp_path / "log.jsonl", own + others)], [], Sampling(0.0))
     assert drafter_of(logs.all, None) == "draft"
     assert [text.name for text in logs.of("draft").texts] == ["2", "3", "4", "5", "6"]

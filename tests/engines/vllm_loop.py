@@ -1,7 +1,7 @@
-"""The loop with a real engine (`make engine-vllm`): vLLM on the CPU serves SmolLM2, its log and its step times train a
-selector, and the selector decides inside it.
+"""The loop with a real engine (`make engine-vllm`): vLLM on the CPU serves SmolLM2, its log and its step times train
+selectors, and these decide inside it.
 
-The servers of all methods run side by side, and one at a time answers a round of held-out prompts, in rotating order.
+The servers of all methods run side by side, and one at a time answers a group of held-out prompts, in rotating order.
 Every part is kept in `runs/vllm/`, and the same command goes on from there.
 """
 
@@ -9,211 +9,210 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import product
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data_gen.models.checkpoints import load_tokenizer
+from data_gen.engines.drafter import WindowDrafter
+from data_gen.engines.text import NAME, TextSelector
 from data_gen.models.gguf import SMOLLM2, resolved
-from data_gen.texts.prompts import Form, Prompt, read_prompts, split_of, take_evenly
-from pipelines.evaluate.table import paired
-from pipelines.pair.stage import PROMPTS
+from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.prompts import Prompt
+from pipelines.config import SHIPPED
 from pipelines.run import console
-from tests.engines.wrong import COUNT
+from tests.engines.loop import PLAIN, TUNING, WRONG, Answer, kept, prompts, row, show, train, write_log
+from tests.engines.vllm_server import FOLDER, PYTHON, ask_all, custom, server
 
-FOLDER, PYTHON, PORT = Path("runs/vllm"), ".venv-vllm/bin/python", 8711
-TOKENS, CONTEXT = 64, 1024  # new tokens of an answer; the longest context
-TRAINING, TUNING, HELD_OUT = 96, 8, 48  # prompts
-ROUNDS = {1: 1, 4: 2, 8: 2}  # by requests at once
-CONCURRENCY = tuple(ROUNDS)
-WRONG, TIMED = (0, 2, 4, 8, 16), 24  # proposed tokens whose steps are timed; new tokens of each timed answer
-NGRAMS = [{"prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": n} for n in (2, 4, 8)]
-METHODS = PLAIN, NGRAM, OURS = "no speculation", "n-gram, tuned", "selector"
-SERVER = {
-    **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
-    **{"OMP_NUM_THREADS": "2", "KMP_BLOCKTIME": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-}
-OPTIONS = f"--served-model-name smol --dtype float32 --enforce-eager --max-model-len {CONTEXT}"
-Answer = dict[str, Any]  # of the server, with `seconds`
+PORT, TIMED, LONGEST = 8711, 24, 20  # new tokens of an answer that times steps; drafted tokens
+DRAFT, SAMPLED = str(SHIPPED.absolute()), 0.7
+NGRAMS = [
+    {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": n} for n in (2, 4, 8)
+]
+NGRAM, SUFFIX, MODEL, COPIES, OURS = "n-gram, tuned", "suffix decoding", "draft model, tuned", "copies", "selector"
 
 
-@contextmanager
-def server(port: int, speculative: dict[str, Any] | None, additional: dict[str, Any] | None = None) -> Iterator[str]:
-    """A server of the loopback, once it answers; its address."""
-    command = [*f"{PYTHON} -m vllm.entrypoints.openai.api_server {OPTIONS} --port {port}".split()]
-    command += ["--model", resolved(SMOLLM2, "target")]
-    if speculative:
-        command += ["--per-request-spec-decode-metrics", "detailed", "--speculative-config", json.dumps(speculative)]
-    if additional:
-        command += ["--additional-config", json.dumps(additional)]
-    address, log = f"http://127.0.0.1:{port}", FOLDER / f"server-{port}.log"
-    environment = {**os.environ, **SERVER, "PYTHONPATH": str(Path.cwd()), COUNT: str(FOLDER / "wrong.txt")}
-    with log.open("w") as said, subprocess.Popen(command, stdout=said, stderr=said, env=environment) as process:
-        try:
-            while not _answers(f"{address}/health"):
-                if process.poll() is not None:
-                    raise SystemExit(f"{log}: the server ended: {log.read_text()[-2000:]}")
-                time.sleep(1)
-            yield address
-        finally:
-            process.terminate()
+class Scene(NamedTuple):
+    temperature: float
+    at_once: int
+    by_kind: bool = False  # requests of one kind at a time
+    methods: tuple[str, ...] = (PLAIN, NGRAM, OURS)
+
+    def __str__(self) -> str:
+        return f"{self.at_once}{', by kind' * self.by_kind}, T = {self.temperature:g}"
+
+    def groups(self, held_out: Sequence[Prompt]) -> list[list[Prompt]]:
+        if self.by_kind:
+            return [[own for own in held_out if own.kind == kind] for kind in sorted({each.kind for each in held_out})]
+        # a server of several requests is under load: one that is answered makes room for the next
+        size = 8 if self.at_once == 1 else len(held_out)
+        return [list(held_out[begin : begin + size]) for begin in range(0, len(held_out), size)]
 
 
-def _answers(address: str) -> bool:
-    try:
-        urllib.request.urlopen(address, timeout=5).close()
-    except OSError:
-        return False
-    return True
+ALL = PLAIN, NGRAM, SUFFIX, MODEL, COPIES, OURS
+SCENES = [Scene(0.0, 1, methods=ALL), Scene(0.0, 4, methods=ALL), Scene(0.0, 8, methods=ALL), Scene(0.0, 8, True)]
+SCENES += [Scene(SAMPLED, 1), Scene(SAMPLED, 8)]
 
 
-def ask(address: str, prompt: Prompt, tokens: int = TOKENS, to_the_end: bool = False) -> Answer:
-    """The answer to one prompt, greedy; of so many tokens in any case if `to_the_end`."""
-    body: dict[str, Any] = {"model": "smol", "messages": [{"role": "user", "content": prompt.text}], "temperature": 0}
-    body |= {"max_tokens": tokens, "return_token_ids": True, "ignore_eos": to_the_end}
-    request = urllib.request.Request(
-        f"{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    begin = time.perf_counter()
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        found: Answer = json.load(answer)
-    return found | {"seconds": time.perf_counter() - begin, "kind": prompt.kind, "source": prompt.source}
-
-
-def ask_all(
-    address: str, prompts: Sequence[Prompt], concurrency: int, tokens: int = TOKENS, to_the_end: bool = False
-) -> tuple[list[Answer], float]:
-    """All answers, so many at once, and the seconds until the last one."""
-    begin = time.perf_counter()
-    with ThreadPoolExecutor(concurrency) as pool:
-        answers = list(pool.map(lambda prompt: ask(address, prompt, tokens, to_the_end), prompts))
-    return answers, time.perf_counter() - begin
-
-
-def step_times(prompts: Sequence[Prompt]) -> pd.DataFrame:
-    """Seconds of a step by requests and verified tokens: how much longer answers of more tokens take."""
+def step_times(asked: Sequence[Prompt]) -> pd.DataFrame:
+    """Seconds of a step by requests, verified tokens and draft passes: how much longer answers of more tokens take."""
     rows, file = [], FOLDER / "wrong.txt"
-    file.write_text("0")
-    with server(PORT, drafter("tests.engines.wrong.WrongTokens", max(WRONG))) as address:
-        ask_all(address, prompts[:2], 2)
-        for _, batch, count in product(range(3), CONCURRENCY, WRONG):
-            file.write_text(str(count))
-            asked = address, prompts[:batch], batch
-            short, long = (ask_all(*asked, tokens, to_the_end=True)[1] for tokens in (4, 4 + TIMED))
+    file.write_text("0 0")
+    with server(PORT, custom("tests.engines.wrong.WrongTokens", LONGEST), {"draft": DRAFT}) as address:
+        ask_all(address, asked[:2], 2)
+        for _, batch, (count, passes) in product(range(3), (1, 4, 8), WRONG):
+            file.write_text(f"{count} {passes}")
+            short, long = (
+                ask_all(address, asked[:batch], batch, tokens=tokens, to_the_end=True)[1] for tokens in (4, 4 + TIMED)
+            )
             seconds = (long - short) / TIMED  # the prompts' passes are in both
-            rows.append({"batch": batch, "context": 100, "verified": count + 1, "passes": 0, "seconds": seconds})
+            rows.append({"batch": batch, "context": 100, "verified": count + 1, "passes": passes, "seconds": seconds})
     columns = list(rows[0])
     return pd.DataFrame(rows).groupby(columns[:-1], as_index=False)["seconds"].median()
 
 
-def drafter(name: str, most: int) -> dict[str, Any]:
-    """A class of ours as vLLM's drafter of up to so many tokens."""
-    return {"method": "custom_class", "model": name, "num_speculative_tokens": most}
-
-
-def tuned_ngram(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """vLLM's n-gram drafter with its quickest constants for one request."""
+def tuned(drafters: Sequence[dict[str, Any]], asked: Sequence[Prompt]) -> dict[str, Any]:
+    """The drafter with which vLLM answers one request at a time most quickly."""
     found = []
-    for own in NGRAMS:
-        with server(PORT, {"method": "ngram", **own}) as address:
-            ask(address, prompts[0])
-            found.append(ask_all(address, prompts, 1)[1])
-    return {"method": "ngram", **NGRAMS[found.index(min(found))], "seconds": found}
+    for own in drafters:
+        with server(PORT, own) as address:
+            ask_all(address, asked[:1], 1)
+            found.append(ask_all(address, asked, 1)[1])
+    return drafters[found.index(min(found))]
 
 
-def kept(name: str, make: Any) -> Any:
-    """The content of a JSON file, which is made if there is none."""
-    path = FOLDER / name
-    if not path.exists():
-        path.write_text(json.dumps(make()))
-    return json.loads(path.read_text())
+def draft_as_checkpoint() -> str:
+    """The draft that comes with Espalier, with the target's tables; tokens that it cannot say have the logit 0."""
+    folder = FOLDER / "draft"
+    if not folder.exists():
+        pair = ModelPair.load(SMOLLM2, DRAFT, "cpu")
+        head, draft = pair.draft.get_output_embeddings(), pair.draft
+        whole = AutoModelForCausalLM.from_config(draft.config)
+        table_VD = torch.zeros_like(whole.get_output_embeddings().weight)
+        table_VD[head.said_R] = head.weight.detach()
+        whole.load_state_dict({**draft.state_dict(), "lm_head.weight": table_VD}, strict=False)
+        whole.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(resolved(SMOLLM2, "target")).save_pretrained(folder)
+    return str(folder.absolute())
+
+
+def law(answers: Sequence[Answer], selector: TextSelector) -> str:
+    """How many drafted tokens the engine accepted in sampled texts of one request at a time, and how many the target's
+    probabilities say. The drafts are the selector's, which decides again along each text."""
+    target, sampling = ModelPair.load(SMOLLM2, DRAFT, "cpu").target, Sampling(SAMPLED, 1.0)
+    drafted = accepted = expected = variance = 0.0
+    for own in answers:
+        end, steps, known = 1, iter(own.steps), selector.text([*own.prompt, own.tokens[0]], len(own.prompt))
+        while end < len(own.tokens):
+            (draft,) = selector.drafts([known], [LONGEST])
+            count = 0
+            if draft:
+                said, count = next(steps)
+                assert said == len(draft), "the selector decides as in the engine"
+                text = [*own.prompt, *own.tokens[:end], *draft[:-1]]
+                probs_NV = sampling.probabilities(CachedModel(target).extend(text, last=len(draft)).logits_WV)
+                survivals_N = probs_NV[torch.arange(len(draft)), draft].double().cumprod(0)  # P(accepted >= n)
+                mean, square = survivals_N.sum(), (2 * torch.arange(len(draft)) + 1) @ survivals_N
+                drafted, accepted = drafted + len(draft), accepted + count
+                expected, variance = expected + float(mean), variance + float(square - mean**2)
+            known.committed(own.tokens[end : end + count + 1])
+            end += count + 1
+    z = (accepted - expected) / math.sqrt(variance)
+    return (
+        f"T = {SAMPLED}: {drafted:.0f} tokens drafted, {accepted:.0f} accepted, {expected:.1f} expected, z = {z:+.2f}"
+    )
 
 
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_tokenizer(resolved(SMOLLM2, "target"), "target")
-    prompts, _ = Form(320, "drop", True, None).fit(tokenizer, read_prompts(PROMPTS))
-    of = {split: [each for each in prompts if split_of(each, 0.0, 0.4) == split] for split in ("train", "test")}
-    training, held_out = take_evenly(of["train"], min(TRAINING, len(of["train"]))), take_evenly(of["test"], HELD_OUT)
-
-    log, timings = FOLDER / "log.jsonl", FOLDER / "timings.csv"
-    if not log.exists():
-        with server(PORT, {"method": "ngram", **NGRAMS[0]}) as address:
-            answers, seconds = ask_all(address, training, max(CONCURRENCY))
-        log.write_text("".join(json.dumps(each) + "\n" for each in answers))
-        console.print(f"{log}: {len(answers)} answers in {seconds:.0f} s")
+    training, held_out = prompts()
+    raw = {heat: FOLDER / f"answers-{heat:g}.json" for heat in (0.0, SAMPLED)}
+    if not all(path.exists() for path in raw.values()):
+        with server(PORT, NGRAMS[0]) as address:
+            for heat, path in raw.items():
+                path.write_text(json.dumps(ask_all(address, training, 8, heat)[0]))
+    timings = FOLDER / "timings.csv"
     if not timings.exists():
         step_times(training).to_csv(timings, index=False)
-        console.print(timings.read_text())
-    words = f"logs {log} --timings {timings} --name vllm-copies logs.drafter=none latency.stepped=false".split()
-    subprocess.run([sys.executable, "-m", "pipelines", *words], check=True)
-    ngram = kept("ngram.json", lambda: tuned_ngram(training[:TUNING]))
-    del ngram["seconds"]
-    custom = drafter("data_gen.engines.vllm.Proposer", 20)
-    ours = {"espalier": {"selector": str(Path("runs/vllm-copies/selector").absolute()), "temperature": 0.0}}
-    methods: dict[str, tuple[Any, ...]] = {PLAIN: (None,), NGRAM: (ngram,), OURS: (custom, ours)}
-    rounds = FOLDER / "rounds.jsonl"
-    with ExitStack() as stack:
-        addresses = {
-            name: stack.enter_context(server(PORT + 1 + n, *own)) for n, (name, own) in enumerate(methods.items())
-        }
-        for address in addresses.values():
-            ask_all(address, training[:2], 2)
-        done = [json.loads(line) for line in rounds.read_text().splitlines()] if rounds.exists() else []
-        for concurrency in CONCURRENCY:
-            # a server of several requests is under load: one that is answered makes room for the next
-            size = max(CONCURRENCY) if concurrency == 1 else len(held_out)
-            groups = [held_out[begin : begin + size] for begin in range(0, len(held_out), size)] * ROUNDS[concurrency]
-            for number, group in enumerate(groups):
-                first = number % len(METHODS)
-                for name in (*METHODS[first:], *METHODS[:first]):
-                    at = {"concurrency": concurrency, "group": number, "method": name}
-                    if any(each.items() >= at.items() for each in done):
-                        continue
-                    answers, seconds = ask_all(addresses[name], group, concurrency)
-                    own = [[each["seconds"], each["choices"][0]["token_ids"], each["kind"]] for each in answers]
-                    with rounds.open("a") as file:
-                        file.write(json.dumps(at | {"seconds": seconds, "answers": own}) + "\n")
-    report([json.loads(line) for line in rounds.read_text().splitlines()])
+    console.print(timings.read_text())
+    drafter, logs = WindowDrafter.load(DRAFT, SMOLLM2), {heat: FOLDER / f"log-{heat:g}.jsonl" for heat in raw}
+    for heat, path in raw.items():
+        if not logs[heat].exists():
+            write_log(logs[heat], [Answer(*each) for each in json.loads(path.read_text())], drafter)
+    copies = train(logs[0.0], timings, "vllm-copies", "logs.drafter=none")
+    both = {
+        heat: train(log, timings, f"vllm-{heat:g}", f"sampling=[{{temperature: {heat}}}]") for heat, log in logs.items()
+    }
+    ngram = kept(FOLDER / "ngram.json", lambda: tuned(NGRAMS, training[:TUNING]))
+    checkpoint = {"method": "draft_model", "model": draft_as_checkpoint()}
+    models = [{**checkpoint, "num_speculative_tokens": n} for n in (2, 4)]
+    methods: dict[str, tuple[Any, ...]] = {PLAIN: (None,), NGRAM: (ngram,)}
+    if not subprocess.run([PYTHON, "-c", "import arctic_inference.suffix_decoding"], capture_output=True).returncode:
+        methods[SUFFIX] = ({"method": "suffix"},)
+    else:
+        console.print("suffix decoding is left out: arctic-inference is not installed in .venv-vllm")
+    methods[MODEL] = (kept(FOLDER / "model.json", lambda: tuned(models, training[:TUNING])),)
+    proposer = custom("data_gen.engines.vllm.Proposer", LONGEST)
+    methods[COPIES] = proposer, {NAME: {"selector": str(copies), "temperature": 0.0}}
+    cells: list[Any] = []
+    for heat in logs:
+        methods[OURS] = proposer, {NAME: {"selector": str(both[heat]), "temperature": heat, "draft": DRAFT}}
+        scenes = [scene for scene in SCENES if scene.temperature == heat]
+        cells += measured(scenes, methods, held_out, training)
+    show(cells)
+    sampled = [Answer(*each) for each in answered(Scene(SAMPLED, 1), OURS)[0]]
+    console.print(law(sampled, TextSelector(both[SAMPLED], SAMPLED, chains=drafter.chains)))
 
 
-def report(rows: Sequence[dict[str, Any]]) -> None:
-    """By requests at once and method: tokens per second of the server; that over no speculation and over the tuned
-    n-gram drafter; the same of single requests, paired by prompt, with 95% intervals over prompts; the kind of prompts
-    whose requests gain least over no speculation; and how many texts are those without speculation."""
+def rounds_of() -> list[dict[str, Any]]:
+    file = FOLDER / "rounds.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def answered(scene: Scene, method: str) -> tuple[list[Answer], float]:
+    """A method's answers of a scene, and the seconds of all its groups."""
+    own = [each for each in rounds_of() if each["scene"] == str(scene) and each["method"] == method]
+    return [Answer(*each) for group in own for each in group["answers"]], sum(group["seconds"] for group in own)
+
+
+def measured(
+    scenes: Sequence[Scene], methods: dict[str, tuple[Any, ...]], held_out: Sequence[Prompt], training: Sequence[Prompt]
+) -> list[Any]:
+    """The lines of the table, once every method has answered all groups of all scenes."""
+    asked = {scene: [name for name in methods if name in scene.methods] for scene in scenes}
+    done = {(each["scene"], each["group"], each["method"]) for each in rounds_of()}
+    todo: list[tuple[Scene, int, str, list[Prompt]]] = []
+    for scene, names in asked.items():
+        for number, group in enumerate(scene.groups(held_out)):
+            first = number % len(names)
+            todo += [(scene, number, name, group) for name in (*names[first:], *names[:first])]
+    todo = [own for own in todo if (str(own[0]), *own[1:3]) not in done]
+    if todo:
+        with ExitStack() as stack:
+            addresses = {
+                name: stack.enter_context(server(PORT + 1 + n, *methods[name]))
+                for n, name in enumerate(dict.fromkeys(own[2] for own in todo))
+            }
+            for address in addresses.values():
+                ask_all(address, training[:2], 2)
+            for scene, number, name, group in todo:
+                answers, seconds = ask_all(addresses[name], group, scene.at_once, scene.temperature)
+                at = {"scene": str(scene), "group": number, "method": name}
+                with (FOLDER / "rounds.jsonl").open("a") as file:
+                    file.write(json.dumps({**at, "seconds": seconds, "answers": answers}) + "\n")
     cells = []
-    for concurrency in CONCURRENCY:
-        here = [each for each in rows if each["concurrency"] == concurrency]
-        answers = {name: [a for each in here if each["method"] == name for a in each["answers"]] for name in METHODS}
-        server = {
-            name: sum(len(a[1]) for a in own) / sum(each["seconds"] for each in here if each["method"] == name)
-            for name, own in answers.items()
-        }
-        for name, own in answers.items():
-            cell = {"at once": str(concurrency), "method": name, "tokens/s": f"{server[name]:.1f}"}
-            for rival in (PLAIN, NGRAM):
-                speeds = [len(a[1]) / a[0] / (len(b[1]) / b[0]) for a, b in zip(own, answers[rival], strict=True)]
-                ratio_XR = torch.tensor(speeds, dtype=torch.float64).log().unsqueeze(-1)
-                value, (low, high) = paired(ratio_XR, torch.arange(len(own)) % HELD_OUT)
-                cell[f"over {rival}"] = f"{server[name] / server[rival]:.2f}"
-                cell[f"each over {rival}"] = f"{value:.2f} [{low:.2f}, {high:.2f}]"
-                if rival == PLAIN:
-                    means = pd.Series(ratio_XR[:, 0].numpy()).groupby([a[2] for a in own]).mean()
-                    cell["least kind"] = f"{means.idxmin()} {math.exp(means.min()):.2f}"
-            equal = sum(a[1] == b[1] for a, b in zip(own, answers[PLAIN], strict=True))
-            cells.append(cell | {"equal texts": f"{equal} of {len(own)}"})
-    console.print(pd.DataFrame(cells).to_string(index=False), soft_wrap=True)
+    for scene, names in asked.items():
+        found = {name: answered(scene, name) for name in names}
+        answers_of = {name: answers for name, (answers, _) in found.items()}
+        seconds_of = {name: seconds for name, (_, seconds) in found.items()}
+        cells += [row(str(scene), name, answers_of, seconds_of, NGRAM) for name in names]
+    return cells
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A proposer of vLLM whose tokens are nearly always wrong: with it steps are timed by the tokens that they verify."""
+"""A proposer of vLLM whose tokens are nearly always wrong: with it steps are timed by the tokens that they verify and
+by the forward passes of a draft."""
 
 from __future__ import annotations
 
@@ -6,21 +7,27 @@ import os
 from pathlib import Path
 from typing import Any
 
-COUNT = "ESPALIER_WRONG"  # the environment's variable with the file that holds how many tokens are proposed
+from data_gen.engines.vllm import window_drafter
+
+COUNT = "ESPALIER_WRONG"  # the environment's variable with the file of two numbers: proposed tokens, and draft passes
 
 
 class WrongTokens:
-    """Proposes the newest token again, as often as the file says."""
+    """Drafts chains of so many tokens as the file says, and proposes the newest token instead, as often as it says."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._file, self._room = Path(os.environ[COUNT]), vllm_config.model_config.max_model_len
+        self._drafter = window_drafter(vllm_config, vllm_config.additional_config["draft"])
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     def propose(
-        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, *args: Any, **kwargs: Any
+        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, *args: Any, **kwargs: Any
     ) -> list[list[int]]:
-        count = int(self._file.read_text())
-        room = [self._room - int(each) - 1 for each in num_tokens_no_spec[: len(sampled_token_ids)]]
+        count, passes = map(int, self._file.read_text().split())
+        lengths = [int(each) for each in num_tokens_no_spec[: len(sampled_token_ids)]]
+        texts = [ids[:length].tolist() for ids, length in zip(token_ids_cpu, lengths, strict=False)]
+        self._drafter.chains(texts, [passes] * len(texts))
+        room = [self._room - length - 1 for length in lengths]
         return [[0] * min(count, left) if new else [] for new, left in zip(sampled_token_ids, room, strict=True)]

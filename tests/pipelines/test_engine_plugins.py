@@ -6,6 +6,7 @@ No engine is run here; small classes stand in for theirs.
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from data_gen.engines.drafter import WindowDrafter
 from data_gen.engines.text import NAME, TextSelector, grow
 from data_gen.engines.vllm import Proposer
 from data_gen.features.root import DrafterKnowledge
@@ -32,6 +34,7 @@ from selector.train.module import SelectorModule
 from tests.pipelines.small_logs import record
 from tests.selector import logged
 from tests.selector.synthetic import mode_row
+from tests.tiny import small_pair
 
 LONGEST, ROOM = 6, 90  # drafted tokens and the model's positions, of the engines below
 TEXTS = [(entry["prompt_token_ids"], entry["generated_token_ids"]) for entry in map(record, range(100, 106))]
@@ -91,17 +94,84 @@ def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
             length = action.L1 if action.copies else 0
             lengths.append(length)
             for most in (LONGEST, 20):
-                assert chosen.copies([text], [most])[0] == known.text.index.proposal(min(length, most))
+                assert chosen.drafts([text], [most])[0] == known.text.index.proposal(min(length, most))
         assert not any(grow(text, np.array(other)) for other in ([*prompt, -1], prompt))
     assert len(set(lengths)) > 1
 
 
-def test_a_selector_of_chains_does_not_copy(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="drafter=none"):
+def no_chains(_: str) -> Any:
+    raise AssertionError("no draft is named")
+
+
+def test_a_selector_that_drafts_needs_its_draft(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="name its `draft` model"):
         TextSelector(exported(tmp_path / "selector", 5))
     for other in ({"artefact": "x"}, {"selector": 3}, {"selector": "x", "temperature": "0"}, {"top_p": 1.0}, None):
-        with pytest.raises(InputError, match="selector, temperature, top_p"):
-            TextSelector.of(other)
+        with pytest.raises(InputError, match="selector, temperature, top_p, draft"):
+            TextSelector.of(other, no_chains)
+
+
+@cache
+def drafter(window: int) -> WindowDrafter:
+    return WindowDrafter(WindowDrafter.load(small_pair()[1], small_pair()[0]).model, window)
+
+
+def drafted(text: list[int], length: int, window: int) -> list[int]:
+    """The most probable tokens after the newest ones, by a whole forward pass for each."""
+    found, begin = list(text[-window:]), len(text[-window:])
+    for _ in range(length):
+        found.append(int(drafter(window).model(torch.tensor([found])).logits[0, -1].argmax()))
+    return found[begin:]
+
+
+def test_chains_of_several_requests_are_those_of_each_alone() -> None:
+    texts, lengths = [[*prompt, *own] for prompt, own in TEXTS[:5]], [3, 0, 6, 1, 3]
+    texts[3] = texts[3][:4]
+    for window in (4, 9, 500):
+        wanted = [drafted(text, length, window) for text, length in zip(texts, lengths, strict=True)]
+        assert drafter(window).chains(texts, lengths) == wanted
+    assert drafter(4).chains(texts, [0] * 5) == [[]] * 5
+
+
+@pytest.mark.parametrize(("temperature", "kind"), [(0.0, "copy"), (1.0, "chain")])
+def test_each_request_is_copied_or_drafted_as_the_selector_decides(
+    temperature: float, kind: str, tmp_path: Path
+) -> None:
+    """Requests that are decoded together: the network copies, the static chain of a setting that it does not know
+    drafts; each of the decided length."""
+    folder, most, kinds = exported(tmp_path / "selector", 5), [6, 1, 6, 0], set()
+    chosen = TextSelector(folder, temperature, chains=drafter(9).chains)
+    tuned = loaded(folder).at(temperature, batch=4, level=TEXT)
+    for end in range(1, 40, 3):
+        texts = [chosen.text([*prompt, *own[:end]], len(prompt)) for prompt, own in TEXTS[:4]]
+        found = chosen.drafts(texts, most)
+        actions = tuned.select_jointly([text.features(TEXT) for text in texts])
+        for text, action, limit, draft in zip(texts, actions, most, found, strict=True):
+            length, tokens = min(action.L1, limit), text.text.index.tokens
+            wanted = text.text.index.proposal(length) if action.copies else drafted(tokens, length, 9)
+            assert draft == wanted
+            kinds |= {"copy" if action.copies else "chain"} if draft else set()
+    assert kinds == {kind}
+
+
+def test_what_vllm_loads_imports_no_numba() -> None:
+    """vLLM 0.32 walks through all modules to replace Triton's kernels, and fails at llvmlite's."""
+    code = "import sys, data_gen.engines.vllm, data_gen.engines.drafter; print('llvmlite' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    assert said.stdout.strip() == "False"
+
+
+def test_a_decision_that_fails_drafts_nothing_and_says_so_once(
+    copies: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("it failed\nin two lines")
+
+    proposer, ids, counts = Proposer(vllm_config(copies)), np.ones((2, ROOM), np.int32), np.full(2, 9, np.int32)
+    monkeypatch.setattr(TextSelector, "drafts", fails)
+    for _ in range(3):
+        assert proposer.propose([[1], [1]], counts, ids) == [[], []]
+    assert [record.getMessage() for record in caplog.records] == ["no draft: RuntimeError: it failed"]
 
 
 def vllm_config(folder: Path) -> Any:
@@ -132,7 +202,7 @@ def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(co
         found = proposer.propose(sampled, counts, ids, slot_mappings=None)
         live = [row for row, new in enumerate(sampled) if new]
         read = [chosen.text(ids[row, : counts[row]], len(TEXTS[rows[row]][0])) for row in live]
-        wanted = chosen.copies(read, [min(LONGEST, ROOM - counts[row] - 1) for row in live])
+        wanted = chosen.drafts(read, [min(LONGEST, ROOM - counts[row] - 1) for row in live])
         assert [found[row] for row in live] == wanted and all(found[row] == [] for row in set(range(4)) - set(live))
         ragged += len(set(map(len, wanted))) > 1
         if step == 5:
@@ -155,13 +225,13 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, ours: str, held: dict[str, dict[s
 
 def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: dict[str, dict[str, Any]] = {"llama_cpp.llama_speculative": {"LlamaDraftModel": object}}
-    drafting = stand_ins(monkeypatch, "data_gen.engines.llama_cpp", held).SelectedCopies(copies)
+    drafting = stand_ins(monkeypatch, "data_gen.engines.llama_cpp", held).SelectedDrafts(copies)
     chosen, lengths, (first, second, *_) = TextSelector(copies), set(), TEXTS
     for prompt, generated in [*TEXTS, first, (second[0], second[1][:9]), (first[0], second[1]), first, first]:
         for end in range(1, len(generated), 3):
             ids = [*prompt, *generated[:end]]
             found = drafting(np.array(ids, np.intc))
             assert found.dtype == np.intc
-            assert found.tolist() == chosen.copies([chosen.text(ids, len(prompt))], [len(ids)])[0]
+            assert found.tolist() == chosen.drafts([chosen.text(ids, len(prompt))], [len(ids)])[0]
             lengths.add(len(found))
     assert len(lengths) > 1

@@ -1,0 +1,108 @@
+"""What the loops with both engines share: prompts, a log with what the draft would have had accepted, training, and the
+table.
+
+An `Answer` has the tokens of the prompt and of the text, the seconds of the request, and the prompt's kind and source.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+
+from data_gen.engines.drafter import WindowDrafter
+from data_gen.models.checkpoints import load_tokenizer
+from data_gen.models.gguf import SMOLLM2, resolved
+from data_gen.texts.prompts import Form, Prompt, read_prompts, split_of, take_evenly
+from pipelines.evaluate.table import paired
+from pipelines.pair.stage import PROMPTS
+from pipelines.run import console
+
+TOKENS, CONTEXT = 64, 1024  # new tokens of an answer; the longest context
+TRAINING, TUNING, HELD_OUT = 96, 8, 48  # prompts
+LONGEST, AT_ONCE = 8, 64  # tokens of a labelled chain; positions that are labelled together
+PLAIN = "no speculation"
+WRONG = [(n, passes) for n in (0, 2, 4, 8, 16) for passes in {0, n} if n < 8 or not passes]  # tokens, draft passes
+
+
+class Answer(NamedTuple):
+    prompt: list[int]
+    tokens: list[int]
+    seconds: float
+    kind: str
+    source: str
+    steps: Sequence[Sequence[int]] = ()  # drafted and accepted tokens of the steps that drafted, where they are known
+
+
+def prompts() -> tuple[list[Prompt], list[Prompt]]:
+    """For training, and held out: of other sources, as many of each kind."""
+    tokenizer = load_tokenizer(resolved(SMOLLM2, "target"), "target")
+    fitting, _ = Form(320, "drop", True, None).fit(tokenizer, read_prompts(PROMPTS))
+    of = {split: [each for each in fitting if split_of(each, 0.0, 0.4) == split] for split in ("train", "test")}
+    return take_evenly(of["train"], min(TRAINING, len(of["train"]))), take_evenly(of["test"], HELD_OUT)
+
+
+def write_log(path: Path, answers: Sequence[Answer], drafter: WindowDrafter) -> None:
+    """A log with the number of the draft's tokens that the text repeats, from each position on. A greedy draft's token
+    is accepted with its probability by the target, and that is how often a sampled text goes on with it."""
+    with path.open("w") as file:
+        for own in answers:
+            ends = range(len(own.prompt), len(own.prompt) + len(own.tokens))
+            text, chains = [*own.prompt, *own.tokens], list[list[int]]()
+            for begin in ends[::AT_ONCE]:
+                roots = [text[:end] for end in ends if begin <= end < begin + AT_ONCE]
+                chains += drafter.chains(roots, [LONGEST] * len(roots))
+            accepted = []
+            for end, chain in zip(ends, chains, strict=True):
+                same = [ours == theirs for ours, theirs in zip(chain, text[end:], strict=False)]
+                accepted.append([*same, False].index(False))
+            line: dict[str, Any] = {"prompt_token_ids": own.prompt, "generated_token_ids": own.tokens}
+            line |= {"kind": own.kind, "source": own.source, "drafters": {"draft": {"accepted": accepted}}}
+            file.write(json.dumps(line) + "\n")
+
+
+def train(log: Path, timings: Path, name: str, *more: str) -> Path:
+    """`espalier logs`; the folder of the selector."""
+    words = f"logs {log} --timings {timings} --name {name} latency.stepped=false".split()
+    subprocess.run([sys.executable, "-m", "pipelines", *words, *more], check=True)
+    return Path("runs", name, "selector").absolute()
+
+
+def kept(path: Path, make: Callable[[], Any]) -> Any:
+    """The content of a JSON file, which is made if there is none."""
+    if not path.exists():
+        path.write_text(json.dumps(make()))
+    return json.loads(path.read_text())
+
+
+def row(scene: str, method: str, answers: dict[str, list[Answer]], seconds: dict[str, float], tuned: str) -> Any:
+    """One line of the table: tokens per second of all requests; that over no speculation and over the tuned n-gram
+    drafter; the same of single requests, paired by prompt, with 95% intervals over prompts; the kinds of prompts whose
+    requests gain least and most over no speculation; and how many texts are those without speculation."""
+    speed = {name: sum(len(each.tokens) for each in own) / seconds[name] for name, own in answers.items()}
+    cell = {"at once": scene, "method": method, "tokens/s": f"{speed[method]:.1f}"}
+    own, sources = answers[method], sorted({each.source for each in answers[method]})
+    for rival in (PLAIN, tuned):
+        pairs = zip(own, answers[rival], strict=True)
+        speeds = [len(a.tokens) / a.seconds / (len(b.tokens) / b.seconds) for a, b in pairs]
+        ratio_X1 = torch.tensor(speeds, dtype=torch.float64).log().unsqueeze(-1)
+        value, (low, high) = paired(ratio_X1, torch.tensor([sources.index(each.source) for each in own]))
+        cell[f"over {rival}"] = f"{speed[method] / speed[rival]:.2f}"
+        cell[f"each over {rival}"] = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+        if rival == PLAIN:
+            means = pd.Series(ratio_X1[:, 0].numpy()).groupby([each.kind for each in own]).mean()
+            ends = (means.idxmin(), means.min()), (means.idxmax(), means.max())
+            cell["least and most by kind"] = ", ".join(f"{kind} {math.exp(mean):.2f}" for kind, mean in ends)
+    equal = sum(a.tokens == b.tokens for a, b in zip(own, answers[PLAIN], strict=True))
+    return cell | {"equal texts": f"{equal} of {len(own)}"}
+
+
+def show(cells: Sequence[Any]) -> None:
+    console.print(pd.DataFrame(cells).to_string(index=False), soft_wrap=True)
