@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 ESPALIER := $(VENV)/bin/espalier
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo gpu engine-vllm pair distil draft latency data train evaluate export report quick compare papers logs worlds docs mlflow test fuzz lint clean
+.PHONY: help install demo gpu engine-vllm pair distil draft latency data train evaluate export report quick compare papers logs docs mlflow test fuzz lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -79,9 +79,6 @@ papers: $(INSTALLED) ## the papers' tables on SmolLM2: about two hours on two co
 
 logs: $(INSTALLED) ## from an engine's logs to a selector, without a model (FILES="a.jsonl b.jsonl --timings times.csv")
 	$(ESPALIER) logs $(FILES) $(if $(filter-out configs/demo.yaml,$(CONFIG)),--config $(CONFIG)) $(ARGS)
-
-worlds: $(INSTALLED) ## a study: how often the lifted rules lose to Traversal on small random worlds, exactly
-	$(VENV)/bin/python -m tests.data_gen.losses
 
 docs: $(INSTALLED) ## write the pages of docs/ that are generated from the code
 	$(VENV)/bin/python docs/build.py

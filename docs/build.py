@@ -1,4 +1,4 @@
-"""Writes the generated files: the reference of all config keys, their JSON schema, and the picture of a delayed tree.
+"""Writes the generated files: the reference of all config keys, and their JSON schema.
 
 `make docs` runs this script; a test fails if a page differs from what it writes.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import json
 from pathlib import Path
 
@@ -54,64 +53,12 @@ def _escaped(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-STYLE = (
-    "text{font:14px system-ui,sans-serif;fill:#222}.small{font-size:12px;fill:#666}line{stroke:#888;stroke-width:2}"
-    "circle{stroke:#fff;stroke-width:2}.box{fill:#eef3fb;stroke:#4a78b5}"
-)
-ROOT_, TRUNK, BRANCH = "#222", "#4a78b5", "#d9822b"
-
-
-def picture() -> str:
-    """A tree `(3, 2, 3)` and the parts of a decoding step, as SVG."""
-    trunk = [(40 + 60 * depth, 110) for depth in range(3)]  # the root and two tokens
-    branches = [[(220 + 60 * depth, 110 + 70 * side) for depth in range(3)] for side in (-1, 0, 1)]
-    edges = [*itertools.pairwise(trunk)]
-    for branch in branches:
-        edges += [(trunk[-1], branch[0]), *itertools.pairwise(branch)]
-    parts = [f"<line x1='{a}' y1='{b}' x2='{c}' y2='{d}'/>" for (a, b), (c, d) in edges]
-    nodes = [(trunk[0], ROOT_), *((at, TRUNK) for at in trunk[1:]), *((at, BRANCH) for row in branches for at in row)]
-    parts += [f"<circle cx='{x}' cy='{y}' r='11' fill='{colour}'/>" for (x, y), colour in nodes]
-    parts += [
-        _text(40, 150, "root"),
-        _text(130, 150, "trunk, L1 = 2"),
-        _text(280, 20, "K = 3 branches of L2 = 3"),
-        _text(190, 222, "(K, L1, L2) = (3, 2, 3)"),
-    ]
-    steps = [
-        ("selector", "chooses (K, L1, L2), or nothing"),
-        ("draft", "proposes the tree"),
-        ("target", "one pass over all nodes"),
-        ("verifier", "accepts a prefix, adds a token"),
-    ]
-    for number, (who, what) in enumerate(steps):
-        y = 14 + 54 * number
-        parts.append(f"<rect class='box' x='430' y='{y}' width='290' height='40' rx='6'/>")
-        parts += [_text(446, y + 25, who, "start"), _text(520, y + 25, what, "start", "small")]
-        if number:
-            parts.append(f"<line x1='575' y1='{y - 14}' x2='575' y2='{y}'/>")
-    title = "A delayed tree, and one step of speculative decoding with it"
-    return (
-        "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 740 236' role='img' aria-label='" + title + "'>"
-        f"<title>{title}</title><style>{STYLE}</style><rect width='740' height='236' fill='#fff'/>"
-        + "\n".join(parts)
-        + "</svg>\n"
-    )
-
-
-def _text(x: int, y: int, words: str, anchor: str = "middle", kind: str = "") -> str:
-    return f"<text x='{x}' y='{y}' text-anchor='{anchor}' class='{kind}'>{words}</text>"
-
-
 def schema() -> str:
     """The JSON schema of a run's YAML file, by which editors complete and check its keys."""
     return json.dumps(Config.model_json_schema(), indent=1) + "\n"
 
 
-PAGES = {
-    "configuration.md": configuration,
-    "config.schema.json": schema,
-    "delayed-tree.svg": picture,
-}
+PAGES = {"configuration.md": configuration, "config.schema.json": schema}
 
 if __name__ == "__main__":
     for name, made in PAGES.items():

@@ -237,7 +237,7 @@ def templates_beside(file: str, **settings: Any) -> Environment:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file whole or not at all."""
     with atomically(path) as partial:
-        partial.write_text(json_text(value, indent=1) + "\n", encoding="utf-8")
+        partial.write_text(json_text(value), encoding="utf-8")
 
 
 def read_json(path: Path, made_by: str) -> Any:

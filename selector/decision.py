@@ -43,10 +43,6 @@ class LookupRule(NamedTuple):
     def lookup(self) -> Action:
         return Action.copy(self.length)
 
-    def copies(self, match: Any) -> Any:
-        """Whether the rule drafts its lookup: a bool for a number, a bool tensor for a tensor of matches."""
-        return match >= self.least
-
 
 @dataclass(frozen=True)
 class Mode:
@@ -105,7 +101,7 @@ class Mode:
 
     def copied(self, match: float) -> Action:
         """The choice of the lookup rule: its lookup or the static tree."""
-        return self.rule.lookup if self.rule is not None and self.rule.copies(match) else self.action
+        return self.rule.lookup if self.rule is not None and match >= self.rule.least else self.action
 
     def without_network(self) -> "Mode":
         """The mode of the lookup rule, or of the static tree where there is none."""

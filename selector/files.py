@@ -49,9 +49,9 @@ def atomically(path: Path) -> Iterator[Path]:
         raise unwritable(partial, error) from error
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
+def json_text(value: Any) -> str:
     """JSON; numbers that are not finite, which JSON cannot hold, become null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    return json.dumps(_finite(value), indent=1, allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:

@@ -90,7 +90,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 100
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "config.schema.json", "delayed-tree.svg"])
+@pytest.mark.parametrize("name", ["configuration.md", "config.schema.json"])
 def test_generated_pages_are_those_of_the_code(name: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / "build.py"))["PAGES"][name]()
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == made, "run make docs"

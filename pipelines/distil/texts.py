@@ -24,8 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import linear, pad
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers import PreTrainedModel, StaticCache
 
 from data_gen.models.pair import eos_ids
 from data_gen.texts.generated import seed_of
@@ -118,7 +117,7 @@ def write(
     continues with the next of the `further` beginnings. InputError where the target's logits are not a linear map of
     its last hidden state, or not finite."""
     table, width = target.get_output_embeddings(), target.config.get_text_config().hidden_size
-    cache = Cache(layers=[_PreallocatedLayer(length) for _ in range(target.config.get_text_config().num_hidden_layers)])
+    cache = StaticCache(target.config, max_cache_len=length)  # another kind would be copied at every token
     generator = torch.Generator(device=target.device).manual_seed(seed)
     rows = [_GrowingSequence(start, template, further, eos_ids(target)) for start in begun]
     shape = len(rows), length
@@ -182,26 +181,6 @@ class _GrowingSequence:
         self._answers, self._said = not self._answers, 0
         self._given.extend(rest)
         return end, drawn == end
-
-
-class _PreallocatedLayer(DynamicLayer):
-    """The KV cache of a layer in one allocation: transformers' own layer copies all of it at every token."""
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self._length = length
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        begin = self.get_seq_length()
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            shape = (*key_states.shape[:2], self._length)
-            self._all = [states.new_empty(*shape, states.shape[-1]) for states in (key_states, value_states)]
-        end = begin + key_states.shape[2]
-        for states, new in zip(self._all, (key_states, value_states), strict=True):
-            states[:, :, begin:end] = new
-        self.keys, self.values = (states[:, :, :end] for states in self._all)
-        return self.keys, self.values
 
 
 def batches(config: Config) -> int:

@@ -5,10 +5,9 @@ Legend: R roots, X texts, A actions, F features.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -23,16 +22,14 @@ from selector.latency import LatencyProfile
 from selector.schema import DRAFTER, PRECEDENT_LENGTHS, TEXT
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches, MixedReplay
-from selector.train.replay import Ratio, Replayed, fastest_possible, ratio_of_speeds, replay
-from selector.train.tuning import LEASTS, Predictions, decide, replay_mode, static_replay, tune_lookup_rule
+from selector.train.replay import Ratio, Replayed, fastest_possible, ratio_of_speeds
+from selector.train.tuning import Predictions, decide, replay_mode, static_replay, tune_lookup_rule
 
 FIXED, ORACLE = "best fixed length", "oracle"
-BEST_RULE, HVD = f"{COPYING} with all options", "HVD's idea"
+HVD = "HVD's idea"
 CHARGED, ONE_LENGTH = ", decisions charged", ", one length, decisions charged"  # after a selector
 LEVELS = {TEXT: "token ids alone", DRAFTER: "with the drafter's hits"}
-COPIES = (2, 4, 8, 20)  # lengths of copies that are tried together with when to copy
-HITS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, math.inf)  # shares of recent hits
-UNIT = 0.5  # tokens of a payoff that count as one of `LEASTS`
+UNIT = 0.5  # tokens of a payoff that count as one token of a match
 PAYOFF_SCALARS = (  # what a predicted payoff is linear in
     *("match", "copied", "copied_mean_0.8", "copied_mean_0.95", "source_steady", "source_in_prompt"),
     *("source_predicted", "second_match", "second_agrees"),
@@ -83,7 +80,7 @@ def measured(
 ) -> Iterator[Figure]:
     """The figures of one batch size, over all kinds of work and for each; `predicted` are the network's predictions on
     the held-out texts `test`, and `taken` the seconds of the decisions of all requests of a step, both by level."""
-    stronger = rivals(train, test, modes.rule)
+    hvd = hvd_replay(train, test, modes.rule)
     kinds = sorted(set(test.texts.kind_X))
     parts = {ALL: (test, predicted), **{kind: _of_kind(test, predicted, kind) for kind in kinds}}
     for mixed, (kind, part) in product((False, True)[: min(modes.fixed.batch, 2)], parts.items()):
@@ -93,7 +90,7 @@ def measured(
             found[name + CHARGED] = found[name].charged(0.0 if ruled else taken[level])
             if mixed:
                 found[name + ONE_LENGTH] = found[name + ONE_LENGTH].charged(taken[level])
-        found |= {} if mixed or kind != ALL else stronger
+        found |= {} if mixed or kind != ALL else {HVD: hvd}
         yield from compared(place_of(modes.fixed, mixed), found, over, (PLAIN,), kind)
 
 
@@ -147,14 +144,11 @@ def _mixed(modes: BatchModes, timed: Timed, predicted: Predictions, profile: Lat
     return found, MixedReplay.over
 
 
-def rivals(train: Timed, test: Timed, rule: Mode) -> dict[str, Replayed]:
-    """The replays of the rules on held-out texts; `rule` is the lookup rule as tuned on the training texts."""
+def hvd_replay(train: Timed, test: Timed, rule: Mode) -> Replayed:
+    """The replay of HVD's idea on held-out texts; `rule` is the lookup rule as tuned on the training texts."""
     weights_F = payoff_weights(train)
     own, held_out = (with_payoff(timed, weights_F) for timed in (train, test))
-    return {
-        BEST_RULE: best_rule(train, rule).replayed(test),
-        HVD: replay_mode(held_out, {}, tune_lookup_rule(own, rule)),
-    }
+    return replay_mode(held_out, {}, tune_lookup_rule(own, rule))
 
 
 def payoff_weights(train: Timed) -> Tensor:
@@ -184,46 +178,3 @@ def with_payoff(timed: Timed, weights_F: Tensor) -> Timed:
 def _payoff_scalars(timed: Timed) -> Tensor:
     columns = [timed.texts.scalar(name) for name in PAYOFF_SCALARS]
     return torch.stack([torch.ones_like(columns[0]), *columns], dim=1).double()
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A lookup rule with two lengths of copies, by the match, and two of the drafter, by its recent hits."""
-
-    drafted: int
-    least: float  # the match from which `copied` tokens are copied
-    copied: int
-    longer: float = math.inf  # the match from which `far` tokens are copied
-    far: int = 1
-    hits: float = math.inf  # the share of recent hits above which `steady` tokens are drafted
-    steady: int = 0
-
-    def replayed(self, timed: Timed) -> Replayed:
-        texts, depth = timed.texts, timed.space.depth
-        match_R = texts.scalar("match")
-        action_R = torch.where(texts.scalar("hit_mean_0.8") > self.hits, self.steady, self.drafted)
-        action_R = torch.where(match_R >= self.least, depth + self.copied, action_R)
-        action_R = torch.where(match_R >= self.longer, depth + self.far, action_R)
-        return replay(timed.survivals_RS, action_R, timed.seconds_of(action_R), texts.size_X, timed.space)
-
-
-def best_rule(train: Timed, rule: Mode) -> Rule:
-    """The fastest rule that a coordinate search finds, beginning with the tuned lookup rule: it takes the best of each
-    grid of changes in turn, until none of them helps."""
-    assert rule.rule is not None
-    lengths, drafted = train.space.lookups, range(train.space.depth + 1)
-    copies = [length for length in COPIES if length in lengths]
-    moves: list[dict[str, Any]] = [
-        *({"copied": copies, when: LEASTS} for when in ("longer", "least")),
-        {"longer": LEASTS, "far": copies},
-        *({"hits": HITS, own: drafted} for own in ("steady", "drafted")),
-        *({"copied": lengths}, {"far": lengths}, {"drafted": drafted}),
-    ]
-    speed = cache(lambda tried: tried.replayed(train).speed)
-    best, before = Rule(rule.action.nodes, *rule.rule, far=rule.rule.length, steady=rule.action.nodes), None
-    while best != before:
-        before = best
-        for values in moves:
-            changes = (dict(zip(values, each, strict=True)) for each in product(*values.values()))
-            best = max([best, *(replace(best, **change) for change in changes)], key=speed)
-    return best

@@ -49,6 +49,7 @@ CHECKED = [*map(Action.of, OTHERS), Action.copy(4)]
 PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted
 UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
 PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
+DRAFTED = 6  # tokens of every step in which a decision is timed
 DECISIONS = (MATCH, *FEATURES)  # the feature levels at which decisions are timed
 
 
@@ -82,19 +83,10 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
     return profile
 
 
-def decision_seconds(
-    config: Config,
-    pair: ModelPair,
-    profile: LatencyProfile,
-    level: str,
-    prompt: list[int],
-    tokens: int,
-    texts: int,
-    drafted: int = 6,
-) -> float:
+def decision_seconds(config: Config, pair: ModelPair, profile: LatencyProfile, level: str, prompt: list[int]) -> float:
     """Seconds of a decision in real decoding, features included: the mean without the slowest tenth. The lookup rule
-    decides at the level `match`, else an untrained network, which may choose chains and lookups. `texts` texts of
-    `tokens` new tokens are decoded, and every step drafts `drafted` tokens. InputError where they end too early."""
+    decides at the level `match`, else an untrained network, which may choose chains and lookups. `data.tokens` new
+    tokens are decoded, and every step drafts `DRAFTED` of them. InputError where they end too early."""
     space, verifier = ActionSpace.of_pairs(), config.train.verifier
     own = (FULL, pairs.hidden_widths(config)) if level == FULL else (LIGHT, [])
     module = SelectorModule("regressor", *own, config.train.network, space=space.to_json()).eval()
@@ -103,11 +95,11 @@ def decision_seconds(
     rule = LookupRule(2, space.lookups[-1]) if level == MATCH else None
     mode = Mode(Sampling(), space.chain(4), () if rule else (level,), 100.0, allowed=allowed, rule=rule)
     selector = Selector(module.state_dict(), config_of(module, verifier, mode.action, [mode]), profile, [mode])
-    chooser = Rehearsal(Tuned(mode, selector), repeat(space.chain(drafted)))
+    chooser = Rehearsal(Tuned(mode, selector), repeat(space.chain(DRAFTED)))
+    tokens = config.data.tokens
     decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, len(prompt) + tokens, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)
-    steps = [step for _ in range(texts) for step in decoder.decode(prompt, tokens, generator).steps[2:]]
-    if not steps:
+    if not (steps := decoder.decode(prompt, tokens, generator).steps[2:]):
         raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
     return timing.usual([step.seconds["select"] for step in steps])
 
@@ -153,7 +145,7 @@ def run(config: Config) -> None:
         profile = timing.fitted(pair, fitted, lengths, stage.depends["device"])
         profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0))
         decide = {
-            level: decision_seconds(config, pair, profile, level, prompts[0], config.data.tokens, texts=1)
+            level: decision_seconds(config, pair, profile, level, prompts[0])
             for level in watched(DECISIONS, "timing decisions")
         }
         profile = replace(profile, decide=decide, distinct=distinct(config, pair, prompts))

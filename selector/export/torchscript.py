@@ -212,10 +212,10 @@ def write_artefact(
         (partial / "model.safetensors").write_bytes(safetensors.torch.save(made.state_dict()))
         if tokens is not None:
             (partial / FILE).write_bytes(safetensors.numpy.save(tokens.to_tensors()))
-        (partial / "latency.json").write_text(json_text(profile.to_json(), indent=1) + "\n")
+        (partial / "latency.json").write_text(json_text(profile.to_json()))
         versions = {name: version(name) for name in ("torch", "pytorch-lightning")}
         config = replace(config, pair=facts["pair"], facts={"modes": list(modes), "versions": versions, **facts})
-        (partial / "config.json").write_text(json_text(config.to_json(), indent=1) + "\n")
+        (partial / "config.json").write_text(json_text(config.to_json()))
         (partial / "README.md").write_text(CARD.render(config=config, of_log=config.schema == LOG))
         names = sorted(path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file())
         (partial / CHECKSUMS).write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in names))

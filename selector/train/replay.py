@@ -26,15 +26,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
+from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import ActionSpace
-
-try:
-    from numba import njit
-except ModuleNotFoundError:
-    njit = None  # type: ignore[assignment]
 
 Array = NDArray[Any]
 F = TypeVar("F", bound=Callable[..., object])
@@ -43,14 +39,11 @@ SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # vectorises sums; NaN and i
 
 
 def jit(function: F, kept: bool = True) -> F:
-    """The function, compiled when it is first called, and kept on disk where that is possible; without Numba it stays
-    plain Python, with the same results.
+    """The function, compiled when it is first called, and kept on disk where that is possible.
 
     Numba compiles anew when the function's own file changes, but not when that of a compiled function which it calls
     does. So such functions stand in one file, or are not `kept`.
     """
-    if njit is None:
-        return function
     try:
         return cast(F, njit(cache=kept, fastmath=SUMS_IN_ANY_ORDER)(function))
     except RuntimeError:  # neither the package's folder nor the user's can be written to

@@ -99,7 +99,7 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
     static_R = torch.full((len(unknown_R),), space.index(mode.action))
     if mode.decider != NETWORK:
         if mode.rule is not None:
-            copies_R = mode.rule.copies(timed.texts.scalar("match")) & ~unknown_R
+            copies_R = (timed.texts.scalar("match") >= mode.rule.least) & ~unknown_R
             static_R[copies_R] = space.index(mode.rule.lookup)
         return Decided(static_R, timed.seconds_of(static_R, mode.asked), space.needs_draft_A[static_R])
     action_R, seconds_R = static_R, torch.zeros(len(unknown_R))

@@ -1,9 +1,4 @@
-"""Tiny models of the families' real classes, from real configs.
-
-    python -m tests.data_gen.families
-
-prints what the self-check finds of each: the largest difference of logits, as a share of their standard deviation.
-"""
+"""Tiny models of the families' real classes, from real configs."""
 
 from __future__ import annotations
 
@@ -14,8 +9,6 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from data_gen.models.pair import ModelPair
-from data_gen.models.self_check import check_model
-from selector.schema import InputError
 
 V, LONGEST, WINDOW = 64, 128, 16
 PLAIN = {
@@ -163,18 +156,3 @@ def random_llama(vocabulary: int, layers: int, seed: int, positions: int = 64) -
 def nameless(target: Any, draft: Any) -> ModelPair:
     """A pair without a tokenizer."""
     return ModelPair(target, draft, None, ("target", "draft"), "")  # type: ignore[arg-type]
-
-
-def main() -> None:
-    for family in RIGHT:
-        found = [check_model(model_of(family).to(dtype), family, LONGEST) for dtype in (torch.float32, torch.bfloat16)]
-        print(f"{family:28} {found[0]:.1e} in float32, {found[1]:.1e} in bfloat16")
-    for family in REFUSED:
-        try:
-            check_model(model_of(family), family, LONGEST)
-        except InputError as error:
-            print(error)
-
-
-if __name__ == "__main__":
-    main()

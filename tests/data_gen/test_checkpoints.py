@@ -150,13 +150,10 @@ def test_a_model_that_lacks_weights_is_refused(folders: tuple[Path, Path], role:
         load(folders)
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/no/such/model", "runs/none/pair/draft"])
-def test_a_missing_model_is_named(name: str, pair_folders: tuple[str, str]) -> None:
-    with pytest.raises(InputError, match=f"^pair.draft: there is no folder {name}"):
-        ModelPair.load(pair_folders[0], name)
-
-
-def test_a_directory_without_a_model_is_one_line(tmp_path: Path, pair_folders: tuple[str, str]) -> None:
+def test_a_missing_model_is_named_in_one_line(tmp_path: Path, pair_folders: tuple[str, str]) -> None:
+    for name in ("./nowhere", "/no/such/model", "runs/none/pair/draft"):
+        with pytest.raises(InputError, match=f"^pair.draft: there is no folder {name}"):
+            ModelPair.load(pair_folders[0], name)
     with pytest.raises(InputError, match=f"pair.target: cannot load {tmp_path}") as error:
         ModelPair.load(str(tmp_path), pair_folders[1])
     assert "\n" not in str(error.value)

@@ -20,7 +20,6 @@ from data_gen.verification import VERIFIERS, Verdict, get_verifier
 from data_gen.verification.traversal import Traversal
 from selector.actions import Action
 from tests.data_gen.by_definition import earlier_ends, longest_match
-from tests.data_gen.decodes import decode, generated
 from tests.data_gen.worlds import KINDS, World
 
 CONTEXT = [5, 17, 203, 44, 91]
@@ -157,11 +156,3 @@ def test_copies_are_not_given_to_the_verifier_of_trees(pair: ModelPair) -> None:
     assert any(step.accepted for step in copies.decode(PROMPT, 60, torch.Generator()).steps)
     with pytest.raises(AssertionError, match="a copy"):
         chains.decode(PROMPT, 60, torch.Generator())
-
-
-@pytest.mark.parametrize("feature_levels", [(), ("light",)], ids=str)
-def test_greedy_text_is_that_of_generate(pair: ModelPair, feature_levels: tuple[str, ...]) -> None:
-    """With copies in the loop, of a text that repeats itself; whatever the chooser asks for."""
-    decoded = decode(pair, FixedTree(Action.copy(16), feature_levels), PROMPT, 60)
-    assert decoded.tokens == generated(pair.target, PROMPT, 60)
-    assert any(step.accepted > 1 for step in decoded.steps)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -50,15 +51,22 @@ def any_of_them() -> Random:
     return Random(ACTIONS, torch.Generator().manual_seed(3))
 
 
+def both(
+    pair: ModelPair, sampling: Sampling, verifier: str = "traversal", choosers: Callable[[], Chooser] = any_of_them
+) -> tuple[GraphDecoder, Decoder]:
+    """Decoders whose texts are to be equal, each with a chooser of its own."""
+    own = get_verifier(verifier)
+    return GraphDecoder(pair, sampling, own, choosers(), 90), Decoder(pair, sampling, own, choosers())
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("verifier", [cls.name for cls in ON_SLOTS])
 def test_the_text_is_the_eager_one(verifier: str, temperature: float, pair: ModelPair) -> None:
     """Token for token, from the same uniform numbers, with another action at every step; a second text likewise."""
     sampling = Sampling(temperature, draft_temperature=max(temperature, 0.3))
-    graph = GraphDecoder(pair, sampling, get_verifier(verifier), any_of_them(), 80)
-    eager = Decoder(pair, sampling, get_verifier(verifier), any_of_them())
+    decoders = both(pair, sampling, verifier)
     for prompt in (PROMPT, [7]):
-        found, expected = (each.decode(prompt, 40, torch.Generator().manual_seed(1)) for each in (graph, eager))
+        found, expected = (each.decode(prompt, 40, torch.Generator().manual_seed(1)) for each in decoders)
         assert found.tokens == expected.tokens
         assert [step.accepted for step in found.steps] == [step.accepted for step in expected.steps]
     assert max(step.accepted for step in expected.steps) > 1
@@ -67,10 +75,8 @@ def test_the_text_is_the_eager_one(verifier: str, temperature: float, pair: Mode
 @pytest.mark.parametrize("family", ["Mistral, sliding window", "Gemma 2", "Gemma 3, nested", "Phi-3", "GPT-2", "OPT"])
 def test_families(family: str) -> None:
     """Beyond the sliding window, where there is one. Mixtures of experts have no float64, in which texts are equal."""
-    own = pair_of(family, 0.005)
-    graph = GraphDecoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them(), 60)
-    eager = Decoder(own, Sampling(1.0), get_verifier("traversal"), any_of_them())
-    found, expected = (each.decode(PROMPT, 40, torch.Generator().manual_seed(0)) for each in (graph, eager))
+    decoders = both(pair_of(family, 0.005), Sampling(1.0))
+    found, expected = (each.decode(PROMPT, 40, torch.Generator().manual_seed(0)) for each in decoders)
     assert found.tokens == expected.tokens
 
 
@@ -88,14 +94,9 @@ def test_a_draft_that_has_been_asked_for_nothing_catches_up(prompt: list[int], p
             self.steps += 1
             return Action(2, 1, 2) if self.steps in (8, 55, 56) else EMPTY
 
-    texts = [
-        decoder.decode(prompt, 70, torch.Generator().manual_seed(1)).tokens
-        for decoder in (
-            GraphDecoder(pair, Sampling(1.0), get_verifier("traversal"), Seldom(), 90),
-            Decoder(pair, Sampling(1.0), get_verifier("traversal"), Seldom()),
-        )
-    ]
-    assert texts[0] == texts[1]
+    decoders = both(pair, Sampling(1.0), choosers=Seldom)
+    found, expected = (each.decode(prompt, 70, torch.Generator().manual_seed(1)) for each in decoders)
+    assert found.tokens == expected.tokens
 
 
 class Watching:
@@ -118,13 +119,10 @@ class Watching:
 @pytest.mark.parametrize("levels", [(EARLY,), (LIGHT,), (EARLY, LIGHT)], ids=str)
 def test_features_are_the_eager_ones(levels: tuple[str, ...], pair: ModelPair) -> None:
     choosers = Watching(levels), Watching(levels)
-    graph = GraphDecoder(pair, Sampling(0.5), get_verifier("traversal"), choosers[0], 80)
-    eager = Decoder(pair, Sampling(0.5), get_verifier("traversal"), choosers[1])
-    texts = [each.decode(PROMPT, 40, torch.Generator().manual_seed(1)).tokens for each in (graph, eager)]
-    assert texts[0] == texts[1]
-    assert len(choosers[0].seen) == len(choosers[1].seen) > 5
-    for found, expected in zip(*(each.seen for each in choosers), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    decoders = both(pair, Sampling(0.5), choosers=partial(next, iter(choosers)))
+    found, expected = (each.decode(PROMPT, 40, torch.Generator().manual_seed(1)) for each in decoders)
+    assert found.tokens == expected.tokens and len(choosers[1].seen) > 5
+    torch.testing.assert_close(choosers[0].seen, choosers[1].seen, atol=1e-5, rtol=1e-5)
 
 
 def steps_of(decoder: Loop) -> Iterator[Any]:

@@ -17,10 +17,6 @@ def test_temperature_divides_logits() -> None:
     assert Sampling(0.5).probabilities(logits.bfloat16()).dtype == torch.float32
 
 
-def test_temperature_zero_is_greedy() -> None:
-    assert Sampling(0).probabilities(torch.tensor([[0.1, 0.3, 0.2]])).tolist() == [[0.0, 1.0, 0.0]]
-
-
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (1.0, 4)])
 def test_the_nucleus_is_the_smallest_set_that_reaches_its_mass(top_p: float, kept: int) -> None:
     logits = torch.tensor([0.15, 0.5, 0.05, 0.3]).log()

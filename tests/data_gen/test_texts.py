@@ -230,24 +230,19 @@ def test_an_impossible_token_is_named_with_its_position() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "gap", "tie"),
+    ("dtype", "best", "gap", "tie"),
     [
-        *((torch.float32, gap, gap < 1e-3) for gap in (0.0, 5e-4, 5e-3, 1.0)),
-        *((torch.bfloat16, gap, gap < 0.2) for gap in (0.0, 0.125, 0.5)),
+        *((torch.float32, 3.0, gap, gap < 1e-3) for gap in (0.0, 5e-4, 5e-3, 1.0)),
+        *((torch.bfloat16, 3.0, gap, gap < 0.2) for gap in (0.0, 0.125, 0.5)),
+        *((torch.bfloat16, 20.0, gap, gap < 2) for gap in (0.5, 1.5, 2.5)),
     ],
 )
-def test_greedy_texts_may_differ_where_two_logits_tie(dtype: torch.dtype, gap: float, tie: bool) -> None:
-    """Ties are wider in short floats."""
-    logits_NV = torch.tensor([[3.0, 3.0 - gap, 1.0]], dtype=dtype)
+def test_greedy_texts_may_differ_where_two_logits_tie(dtype: torch.dtype, best: float, gap: float, tie: bool) -> None:
+    """Ties are wider in short floats and of large logits: numbers of bfloat16 lie 0.125 apart at 20, and two passes may
+    differ by sixteen of them."""
+    logits_NV = torch.tensor([[best, best - gap, 1.0]], dtype=dtype)
     assert refused(logits_NV, [1], Sampling(0.0)).at_a_tie == tie
     assert not refused(logits_NV, [2], Sampling(0.0)).at_a_tie
-
-
-@pytest.mark.parametrize(("gap", "tie"), [(0.5, True), (1.5, True), (2.5, False)])
-def test_ties_of_large_logits_are_wide(gap: float, tie: bool) -> None:
-    """Numbers of bfloat16 lie 0.125 apart there, and two passes may differ by sixteen of them."""
-    logits_NV = torch.tensor([[20.0, 20.0 - gap, 1.0]], dtype=torch.bfloat16)
-    assert refused(logits_NV, [1], Sampling(0.0)).at_a_tie == tie
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])

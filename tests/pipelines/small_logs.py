@@ -18,17 +18,17 @@ CLOCK = "batch,context,verified,passes,seconds\n" + "".join(
 )
 
 
-def record(number: int, tokens: int = 60, kind: str = "prose", offset: int = 0) -> dict[str, Any]:
+def record(number: int, tokens: int = 60, kind: str = "prose") -> dict[str, Any]:
     """One text: phrases of a few, and what the drafter would have had accepted at each position."""
     random_ = random.Random(f"{number} {kind}")
-    phrases = [[offset + random_.randrange(40) for _ in range(random_.randrange(3, 9))] for _ in range(5)]
+    phrases = [[random_.randrange(40) for _ in range(random_.randrange(3, 9))] for _ in range(5)]
     text: list[int] = []
     while len(text) < tokens + 12:
         text += random_.choice(phrases)
     prompt, generated = text[:12], text[12 : 12 + tokens]
     accepted = []
     for at in range(tokens):
-        likely = 0.85 if (prompt + generated)[11 + at] - offset < EASY else 0.5
+        likely = 0.85 if (prompt + generated)[11 + at] < EASY else 0.5
         run = 0
         while run < 8 and random_.random() < likely:
             run += 1

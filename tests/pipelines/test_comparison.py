@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,46 +36,44 @@ SPEEDS = {PLAIN: 50.0, ASSISTED: 80.0, BEST_STATIC: 100.0, AT_ROOT: 110.0, COPYI
 Rows = list[dict[str, Any]]
 
 
-def rows(speeds: dict[str, float] = SPEEDS, sources: int = 6, spread: float = 0.0, seed: int = 0) -> Rows:
+def rows(speeds: dict[str, float] = SPEEDS, sources: int = 6, spread: float = 0.0) -> Rows:
     """Two prompts of each source, of two kinds, decoded in two rounds at a speed that varies by source, alike for all
     methods."""
-    rng = np.random.default_rng(seed)
-    result = []
-    for temperature in TEMPERATURES:
-        for source in range(sources):
-            factor = 1 + spread * rng.standard_normal()
-            for prompt in range(2):
-                for method, speed in speeds.items():
-                    result.append(
-                        {
-                            "prompt": f"{source}-{prompt}",
-                            "kind": ("code", "prose")[prompt],
-                            "source": str(source),
-                            "setting": setting_name(temperature, 1.0),
-                            "temperature": temperature,
-                            "top_p": 1.0,
-                            "method": method,
-                            "verifier": "traversal",
-                            "drafts": "(1, 4, 0)" if method == BEST_STATIC else "",
-                            "tokens": 64,
-                            "text": list(range(64)),
-                            "rounds": [[64, turn * 64 / (speed * factor)] for turn in TURNS],
-                            "steps": 16,
-                            "block_tokens": 66,
-                            "seconds": 60 / (speed * factor),
-                            "select_seconds": 0.6 / (speed * factor) if method == SELECTOR else 0.0,
-                            "drafted": [] if method == ASSISTED else [(1, 4, 0)] * 15 + [(1, 4, 0, "copy")],
-                            "step_roots": [] if method == ASSISTED else list(range(0, 64, 4)),
-                        }
-                    )
+    rng, result = np.random.default_rng(0), []
+    for temperature, source in product(TEMPERATURES, range(sources)):
+        factor = 1 + spread * rng.standard_normal()
+        for prompt, (method, speed) in product(range(2), speeds.items()):
+            seen = method != ASSISTED  # its steps cannot be observed
+            result.append(
+                {
+                    "prompt": f"{source}-{prompt}",
+                    "kind": ("code", "prose")[prompt],
+                    "source": str(source),
+                    "setting": setting_name(temperature, 1.0),
+                    "temperature": temperature,
+                    "top_p": 1.0,
+                    "method": method,
+                    "verifier": "traversal",
+                    "drafts": "(1, 4, 0)" if method == BEST_STATIC else "",
+                    "tokens": 64,
+                    "text": list(range(64)),
+                    "rounds": [[64, turn * 64 / (speed * factor)] for turn in TURNS],
+                    "steps": 16,
+                    "block_tokens": 66,
+                    "seconds": 60 / (speed * factor),
+                    "select_seconds": 0.6 / (speed * factor) if method == SELECTOR else 0.0,
+                    "drafted": ([(1, 4, 0)] * 15 + [(1, 4, 0, "copy")]) * seen,
+                    "step_roots": list(range(0, 64, 4)) * seen,
+                }
+            )
     return result
 
 
-def replays(clock: str = "", **speeds: float) -> list[Figure]:
+def replays() -> list[Figure]:
     """What replay says of all methods but transformers' own."""
-    own = {**{name: speed for name, speed in SPEEDS.items() if name != ASSISTED}, NETWORK: 90.0, **speeds}
+    own = {**{name: speed for name, speed in SPEEDS.items() if name != ASSISTED}, NETWORK: 90.0}
     return [
-        replayed_figure(setting_name(t, 1.0), name, replayed(rival, clock), Ratio(speed / own[rival], ERROR))
+        replayed_figure(setting_name(t, 1.0), name, replayed(rival), Ratio(speed / own[rival], ERROR))
         for t in TEMPERATURES
         for name, speed in own.items()
         for rival in own
@@ -82,9 +81,9 @@ def replays(clock: str = "", **speeds: float) -> list[Figure]:
     ]
 
 
-def evaluated(data: Rows | None = None, replay: list[Figure] | None = None) -> Evaluation:
+def evaluated(data: Rows | None = None) -> Evaluation:
     data = rows() if data is None else data
-    table = Table([*figures(data), *(replays() if replay is None else replay)])
+    table = Table([*figures(data), *replays()])
     decisions = [Mode(each.build(), Action(1, 4, 0)).row() for each in CONFIG.sampling]
     found = {"summary": tables.summary(CONFIG, table, data), "methods": tables.entries(table, data)}
     return Evaluation(found | {"replayed": [], "decisions": decisions}, table)

@@ -47,7 +47,7 @@ PROMPT = [5, 17, 203, 44, 91]
 CONFIG = demo_config(
     *UNTEMPLATED, f"verifiers=[{','.join(VERIFIERS)}]", "train.verifier=traversal", f"data.tokens={TOKENS}"
 )
-PROFILE = gpu_like("pair", VERIFIERS, 0.2)
+PROFILE = gpu_like(VERIFIERS)
 
 
 def static(name: str, verifier: str, tree: Action) -> Method:
@@ -87,7 +87,7 @@ def test_what_decodes_alike_is_decoded_once() -> None:
 
 def test_static_trees_are_the_fastest_of_their_kind() -> None:
     """With one verifier that is always the better one by a little."""
-    data, times = texts(10, seed=4), gpu_like("pair", VERIFIERS, 0.2)
+    data, times = texts(10, seed=4), gpu_like(VERIFIERS)
     data.survivals = {"traversal": data.survivals["traversal"], "specinfer": 0.95 * data.survivals["traversal"]}
     methods = {method.name: method for method in static_methods(data, VERIFIERS, times)}
     assert next(iter(methods)) == PLAIN and methods[PLAIN].mode.action == EMPTY

@@ -57,6 +57,9 @@ def test_mlflow_compares_networks_and_says_what_is_exported(demo: tuple[Path, st
         assert own["replayed_ratio"] == pytest.approx(sum(mode["replay"]["value"] for mode in modes) / 2)
         assert own["kept_ratio"] == result["selectors"][name]["metrics"]["validation/replay_gated"]
         assert own["kept_ratio"] == pytest.approx(sum(own[f"kept_ratio/{place}"] for place in places) / 2)
+        judged = (own[f"validation/replay{place}"] for place in ("", *(f"/{place}" for place in places)))
+        mean, *each = judged  # of the last epoch
+        assert mean == pytest.approx(sum(each) / 2, rel=1e-5)
     assert [metrics["demo"][f"exported_ratio/{place}"] for place in places] == [row["replay_ratio"] for row in rows]
     assert metrics["demo"] == metrics["train"] | metrics["evaluate"]
     assert not [name for name in metrics["evaluate"] if name.startswith("ratio_vs") and "/T " not in name]

@@ -61,12 +61,8 @@ def test_scores_are_what_the_trained_module_and_the_torchscript_say(
     for mode in exported.modes_of(level):
         data, rows = exported.roots_of(mode, level, count=2)
         may_BA = exported.mask_of(mode, data)[rows]
-        for early in (False, True):
-            batch = (
-                exported.early_of(exported.batch_of(data, rows, level))
-                if early
-                else exported.batch_of(data, rows, level)
-            )
+        whole = exported.batch_of(data, rows, level)
+        for batch, early in ((whole, False), (exported.early_of(whole), True)):
             scores_BA = selector.scores(batch)
             assert scores_BA.shape == (len(rows), 453) and scores_BA.dtype == torch.float32
             assert torch.allclose(scores_BA, exported.worth(made, data, mode, early)[rows], atol=1e-3, rtol=1e-5)
@@ -99,14 +95,10 @@ def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
     tuned = selector.at(0.4)
     for features in exported.one_by_one(exported.batch_of(*exported.roots_of(exported.COPIES, LIGHT), LIGHT)):
         match = features[SCALARS_KEY][PAIR.index("match")]
-        action = tuned.select({MATCH: match})
-        assert (
-            action
-            == tuned.select(exported.early_of(features))
-            == selector.select(features)
-            == exported.COPIES.copied(float(match))
-        )
-        assert Tuned(exported.COPIES).select({MATCH: match}) == action
+        action = exported.COPIES.copied(float(match))
+        for own in (tuned, Tuned(exported.COPIES)):
+            assert own.select({MATCH: match}) == action
+        assert tuned.select(exported.early_of(features)) == selector.select(features) == action
         chosen.add(action)
     assert chosen == {exported.COPIES.action, Action.copy(8)}
 

@@ -158,13 +158,3 @@ def test_coinciding_branches_are_one_node() -> None:
         rows = (1 + action.nodes - known.nodes(action, sampling)) * upper.nucleus
         seconds = [each.action_seconds(action, 20, "traversal", sampling=sampling) for each in (upper, known)]
         assert seconds[0] - seconds[1] == pytest.approx(saved + (rows if sampling.top_p < 1 else 0)) and saved > 0
-
-
-def test_numbers_of_nodes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "latency.json"
-    for rows in ([[1.0] * 8] * 2, [[1.0] * 7] * 3, [[-1.0] * 8] * 3, [["1"] * 8] * 3, 5):
-        path.write_text(json.dumps({**profile().to_json(), "distinct": {"T=0": rows}}))
-        with pytest.raises(InputError, match="not a latency profile"):
-            LatencyProfile.load(path)
-    path.write_text(json.dumps({**profile().to_json(), "distinct": {"T=0": [[1.0] * 8] * 3}}))
-    assert LatencyProfile.load(path).nodes(Action(4, 2, 8), Sampling(0.0)) == 11

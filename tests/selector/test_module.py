@@ -3,18 +3,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
 from selector.decision import Mode
-from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Timed
 from selector.train.module import Batch, RootsModule, SelectorModule, learned_rows, policy_ratios, survival_loss
 from selector.train.tuning import StaticTable, best_static, replay_mode, tune_mode
 from tests.selector.exported import KINDS
-from tests.selector.synthetic import SPACE, joined, module, opinionated, static_mode, texts, timed
+from tests.selector.synthetic import SPACE, module, opinionated, static_mode, texts, timed
 
 STEPS = 500
 
@@ -134,29 +132,3 @@ def test_batches_hold_the_roots_they_say() -> None:
     _, states = data.features(rows, True)
     assert all(torch.equal(mine, own) for mine, own in zip(batch.hidden, states, strict=True))
     assert regressor[0].seconds_BA.shape == (0,)
-
-
-def test_training_is_judged_by_replay_of_validation_texts() -> None:
-    """Through Lightning: the logged ratio is the mean over sampling settings, of the weights as they are then."""
-    settings, ways = (Sampling(), Sampling(0.5)), ((LIGHT,), (EARLY, LIGHT))
-    splits = {
-        split: joined([texts(4, 12, seed + i, setting=setting, repeats=0.3) for i, setting in enumerate(settings)])
-        for split, seed in (("train", 10), ("validation", 20))
-    }
-    judged = [timed(splits["validation"].setting_of(setting)) for setting in settings]
-    modes = [
-        replace(static_mode(data), feature_levels=level, rho=0.5) for data, level in zip(judged, ways, strict=True)
-    ]
-    made = module().train()
-    made.judged = list(zip(judged, modes, strict=True))
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", **quiet)
-    trainer.fit(made, RootsModule(made, splits, "traversal", 32, 0))
-    made.eval()
-    ratios = [
-        replay_mode(data, made.predictions(data.texts, mode), mode).speed
-        / replay_mode(data, {}, mode.static_only()).speed
-        for data, mode in made.judged
-    ]
-    assert float(trainer.callback_metrics["validation/replay"]) == pytest.approx(sum(ratios) / 2, rel=1e-5)
-    assert {"train/loss", "validation/loss"} <= set(trainer.callback_metrics)

@@ -169,56 +169,6 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, lag: list[float]) -> None
         )
 
 
-def decoded(world: LastTokenWorld, name: str, roots: int, count: int, rng: random.Random) -> Tensor:
-    """Seconds and steps of decodings that stop once no root is left, [count, 2]."""
-    laws: dict[tuple[object, ...], tuple[list[Tokens], list[float]]] = {}
-    q1 = world.draft_VV[:, 1].tolist()
-
-    def draft(last: int, length: int) -> list[int]:
-        path = [last]
-        for _ in range(length):
-            path.append(int(rng.random() < q1[path[-1]]))
-        return path[1:]
-
-    totals = []
-    for _ in range(count):
-        position, last, seconds, steps = 0, 0, 0.0, 0
-        while position < roots:
-            action = action_at(position, last, SPACE)
-            K, L1, L2, _ = SPACE.actions[action]
-            trunk = draft(last, L1)
-            branches = [draft([last, *trunk][-1], L2) for _ in range(K)]
-            key = (last, *trunk, *map(tuple, branches))
-            if key not in laws:
-                appended = world.appended(name, last, DraftTree.from_paths(trunk, branches))
-                laws[key] = [tokens for tokens, _ in appended], [probability for _, probability in appended]
-            tokens = rng.choices(*laws[key])[0]
-            seconds, steps = seconds + seconds_at(position, action, SPACE), steps + 1
-            position, last = position + len(tokens), tokens[-1]
-        totals.append((seconds, steps))
-    return torch.tensor(totals, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("name", ["specinfer", "traversal"])
-def test_replay_of_drawn_texts_and_siblings_is_a_simulated_decoder(name: str) -> None:
-    """Some 50,000 steps of a decoder against drawn texts, labelled with drawn siblings: seconds and steps agree within
-    4 standard errors, and tokens are those of the texts. A wrong alarm in 3e-4 of other seeds (4 comparisons)."""
-    world, roots, rng = LastTokenWorld(seed=3), 24, random.Random(4)
-    simulated_X2 = decoded(world, name, roots, 4000, rng)
-    assert simulated_X2[:, 1].sum() > 40_000
-    texts = [world.drawn_text(roots + SPACE.depth, rng) for _ in range(600)]
-    generator, never = torch.Generator().manual_seed(5), torch.zeros(1, dtype=torch.float64)
-    survivals_XRS = torch.stack([world.survivals(text, [name], 1, generator)[0] for text in texts])
-    mine = replayed(survivals_XRS, texts, SPACE, never)
-    assert mine.tokens_X.tolist() == pytest.approx([roots] * len(texts), rel=1e-6)
-    mine_X2 = torch.stack([mine.seconds_X, mine.steps_X], dim=-1)
-    error_2 = (simulated_X2.var(0) / len(simulated_X2) + mine_X2.var(0) / len(mine_X2)).sqrt()
-    assert ((mine_X2.mean(0) - simulated_X2.mean(0)).abs() < 4 * error_2).all()
-    assert (error_2 < 0.02 * simulated_X2.mean(0)).all()  # close enough to tell
-    other = replayed(survivals_XRS.roll(1, dims=1), texts, SPACE, never)  # labels of the wrong roots: noticed
-    assert not ((other.steps_X.mean() - simulated_X2[:, 1].mean()).abs() < 4 * error_2[1])
-
-
 def drawn_survivals(name: str, siblings: int | None, count: int = 300, space: ActionSpace = SPACE) -> Tensor:
     """Labels of the roots of a text, from drawn siblings or all of them."""
     world = LastTokenWorld(3, space)

@@ -1,5 +1,5 @@
-"""Replay against the walk along a text that its formula describes, and texts that are worked by hand; quotients of
-replayed speeds, and their errors over sources."""
+"""Replay against the walk along a text that its formula describes; quotients of replayed speeds, and their errors over
+sources."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen.text_labels.labels import TextLabeller
-from selector.actions import Action, ActionSpace
-from selector.train.replay import Lag, Ratio, jackknifed, outcomes, replay
+from selector.actions import ActionSpace
+from selector.train.replay import Ratio, jackknifed, outcomes, replay
 from tests.selector.synthetic import some_survivals
 
 
@@ -60,46 +59,6 @@ def test_outcomes_are_a_law_whose_mean_is_the_label() -> None:
     assert (law_RJ >= 0).all()
     mean_R = law_RJ @ torch.arange(1, space.deepest + 2, dtype=torch.float64)
     assert torch.allclose(mean_R, space.efficiencies(survivals_RS).diagonal(), atol=1e-14)
-
-
-def test_replay_of_a_text_worked_by_hand() -> None:
-    """Four tokens, three roots, chains of one token.
-
-    p of the text's next tokens is 0.5, 0.8, 0.5 and q is 0.4, 0.2, 0.6, so that a chain of one is accepted with
-    S = min(1, q/p) = 0.8, 0.25, 1. With that chain at every root:
-
-        D(0) = 1
-        D(1) = D(0) (1 - 0.8)                 = 0.2
-        D(2) = D(0) 0.8 + D(1) (1 - 0.25)     = 0.95
-        tokens  = 1 x 1.8 + 0.2 x 1.25 + 0.95 x 1 = 3
-        seconds = 1 x 10 + 0.2 x 20 + 0.95 x 40   = 52
-
-    Of the two tokens of a step from the last root only one is the text's. With nothing drafted at the first two roots
-    every root is visited: 1 + 1 + 1 tokens in 3 steps.
-    """
-    space = ActionSpace(1, 1, 0)
-    labeller = TextLabeller(torch.tensor([0, 1, 0, 1]), ["naive"], space=space)
-    p_TV = torch.tensor([[0.5, 0.5], [0.8, 0.2], [0.5, 0.5], [1.0, 0.0]], dtype=torch.float64)
-    q_TV = torch.tensor([[0.6, 0.4], [0.2, 0.8], [0.4, 0.6], [0.0, 1.0]], dtype=torch.float64)
-    labeller.add(p_TV, q_TV)
-    survivals_RS = labeller.survivals()[0]
-    assert torch.allclose(survivals_RS[:, 0], torch.tensor([0.8, 0.25, 1.0], dtype=torch.float64), atol=1e-15)
-    nothing, chain = space.index(Action(1, 0, 0)), space.index(Action(1, 1, 0))
-    seconds_R, size_X = torch.tensor([10.0, 20.0, 40.0]), torch.tensor([3])
-    drafted = replay(survivals_RS, torch.full((3,), chain), seconds_R, size_X, space)
-    assert drafted.visits_R.tolist() == pytest.approx([1, 0.2, 0.95])
-    assert drafted.tokens_X.tolist() == pytest.approx([3])
-    assert drafted.seconds_X.tolist() == pytest.approx([52])
-    assert drafted.steps_X.tolist() == pytest.approx([2.15])
-    assert drafted.speed == pytest.approx(3 / 52)
-    assert drafted.block_efficiency == pytest.approx(3 / 2.15)
-    given = survivals_RS, torch.tensor([nothing, nothing, chain]), seconds_R, size_X, space
-    in_time, passes_R = replay(*given), torch.tensor([False, False, True])
-    assert in_time.visits_R.tolist() == pytest.approx([1, 1, 1])
-    assert in_time.tokens_X.tolist() == pytest.approx([3])
-    assert in_time.seconds_X.tolist() == pytest.approx([70])
-    lagging = replay(*given, Lag(passes_R, torch.tensor([0.0, 3.0, 5.0], dtype=torch.float64)))
-    assert lagging.seconds_X.tolist() == pytest.approx([75])  # two tokens missed
 
 
 THREE = torch.tensor([[10.0, 10.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0], [30.0, 10.0, 10.0, 10.0]])

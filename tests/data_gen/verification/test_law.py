@@ -32,13 +32,9 @@ def test_every_tree_of_a_small_world_is_lossless(name: str, style: str, kind: st
         world = world_of(vocabulary, 3, kind, seed)
         for shape in shapes:
             if name != "spechub" or shape[0] <= 2:  # SpecHub is for pairs
-                error = error_of(world, name, style, *shape)
+                law_CV = world.appended_law(get_verifier(name, style), world.delayed_trees(*shape, style))
+                error = world.losslessness_error(law_CV, shape[1] + shape[2])
                 assert error < 1e-12, f"{name}, {style}, {shape}, vocabulary {vocabulary}: {error}"
-
-
-def error_of(world: World, name: str, style: str, K: int, L1: int, L2: int) -> float:
-    law_CV = world.appended_law(get_verifier(name, style), world.delayed_trees(K, L1, L2, style))
-    return world.losslessness_error(law_CV, L1 + L2)
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
@@ -51,7 +47,7 @@ def test_block_efficiency_is_the_mean_of_the_law(name: str) -> None:
 
 
 def test_lifted_k_seq_never_loses_to_traversal_on_small_worlds() -> None:
-    """The other lifted rules sometimes do: `make worlds` counts."""
+    """Which `lifted_priority` sometimes does."""
     for seed in range(24):
         world = World(3, depth=2, kind=("random", "zeros", "peaked")[seed % 3], seed=seed)
         traversal, lifted = (
