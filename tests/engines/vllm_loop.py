@@ -118,7 +118,7 @@ def law(answers: Sequence[Answer], selector: TextSelector) -> str:
                 text = [*own.prompt, *own.tokens[:end], *draft[:-1]]
                 probs_NV = sampling.probabilities(CachedModel(target).extend(text, last=len(draft)).logits_WV)
                 survivals_N = probs_NV[torch.arange(len(draft)), draft].double().cumprod(0)  # P(accepted >= n)
-                mean, square = survivals_N.sum(), (2 * torch.arange(len(draft)) + 1) @ survivals_N
+                mean, square = survivals_N.sum(), (2 * torch.arange(len(draft)).double() + 1) @ survivals_N
                 drafted, accepted = drafted + len(draft), accepted + count
                 expected, variance = expected + float(mean), variance + float(square - mean**2)
             known.committed(own.tokens[end : end + count + 1])
