@@ -88,8 +88,7 @@ def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:
 
 @contextmanager
 def no_harm() -> Iterator[None]:
-    """A decision that fails must not end a server: nothing is drafted then, and one line says so once for each
-    error."""
+    """A decision that fails drafts nothing and must not end a server; one line says so once for each error."""
     try:
         yield
     except Exception as error:
