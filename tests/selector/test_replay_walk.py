@@ -49,18 +49,6 @@ def test_replay_is_the_walk_along_every_text() -> None:
         assert float(mine.visits_R.sum()) == pytest.approx(float(mine.steps_X.sum()))
 
 
-def test_outcomes_are_a_law_whose_mean_is_the_label() -> None:
-    space = ActionSpace(3, 2, 2, (2, 6))
-    survivals_RS = some_survivals([len(space)], space, seed=9)
-    action_R = torch.arange(len(space))
-    law_RJ = outcomes(survivals_RS, action_R, space)
-    assert law_RJ.shape == (len(space), space.deepest + 1)
-    assert torch.allclose(law_RJ.sum(-1), torch.ones(len(space), dtype=torch.float64), atol=1e-14)
-    assert (law_RJ >= 0).all()
-    mean_R = law_RJ @ torch.arange(1, space.deepest + 2, dtype=torch.float64)
-    assert torch.allclose(mean_R, space.efficiencies(survivals_RS).diagonal(), atol=1e-14)
-
-
 THREE = torch.tensor([[10.0, 10.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0], [30.0, 10.0, 10.0, 10.0]])
 
 
