@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from data_gen.models.pair import ModelPair
-from data_gen.texts.prompts import LONG, Form, Prompt, joined, read_prompts, split_of, take_evenly, write_prompts
+from data_gen.texts.prompts import LONG, Form, Prompt, joined, read_prompts, take_evenly, write_prompts
 from selector.schema import InputError
 
 
@@ -54,14 +54,6 @@ def test_a_conversations_last_user_turn_is_its_text(tmp_path: Path) -> None:
     path.write_text(json.dumps({"messages": turns[:1]}))
     with pytest.raises(InputError, match="messages: no user's turn"):
         read_prompts(path)
-
-
-def test_a_source_falls_into_one_split() -> None:
-    splits: dict[str, set[str]] = {}
-    for prompt in prompts(300):
-        splits.setdefault(prompt.source, set()).add(split_of(prompt, 0.2, 0.25))
-    assert all(len(found) == 1 for found in splits.values())
-    assert {split for found in splits.values() for split in found} == {"train", "validation", "test"}
 
 
 def test_sources_are_joined_along_chains_of_equal_texts_in_any_order() -> None:
