@@ -148,17 +148,6 @@ def test_lookup_rules_are_tuned_on_the_training_texts_and_judged_on_others() -> 
         assert judged.ratio.value == pytest.approx(speed / static_replay(others, base.action).speed)
 
 
-def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:
-    data = splits()
-    bases = statics(by_setting(data["train"]))
-    own = by_setting(data["validation"])
-    longer = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"epochs": 10, "batch": 16})})
-    new = new_module(longer, "policy", LIGHT, [])
-    module = trained(longer, new, data, own, bases, tmp_path / "fitted", run_id)
-    judged = judge(module, own, bases)
-    assert all(each.pays and each.ratio.value > 1.2 for each in judged)
-
-
 def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
     data = splits()["train"]
     bases = statics(by_setting(data))
