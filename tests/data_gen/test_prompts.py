@@ -10,6 +10,7 @@ import pytest
 from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import LONG, Form, Prompt, joined, read_prompts, take_evenly, write_prompts
 from selector.schema import InputError
+from tests.tiny import END, TEMPLATE
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -68,12 +69,6 @@ def test_kinds_take_turns_and_the_order_does_not_depend_on_the_file() -> None:
     assert take_evenly(prompts(20)[::-1], 6) == taken
 
 
-TEMPLATE = (
-    "{% for turn in messages %}<1>{{ turn['role'] }} {{ turn['content'] }}<2>{% endfor %}"
-    "{% if add_generation_prompt %}<1>model {% endif %}"
-)
-
-
 @pytest.fixture
 def tokenizer(pair: ModelPair) -> Any:
     """A tokenizer of our own, to be given a template; `<0>`, `<1>`, .. are tokens of it."""
@@ -103,9 +98,9 @@ def test_a_cut_at_the_start_leaves_the_token_that_every_text_begins_with(tokeniz
 def test_a_chat_is_the_users_turn_in_the_template_and_the_models_begins(tokenizer: Any) -> None:
     tokenizer.chat_template = TEMPLATE
     prompts_ = [Prompt(name, text, "text", name) for name, text in (("a", "some text"), ("b", "the lazy dog"))]
-    for system, before in ((None, ""), ("quick", "<1>system quick<2>")):
+    for system, before in ((None, ""), ("quick", f"<system>quick{END}")):
         encoded = Form(100, "drop", chat=True, system=system).whole(tokenizer, prompts_)
-        expected = [f"{before}<1>user {prompt.text}<2><1>model " for prompt in prompts_]
+        expected = [f"{before}<user>{prompt.text}{END}<assistant>" for prompt in prompts_]
         assert encoded == tokenizer(expected, add_special_tokens=False)["input_ids"]
     assert Form(100, "drop", chat=True).whole(tokenizer, []) == []
 

@@ -32,12 +32,13 @@ from pipelines.pair.stage import recipe
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.torchscript import config_of
+from selector.latency import Verification
 from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.tuning import StaticTable, best_static
 from tests.pipelines.runs import UNTEMPLATED, demo_config
-from tests.selector.synthetic import gpu_like, opinionated, texts
+from tests.selector.synthetic import opinionated, profile, texts
 
 SPACE = ActionSpace.of_pairs()
 VERIFIERS = ("specinfer", "traversal")
@@ -47,7 +48,7 @@ PROMPT = [5, 17, 203, 44, 91]
 CONFIG = demo_config(
     *UNTEMPLATED, f"verifiers=[{','.join(VERIFIERS)}]", "train.verifier=traversal", f"data.tokens={TOKENS}"
 )
-PROFILE = gpu_like(VERIFIERS)
+PROFILE = replace(profile(), verify=dict.fromkeys(VERIFIERS, Verification()))
 
 
 def static(name: str, verifier: str, tree: Action) -> Method:
@@ -87,11 +88,11 @@ def test_what_decodes_alike_is_decoded_once() -> None:
 
 def test_static_trees_are_the_fastest_of_their_kind() -> None:
     """With one verifier that is always the better one by a little."""
-    data, times = texts(10, seed=4), gpu_like(VERIFIERS)
+    data = texts(10, seed=4)
     data.survivals = {"traversal": data.survivals["traversal"], "specinfer": 0.95 * data.survivals["traversal"]}
-    methods = {method.name: method for method in static_methods(data, VERIFIERS, times)}
+    methods = {method.name: method for method in static_methods(data, VERIFIERS, PROFILE)}
     assert next(iter(methods)) == PLAIN and methods[PLAIN].mode.action == EMPTY
-    speed_A = StaticTable.of(Timed(data, "traversal", times)).speeds()
+    speed_A = StaticTable.of(Timed(data, "traversal", PROFILE)).speeds()
     best = methods[BEST_STATIC]
     assert best.verifier == "traversal" and SPACE.index(best.mode.action) == int(speed_A.argmax())
     assert "static tree, traversal" not in methods and "static tree, specinfer" in methods
