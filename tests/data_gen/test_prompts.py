@@ -126,8 +126,7 @@ def test_a_very_long_prompt_is_not_read_to_its_end(tokenizer: Any) -> None:
 
 def test_a_text_that_holds_the_first_token_gets_no_second_one(tokenizer: Any) -> None:
     """As a template's text does where the tokenizer adds one."""
-    own = copy.deepcopy(tokenizer)
-    own.add_special_tokens({"bos_token": "<bos>"})
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
     prompts = [Prompt("a", text, "text", "a") for text in ("<bos><bos>the", "<bos>the", "the")]
-    first, second, third = Form(9).whole(own, prompts)
-    assert first == second == [own.bos_token_id, *third]
+    first, second, third = Form(9).whole(tokenizer, prompts)
+    assert first == second == [tokenizer.bos_token_id, *third]
