@@ -59,7 +59,6 @@ def texts(
     level: str = LIGHT,
     setting: Sampling = UNCUT,
     told: bool = True,
-    widths: Sequence[int] = WIDTHS,
     repeats: float = 0.0,
 ) -> Texts:
     """Texts of which half the roots are easy, at random. One feature tells: a scalar, or of `full` features the first
@@ -77,7 +76,7 @@ def texts(
     own_generator = torch.Generator().manual_seed(1000 + seed)  # what else is drawn is the same with more scalars
     scalars_RF = torch.rand(R, len(PAIR.names), generator=own_generator)
     hidden = {
-        name: torch.randn(R, width, generator=generator) for name, width in zip(HIDDEN_STATES, widths, strict=True)
+        name: torch.randn(R, width, generator=generator) for name, width in zip(HIDDEN_STATES, WIDTHS, strict=True)
     }
     if told and level == FULL:
         last = hidden[HIDDEN_STATES[-1]]
