@@ -41,7 +41,6 @@ def tokenizer_of(vocabulary: int) -> PreTrainedTokenizerFast:
 def save_pair(
     folder: Path,
     vocabulary: int = VOCABULARY,
-    seed: int = 0,
     positions: int = 512,
     peaked: float = 0.6,
     readable: bool = False,
@@ -49,7 +48,7 @@ def save_pair(
     """Random models with peaked distributions; the draft is the target's first layer, so that both overlap. In a
     `readable` pair tokens that are no printable text are improbable."""
     tokenizer = tokenizer_of(vocabulary)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=32,

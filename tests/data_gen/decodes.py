@@ -30,9 +30,8 @@ def decode(
     tokens: int,
     sampling: Sampling = ZERO,
     verifier: str = "traversal",
-    seed: int = 0,
 ) -> Decoded:
     """With a chooser, or with one tree at every step."""
     chooser = FixedTree(chooser) if isinstance(chooser, Action) else chooser
     decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
-    return decoder.decode(prompt, tokens, torch.Generator(pair.device).manual_seed(seed))
+    return decoder.decode(prompt, tokens, torch.Generator(pair.device).manual_seed(0))

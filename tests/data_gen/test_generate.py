@@ -111,14 +111,6 @@ def _law(
             yield from _law(pair, prompt, settings, (*text, token), probability * p)
 
 
-def test_the_steps_are_returned_on_request(pair: ModelPair) -> None:
-    output = speculative(pair, return_dict_in_generate=True)
-    assert isinstance(output, SpeculativeOutput)
-    new = output.sequences.shape[1] - PROMPT.shape[1]
-    assert sum(tau + 1 for tau in output.accepted) >= new > sum(tau + 1 for tau in output.accepted[:-1])
-    assert set(output.actions) == {TREE} and max(output.accepted) >= 1
-
-
 def test_a_selector_decides(pair: ModelPair, tmp_path: Path) -> None:
     """From its folder; the greedy text is the same, the trees are the selector's."""
     export(tmp_path / "selector")
@@ -149,7 +141,8 @@ def test_drafts_have_the_temperature_that_the_selector_was_trained_with(
     decoder = Decoder(pair, sampling, get_verifier(again.verifier), again.at(temperature))
     expected = decoder.decode(PROMPT[0].tolist(), 30, generator)
     assert found.sequences[0, PROMPT.shape[1] :].tolist() == expected.tokens
-    assert found.accepted == tuple(step.accepted for step in expected.steps)
+    assert isinstance(found, SpeculativeOutput) and found.accepted == tuple(step.accepted for step in expected.steps)
+    assert found.actions == tuple(step.action for step in expected.steps)
 
 
 class Recorder(BaseStreamer):

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from data_gen.models.pair import ModelPair
-from data_gen.texts.prompts import LONG, Form, Prompt, joined, read_prompts, split_of, take_evenly, write_prompts
+from data_gen.texts.prompts import LONG, Form, Prompt, joined, read_prompts, take_evenly, write_prompts
 from selector.schema import InputError
+from tests.tiny import END, TEMPLATE
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -56,14 +57,6 @@ def test_a_conversations_last_user_turn_is_its_text(tmp_path: Path) -> None:
         read_prompts(path)
 
 
-def test_a_source_falls_into_one_split() -> None:
-    splits: dict[str, set[str]] = {}
-    for prompt in prompts(300):
-        splits.setdefault(prompt.source, set()).add(split_of(prompt, 0.2, 0.25))
-    assert all(len(found) == 1 for found in splits.values())
-    assert {split for found in splits.values() for split in found} == {"train", "validation", "test"}
-
-
 def test_sources_are_joined_along_chains_of_equal_texts_in_any_order() -> None:
     held = [("d", 1), ("c", 1), ("c", 2), ("b", 2), ("a", 3), ("e", 4), ("b", 3)]
     for order in (held, held[::-1], sorted(held, key=lambda each: each[1])):
@@ -74,12 +67,6 @@ def test_kinds_take_turns_and_the_order_does_not_depend_on_the_file() -> None:
     taken = take_evenly(prompts(20), 6)
     assert [prompt.kind for prompt in taken] == ["code", "prose"] * 3
     assert take_evenly(prompts(20)[::-1], 6) == taken
-
-
-TEMPLATE = (
-    "{% for turn in messages %}<1>{{ turn['role'] }} {{ turn['content'] }}<2>{% endfor %}"
-    "{% if add_generation_prompt %}<1>model {% endif %}"
-)
 
 
 @pytest.fixture
@@ -111,9 +98,9 @@ def test_a_cut_at_the_start_leaves_the_token_that_every_text_begins_with(tokeniz
 def test_a_chat_is_the_users_turn_in_the_template_and_the_models_begins(tokenizer: Any) -> None:
     tokenizer.chat_template = TEMPLATE
     prompts_ = [Prompt(name, text, "text", name) for name, text in (("a", "some text"), ("b", "the lazy dog"))]
-    for system, before in ((None, ""), ("quick", "<1>system quick<2>")):
+    for system, before in ((None, ""), ("quick", f"<system>quick{END}")):
         encoded = Form(100, "drop", chat=True, system=system).whole(tokenizer, prompts_)
-        expected = [f"{before}<1>user {prompt.text}<2><1>model " for prompt in prompts_]
+        expected = [f"{before}<user>{prompt.text}{END}<assistant>" for prompt in prompts_]
         assert encoded == tokenizer(expected, add_special_tokens=False)["input_ids"]
     assert Form(100, "drop", chat=True).whole(tokenizer, []) == []
 
@@ -139,8 +126,7 @@ def test_a_very_long_prompt_is_not_read_to_its_end(tokenizer: Any) -> None:
 
 def test_a_text_that_holds_the_first_token_gets_no_second_one(tokenizer: Any) -> None:
     """As a template's text does where the tokenizer adds one."""
-    own = copy.deepcopy(tokenizer)
-    own.add_special_tokens({"bos_token": "<bos>"})
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
     prompts = [Prompt("a", text, "text", "a") for text in ("<bos><bos>the", "<bos>the", "the")]
-    first, second, third = Form(9).whole(own, prompts)
-    assert first == second == [own.bos_token_id, *third]
+    first, second, third = Form(9).whole(tokenizer, prompts)
+    assert first == second == [tokenizer.bos_token_id, *third]

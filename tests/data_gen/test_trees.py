@@ -19,13 +19,6 @@ def test_equal_prefixes_are_one_node_and_child_lists_keep_duplicates_in_order() 
     assert tree.node_of([]) == 0
 
 
-def test_branches_of_length_zero_leave_the_trunk_alone() -> None:
-    tree = DraftTree.from_paths([4, 5], [[]])
-    assert tree.tokens_N.tolist() == [-1, 4, 5]
-    assert [tree.children(node) for node in range(3)] == [[1], [2], []]
-    assert len(DraftTree.from_paths([], [[]])) == 1
-
-
 def test_absent_paths_and_branches_of_different_lengths_are_refused() -> None:
     with pytest.raises(KeyError):
         DraftTree.from_paths([1], [[2]]).node_of([1, 3])
@@ -37,10 +30,3 @@ def test_postorder_is_depth_first_in_order_of_first_appearance() -> None:
     tree = DraftTree.from_paths([], [[1, 2], [3, 4], [1, 5]])
     paths = [[tree.token(n) for n in tree.path_to(node)] for node in tree.postorder()]
     assert paths == [[1, 2], [1, 5], [1], [3, 4], [3], []]
-
-
-def test_ancestors_are_what_a_node_may_attend_to() -> None:
-    tree = DraftTree.from_paths([9], [[1, 2], [1, 3]])
-    seen = tree.ancestors_NN()
-    for node in range(len(tree)):
-        assert set(seen[node].nonzero().flatten().tolist()) == {0, *tree.path_to(node)}

@@ -194,16 +194,13 @@ def test_z_of_steps_that_follow_their_labels_is_normal() -> None:
     """With 25 steps, which begin wherever the last one ended; an alarm at 3 is false once in 370 cases."""
     rng, trials = torch.Generator().manual_seed(2), 2000
     survivals_RS = lawful(torch.rand(40, len(SPACE.sums_SA), generator=rng), SPACE)
-    action_N = torch.randint(len(SPACE), (25,), generator=rng)
-    found = []
-    for _ in range(trials):
-        roots, tokens = [0], []
-        for action in action_N:
-            law_J = outcomes(survivals_RS[roots[-1:]], action[None], SPACE)[0].clamp(min=0)
-            tokens.append(int(torch.multinomial(law_J, 1, generator=rng)) + 1)
-            roots.append((roots[-1] + tokens[-1]) % 40)
-        found.append(z_of(against_labels(survivals_RS[roots[:-1]], action_N, torch.tensor(tokens), SPACE)))
-    z = torch.tensor(found)
+    root_X, steps = torch.zeros(trials, dtype=torch.int64), []
+    for action in torch.randint(len(SPACE), (25,), generator=rng):
+        labels = survivals_RS[root_X], action.expand(trials)
+        tokens_X = 1 + outcomes(*labels, SPACE).clamp(min=0).multinomial(1, generator=rng)[:, 0]
+        steps.append(against_labels(*labels, tokens_X, SPACE))
+        root_X = (root_X + tokens_X) % 40
+    z = torch.tensor([z_of(own_N3) for own_N3 in torch.stack(steps, dim=1)])
     assert abs(float(z.mean())) < 0.1 and float(z.std()) == pytest.approx(1, abs=0.06)
     assert float((z.abs() > 3).double().mean()) < 3 / 370
 

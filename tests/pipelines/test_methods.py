@@ -32,22 +32,23 @@ from pipelines.pair.stage import recipe
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.torchscript import config_of
+from selector.latency import Verification
 from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.tuning import StaticTable, best_static
 from tests.pipelines.runs import UNTEMPLATED, demo_config
-from tests.selector.synthetic import gpu_like, opinionated, texts
+from tests.selector.synthetic import opinionated, profile, texts
 
 SPACE = ActionSpace.of_pairs()
 VERIFIERS = ("specinfer", "traversal")
-SAMPLING, ACTION = Sampling(0.8), Action(2, 1, 3)
+SAMPLING = Sampling(0.8)
 TOKENS, TEXTS = 20, 60
 PROMPT = [5, 17, 203, 44, 91]
 CONFIG = demo_config(
     *UNTEMPLATED, f"verifiers=[{','.join(VERIFIERS)}]", "train.verifier=traversal", f"data.tokens={TOKENS}"
 )
-PROFILE = gpu_like(VERIFIERS)
+PROFILE = replace(profile(), verify=dict.fromkeys(VERIFIERS, Verification()))
 
 
 def static(name: str, verifier: str, tree: Action) -> Method:
@@ -87,11 +88,11 @@ def test_what_decodes_alike_is_decoded_once() -> None:
 
 def test_static_trees_are_the_fastest_of_their_kind() -> None:
     """With one verifier that is always the better one by a little."""
-    data, times = texts(10, seed=4), gpu_like(VERIFIERS)
+    data = texts(10, seed=4)
     data.survivals = {"traversal": data.survivals["traversal"], "specinfer": 0.95 * data.survivals["traversal"]}
-    methods = {method.name: method for method in static_methods(data, VERIFIERS, times)}
+    methods = {method.name: method for method in static_methods(data, VERIFIERS, PROFILE)}
     assert next(iter(methods)) == PLAIN and methods[PLAIN].mode.action == EMPTY
-    speed_A = StaticTable.of(Timed(data, "traversal", times)).speeds()
+    speed_A = StaticTable.of(Timed(data, "traversal", PROFILE)).speeds()
     best = methods[BEST_STATIC]
     assert best.verifier == "traversal" and SPACE.index(best.mode.action) == int(speed_A.argmax())
     assert "static tree, traversal" not in methods and "static tree, specinfer" in methods
@@ -126,8 +127,6 @@ def methods_of(data: Texts) -> dict[str, Method]:
         mode, Selector(module.state_dict(), config_of(module, "traversal", best.action, [mode]), PROFILE, [mode])
     )
     return {
-        "chain": static("static", "specinfer", Action(1, 5, 0)),
-        "tree": static("static", "traversal", ACTION),
         "selector": Method("selector", "traversal", mode, module, tuned),
         "lookups": Method("lookups", "traversal", replace(best, rule=LookupRule(1, 8))),
     }
@@ -139,10 +138,10 @@ def quotient(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, fl
     return value, math.sqrt(sum((t - value * b) ** 2 for t, b in zip(tops, bottoms, strict=True))) / sum(bottoms)
 
 
-@pytest.mark.parametrize("name", ["chain", "tree", "selector", "lookups"])
+@pytest.mark.parametrize("name", ["selector", "lookups"])
 def test_replay_says_what_decoding_does(pair: ModelPair, labelled: tuple[Texts, list[Prompt]], name: str) -> None:
     """Tokens per step of other texts, decoded: z is below 4. The selector here has learnt nothing; its choices vary
-    from root to root, all the same."""
+    from root to root, all the same. `test_data.py` compares trees that are drawn at random."""
     data, prompts = labelled
     method = methods_of(data)[name]
     decoded: list[Decoding] = []
@@ -156,8 +155,7 @@ def test_replay_says_what_decoding_does(pair: ModelPair, labelled: tuple[Texts, 
     assert said[0] == pytest.approx(replayed.block_efficiency)
     assert abs(found[0] - said[0]) < 4 * math.hypot(found[1], said[1])
     assert math.hypot(found[1], said[1]) < 0.1 * found[0]  # or else the comparison says nothing
-    actions = {action for each in decoded for action in each.drafted}
-    assert (len(actions) == 1) == (method.mode.decider == "static")
+    assert len({action for each in decoded for action in each.drafted}) > 1
 
 
 def test_every_method_takes_every_place_over_as_many_rounds_as_there_are_methods() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import read_prompts
@@ -17,8 +15,7 @@ from pipelines.pair.stage import all_prompts, encode, prompts_of
 from selector.schema import InputError
 from selector.train.data import SPLITS
 from tests.data_gen.test_prompt_sets import RECORDS
-from tests.data_gen.test_prompts import TEMPLATE
-from tests.pipelines.runs import DEMO, ROOT, demo_config, failure, write_lines
+from tests.pipelines.runs import DEMO, ROOT, SMALL_PAIR, demo_config, failure, write_lines
 
 LARGE = ("qwen", "spec_bench")
 COUNT = 40  # records of a set
@@ -26,14 +23,9 @@ GSM8K = "prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: %d}]"
 
 
 @pytest.fixture(scope="module")
-def here(pair_folders: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a pair that has a chat template, and a file of every data set."""
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a file of every data set."""
     folder = tmp_path_factory.mktemp("sets")
-    for role, path in zip(("target", "draft"), pair_folders, strict=True):
-        shutil.copytree(path, folder / role)
-        tokenizer = AutoTokenizer.from_pretrained(folder / role)
-        tokenizer.chat_template = TEMPLATE
-        tokenizer.save_pretrained(folder / role)
     for name, record, *_ in RECORDS:
         lines = [json.dumps(record).replace(".", f" {n}.").replace("?", f" {n}?") for n in range(COUNT)]
         lines.append(json.dumps(record).replace(".", " on and on." * 60).replace("?", " and on?" * 60))
@@ -43,7 +35,7 @@ def here(pair_folders: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
 
 def overrides(folder: Path, *names: str) -> list[str]:
     sets = ", ".join(f"{{name: {name}, file: {folder / f'{name}.jsonl'}, prompts: 20}}" for name in names)
-    return [f"pair.target={folder / 'target'}", f"pair.draft={folder / 'draft'}", f"prompts.sets=[{sets}]"]
+    return [*SMALL_PAIR, f"prompts.sets=[{sets}]"]
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -74,7 +66,7 @@ def test_sets_are_read_fitted_and_split(here: Path, inside: Path, capsys: pytest
     found = {split: prompts_of(config, pair, split) for split in SPLITS}
     assert sorted(prompt.id for each in found.values() for prompt in each) == sorted(prompt.id for prompt in kept)
     for prompt in found["train"]:
-        text = f"<1>system be brief<2><1>user {prompt.text}<2><1>model "
+        text = f"<system>be brief<|end|><user>{prompt.text}<|end|><assistant>"
         assert encode(config, pair, prompt) == pair.tokenizer(text, add_special_tokens=False)["input_ids"]
     run("pair", DEMO, options, plan=False)
     assert "reusing runs/sets/pair/prompts.jsonl" in capsys.readouterr().out
@@ -100,5 +92,5 @@ def test_prompts_that_are_not_there_are_named(
 ) -> None:
     monkeypatch.chdir(here)
     write_lines(Path("few.jsonl"), ({"text": f"number {n}", "source": "one"} for n in range(9)))
-    pair = ["pair.target=./target", "pair.draft=./draft", "prompts.validation=0.2", "prompts.longer=drop", "name=few"]
-    assert message in failure("pair", *pair, *options)
+    few = ["prompts.validation=0.2", "prompts.longer=drop", "name=few"]
+    assert message in failure("pair", *SMALL_PAIR, *few, *options)

@@ -27,7 +27,7 @@ from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, Replayed
-from selector.train.tuning import Judged, StaticTable, replay_mode, static_replay, tune_lookup_rule
+from selector.train.tuning import Judged, StaticTable, best_static, replay_mode, static_replay, tune_lookup_rule
 from tests.selector.exported import FALLBACK, SOME, efficiencies, module_of, roots_of
 from tests.selector.synthetic import SPACE, WIDTHS, joined, mode_row, opinionated, profile, static_mode, texts, timed
 
@@ -76,17 +76,6 @@ def run_id(store: str) -> Any:
     mlflow.set_experiment("train")
     with mlflow.start_run() as run:
         yield run.info.run_id
-
-
-def test_the_static_tree_of_a_setting_is_the_fastest_on_its_training_texts() -> None:
-    data = splits()
-    bases = statics(by_setting(data["train"]))
-    for base, setting in zip(bases, (HOT, COLD), strict=True):
-        table = StaticTable.of(timed(data["train"].setting_of(setting)))
-        assert base.sampling == setting and base.decider == "static"
-        assert SPACE.index(base.action) == int(table.speeds().argmax())
-        assert base.speed == pytest.approx(float(table.speeds().max()))
-        assert list(base.mean_efficiency) == table.efficiencies().tolist()
 
 
 def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
@@ -138,25 +127,16 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float
     assert kept.decider == (NETWORK if what == "network" else "rule")
 
 
-def test_lookup_rules_are_tuned_on_the_training_texts_and_judged_on_others() -> None:
+def test_static_trees_and_lookup_rules_are_tuned_on_the_training_texts_and_judged_on_others() -> None:
     train, validation = (by_setting(data) for data in splits().values())
     bases = statics(train)
     found = judge_rules(train, validation, bases)
     for judged, own, others, base in zip(found, train, validation, bases, strict=True):
+        table = StaticTable.of(own)
+        assert base == best_static(own, table) and list(base.mean_efficiency) == table.efficiencies().tolist()
         assert judged.mode == tune_lookup_rule(own, base)
         speed = replay_mode(others, {}, judged.mode).speed
         assert judged.ratio.value == pytest.approx(speed / static_replay(others, base.action).speed)
-
-
-def test_a_policy_learns_trees_that_pay(tmp_path: Path, run_id: str) -> None:
-    data = splits()
-    bases = statics(by_setting(data["train"]))
-    own = by_setting(data["validation"])
-    longer = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"epochs": 10, "batch": 16})})
-    new = new_module(longer, "policy", LIGHT, [])
-    module = trained(longer, new, data, own, bases, tmp_path / "fitted", run_id)
-    judged = judge(module, own, bases)
-    assert all(each.pays and each.ratio.value > 1.2 for each in judged)
 
 
 def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,7 @@ from selector.actions import Action, ActionSpace
 from selector.decision import Mode
 from selector.latency import UNCUT, LatencyProfile, Table, Verification
 from selector.sampling import Sampling
-from selector.schema import EARLY, FEATURES, FULL, HIDDEN_STATES, LIGHT, PAIR
+from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, PAIR
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import static_replay
@@ -59,7 +59,6 @@ def texts(
     level: str = LIGHT,
     setting: Sampling = UNCUT,
     told: bool = True,
-    widths: Sequence[int] = WIDTHS,
     repeats: float = 0.0,
 ) -> Texts:
     """Texts of which half the roots are easy, at random. One feature tells: a scalar, or of `full` features the first
@@ -77,7 +76,7 @@ def texts(
     own_generator = torch.Generator().manual_seed(1000 + seed)  # what else is drawn is the same with more scalars
     scalars_RF = torch.rand(R, len(PAIR.names), generator=own_generator)
     hidden = {
-        name: torch.randn(R, width, generator=generator) for name, width in zip(HIDDEN_STATES, widths, strict=True)
+        name: torch.randn(R, width, generator=generator) for name, width in zip(HIDDEN_STATES, WIDTHS, strict=True)
     }
     if told and level == FULL:
         last = hidden[HIDDEN_STATES[-1]]
@@ -178,16 +177,3 @@ def some_survivals(sizes: list[int], space: ActionSpace, seed: int) -> Tensor:
         above_R = survivals_RS[:, L1 - 1] if L1 else torch.ones(sum(sizes), dtype=torch.float64)
         branches[:, :, L1] = branches[:, :, L1].cumprod(-1) * above_R[:, None, None]
     return survivals_RS
-
-
-def gpu_like(verifiers: Iterable[str]) -> LatencyProfile:
-    """Of one sequence on a GPU, where a pass over 32 tokens takes as long as a pass over one: 20 ms of the target and
-    4 ms of the draft."""
-    return LatencyProfile(
-        device="like a GPU",
-        pair="pair",
-        draft=Table([1], [1, 32], [[4e-3, 4e-3]]),
-        target=Table([1], [1, 32, 64], [[20.2e-3, 20.2e-3, 30.2e-3]]),  # with the rest of the step
-        verify=dict.fromkeys(verifiers, Verification()),
-        decide=dict.fromkeys(FEATURES, 0.2e-3),
-    )

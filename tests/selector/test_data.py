@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,7 +171,7 @@ def test_texts_that_are_taken_keep_all_that_is_theirs() -> None:
 
 
 def test_a_verifier_without_labels_is_named() -> None:
-    table = to_table([row(0, 4)], text_schema(NAMES, True, ActionSpace.recorded()))
+    table = to_table([row(0, 4)], SCHEMA)
     with pytest.raises(InputError, match="no labels for traversal: add it to verifiers"):
         texts_of(table, ["block", "traversal"])
     alone = texts_of(table, ["block"])
@@ -181,11 +182,55 @@ def test_a_verifier_without_labels_is_named() -> None:
         _ = Timed(alone, "lifted_uniform", profile()).survivals_RS
 
 
-def written(folder: Path, shards: dict[str, list[dict]], full: bool = True) -> Path:
-    store = TraceStore(folder, {"pair": "abc"})
+SCHEMA = text_schema(NAMES, True, ActionSpace.recorded())
+FIRST = "train/part-00000.parquet"
+
+
+def store(folder: Path) -> TraceStore:
+    return TraceStore(folder, {"pair": "abc"})
+
+
+def written(folder: Path, shards: dict[str, list[dict]]) -> Path:
     for name, rows in shards.items():
-        store.write(name, to_table(rows, text_schema(NAMES, full, ActionSpace.recorded())))
+        store(folder).write(name, to_table(rows, SCHEMA))
     return folder
+
+
+def test_tokens_and_steps_are_kept_beside_what_training_reads() -> None:
+    steps: dict[str, Any] = {"step_root": [0, 4], "step_action": [7, 0], "step_accepted": [3, 0]}
+    steps["step_verifier"] = "block"
+    rows = [row(0, 2, draft_temperature=1.5), row(1, 3, **steps), row(2, 0, tokens=[])]
+    made = to_table(rows, SCHEMA)
+    assert made.schema == SCHEMA
+    for name in ("tokens", "draft_temperature", *steps):
+        assert made[name].to_pylist() == [each[name] for each in rows]
+
+
+def test_a_value_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
+    """In no column; the first label is infinite in half precision alone."""
+    spoilt: dict[str, Any] = {survival_column("block"): np.full((2, SURVIVALS), 1e6)}
+    spoilt |= dict.fromkeys(("temperature", "draft_temperature"), np.inf)
+    eight = np.where(np.arange(8) == 5, np.nan, 1.0)
+    spoilt |= dict.fromkeys(("target_hidden_prev", "draft_hidden_root", "draft_prob"), eight)
+    for column, value in spoilt.items():
+        with pytest.raises(InputError, match=rf"part-00000.parquet: {column}: a value is not finite"):
+            written(tmp_path, {FIRST: [row(0, 2), row(1, 2, **{column: value})]})
+    assert not store(tmp_path).holds(FIRST)
+    written(tmp_path, {FIRST: []})
+    assert store(tmp_path).total("rows") == 0 and store(tmp_path).holds(FIRST)
+
+
+def test_a_shard_with_one_other_bit_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, {FIRST: [row(0, 4)]}) / FIRST
+    content = bytearray(path.read_bytes())
+    assert store(tmp_path).total("bytes") == len(content)
+    content[50] ^= 1
+    path.write_bytes(bytes(content))
+    for use in (lambda: store(tmp_path).holds(FIRST), lambda: read_texts(tmp_path, "train", NAMES)):
+        with pytest.raises(InputError, match=r"part-00000.parquet is damaged .*: remove it and run the data"):
+            use()
+    path.unlink()
+    assert not store(tmp_path).holds(FIRST)
 
 
 def test_a_split_is_all_of_its_shards_and_no_other(tmp_path: Path) -> None:
@@ -193,7 +238,7 @@ def test_a_split_is_all_of_its_shards_and_no_other(tmp_path: Path) -> None:
     shards = {
         "train/part-00001.parquet": [row(2, 6, stride=2, top_p=0.9), row(9, 0), row(3, 3)],
         "test/part-00000.parquet": [row(7, 2)],
-        "train/part-00000.parquet": [row(8, 0), row(0, 4), row(1, 1, temperature=0.0)],
+        FIRST: [row(8, 0), row(0, 4), row(1, 1, temperature=0.0)],
     }
     data = read_texts(written(tmp_path, shards), "train", NAMES)
     belongs(data, PLACES)
@@ -206,11 +251,11 @@ def test_a_split_is_all_of_its_shards_and_no_other(tmp_path: Path) -> None:
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"manifest.json does not exist: run the data stage first"):
         read_texts(tmp_path, "train", NAMES)
-    folder = written(tmp_path / "traces", {"train/part-00000.parquet": [row(8, 0), row(9, 0)]})
+    folder = written(tmp_path / "traces", {FIRST: [row(8, 0), row(9, 0)]})
     with pytest.raises(InputError, match=r"traces/train: its texts end before any root has its look-ahead"):
         read_texts(folder, "train", NAMES)
     with pytest.raises(InputError, match=r"traces/test: no traces there"):
         read_texts(folder, "test", NAMES)
-    (folder / "train" / "part-00000.parquet").unlink()
+    (folder / FIRST).unlink()
     with pytest.raises(InputError, match=r"part-00000.parquet is missing: run the data stage again"):
         read_texts(folder, "train", NAMES)

@@ -37,15 +37,6 @@ def test_the_action_with_the_most_net_tokens_is_chosen(rho: float, allowed: tupl
         assert worth[chosen] == pytest.approx(max(worth.values()), abs=1e-5)
 
 
-def test_the_rule_copies_from_its_least_match_on() -> None:
-    """The static tree below it; and without the rule, everywhere."""
-    for match, expected in ((0.0, CHAIN), (2.0, CHAIN), (3.0, Action.copy(4)), (32.0, Action.copy(4))):
-        assert COPIES.copied(match) == expected
-        assert COPIES.static_only().copied(match) == CHAIN
-    assert COPIES.static_only() == replace(COPIES, rule=None)
-    assert COPIES.mask(SPACE).tolist() == [action == CHAIN for action in SPACE]
-
-
 def test_on_longer_texts_a_network_gives_way_to_the_rule() -> None:
     short = replace(DECIDED, rule=COPIES.rule, longest=175)
     rule, static = short.without_network(), DECIDED.without_network()

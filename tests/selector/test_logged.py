@@ -150,13 +150,3 @@ def test_one_length_for_all_requests_of_a_step_is_the_best_chain(speed: float) -
     tokens, seconds = walk(batches, choose, batch)
     assert float(found.tokens_P.sum()) == tokens and len(chosen) > 1
     assert float(found.seconds_P.sum()) == pytest.approx(seconds)
-
-
-def test_joint_decisions_that_know_all_labels_are_faster_than_any_fixed_length() -> None:
-    data = timed(4)
-    batches = MixedBatches(data, profile(), 4)
-    known_RA = SPACE.efficiencies(data.survivals_RS)
-    fixed = [batches.replay(torch.full((len(known_RA),), SPACE.index(SPACE.chain(n)))) for n in range(SPACE.depth + 1)]
-    best = max(fixed, key=lambda each: each.speed)
-    oracle = batches.select(known_RA, batches.speed_of(known_RA, best.speed))
-    assert oracle.over(best).value > 1.05

@@ -15,14 +15,10 @@ SCALARS, EARLY = 3, 2
 PASSED = torch.ones(20, 1)
 
 
-def schema(scalars: int, first: int, counts: tuple[int, ...] = (), unseen: tuple[int, ...] = ()) -> Schema:
-    made = [Scalar(str(f), "tokens" if f in counts else "1", "", f not in unseen) for f in range(scalars)]
-    return Schema("own", ("first", "all"), tuple(made), first)
-
-
 def network(space: ActionSpace, widths: list[int] = WIDTHS) -> SurvivalNetwork:
     torch.manual_seed(0)
-    body = RootNetwork(schema(SCALARS, EARLY), widths, len(space.sums_SA), width=8, hidden=(16, 8))
+    schema = Schema("own", ("first", "all"), tuple(Scalar(str(f), "1", "") for f in range(SCALARS)), EARLY)
+    body = RootNetwork(schema, widths, len(space.sums_SA), width=8, hidden=(16, 8))
     return SurvivalNetwork(body, space).eval()
 
 
@@ -113,21 +109,3 @@ def test_before_the_draft_has_passed_the_root_the_early_scalars_alone_count(widt
     assert not torch.allclose(own(late_BF, states, PASSED), after, atol=1e-3)
     mixed_B1 = (torch.arange(20) % 2).float().unsqueeze(-1)
     assert torch.allclose(own(scalars_BF, states, mixed_B1), torch.where(mixed_B1 > 0, after, before), atol=1e-6)
-
-
-def test_what_is_for_the_decision_alone_is_not_seen() -> None:
-    """Whatever it is, before and after scaling; what is seen stays as it is without it."""
-    torch.manual_seed(5)
-    own, all_seen = (RootNetwork(schema(3, 2, (0,), unseen), [], 5) for unseen in ((0, 2), ()))
-    scalars_BF = 30 * torch.rand(16, 3, generator=torch.Generator().manual_seed(6))
-    other_BF = scalars_BF.clone()
-    other_BF[:, [0, 2]] = 1e4 * torch.rand(16, 2, generator=torch.Generator().manual_seed(7))
-    passed_B1 = torch.ones(16, 1)
-    for _ in range(2):
-        assert torch.equal(own(other_BF, [], passed_B1), own(scalars_BF, [], passed_B1))
-        own.standardise(scalars_BF)
-    all_seen.load_state_dict({**own.state_dict(), "scale_F": own.scale_F.nan_to_num(posinf=1.0)})
-    at_means_BF = torch.stack([own.mean_F[0].expm1().expand(16), scalars_BF[:, 1], own.mean_F[2].expand(16)], dim=-1)
-    assert torch.allclose(own(other_BF, [], passed_B1), all_seen(at_means_BF, [], passed_B1), atol=1e-5)
-    seen_BF = scalars_BF + torch.tensor([0.0, 5.0, 0.0])
-    assert not torch.allclose(own(seen_BF, [], passed_B1), own(scalars_BF, [], passed_B1), atol=1e-3)

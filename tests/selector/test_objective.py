@@ -35,8 +35,9 @@ def survivals(count: int, seed: int) -> Tensor:
 
 def test_the_survival_loss_is_a_cross_entropy_and_a_squared_error() -> None:
     """Mean over chains, mean over branches and mean over lookups, one number after the other; and of what the survivals
-    add up to, over trees and over lookups."""
-    predicted_BS, labels_BS = survivals(3, 1), survivals(3, 2)
+    add up to, over trees and over lookups. Labels above 1 or below 0 count as they are: noisy ones that are right on
+    average will do."""
+    predicted_BS, labels_BS = survivals(3, 1), 3 * survivals(3, 2) - 1
     cross_BS = -labels_BS * predicted_BS.log() - (1 - labels_BS) * (1 - predicted_BS).log()
     square_BA = (SPACE.efficiencies(predicted_BS) - SPACE.efficiencies(labels_BS)).square()
     copies_A = torch.tensor([action.copies for action in SPACE])
@@ -44,23 +45,6 @@ def test_the_survival_loss_is_a_cross_entropy_and_a_squared_error() -> None:
     parts = *cross_BS.split([4, 12, 3], dim=-1), square_BA[:, copies_A], square_BA[:, ~copies_A]
     expected = sum(float(part.mean()) for part in parts)
     assert float(survival_loss(predicted_BS.log(), labels_BS, SPACE)) == pytest.approx(expected, abs=1e-6)
-
-
-def test_labels_that_are_right_on_average_will_do() -> None:
-    """Noisy ones, some of them above 1 or below 0, pull in the same direction as their mean, and add no more than a
-    constant."""
-    noise_NBS = torch.randn(6, 5, len(SPACE.sums_SA), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    labels_NBS = survivals(5, 6) + noise_NBS - noise_NBS.mean(0)
-    assert float(labels_NBS.max()) > 1.5 and float(labels_NBS.min()) < -0.5
-    added = []
-    for seed in (4, 8):
-        log_BS = survivals(5, seed).log().requires_grad_()
-        noisy = torch.stack([survival_loss(log_BS, labels_BS, SPACE) for labels_BS in labels_NBS]).mean()
-        exact = survival_loss(log_BS, survivals(5, 6), SPACE)
-        added.append(noisy.item() - exact.item())
-        of_noisy, of_exact = (torch.autograd.grad(loss, [log_BS])[0] for loss in (noisy, exact))
-        assert torch.allclose(of_noisy, of_exact, atol=1e-6)
-    assert added[0] == pytest.approx(added[1], abs=1e-5)
 
 
 @pytest.mark.parametrize("value", [0.0, -1e-12, -80.0])

@@ -49,18 +49,6 @@ def test_replay_is_the_walk_along_every_text() -> None:
         assert float(mine.visits_R.sum()) == pytest.approx(float(mine.steps_X.sum()))
 
 
-def test_outcomes_are_a_law_whose_mean_is_the_label() -> None:
-    space = ActionSpace(3, 2, 2, (2, 6))
-    survivals_RS = some_survivals([len(space)], space, seed=9)
-    action_R = torch.arange(len(space))
-    law_RJ = outcomes(survivals_RS, action_R, space)
-    assert law_RJ.shape == (len(space), space.deepest + 1)
-    assert torch.allclose(law_RJ.sum(-1), torch.ones(len(space), dtype=torch.float64), atol=1e-14)
-    assert (law_RJ >= 0).all()
-    mean_R = law_RJ @ torch.arange(1, space.deepest + 2, dtype=torch.float64)
-    assert torch.allclose(mean_R, space.efficiencies(survivals_RS).diagonal(), atol=1e-14)
-
-
 THREE = torch.tensor([[10.0, 10.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0], [30.0, 10.0, 10.0, 10.0]])
 
 
@@ -77,15 +65,3 @@ def test_a_method_against_itself_is_one_for_certain() -> None:
     own_X2 = torch.rand(9, 2, generator=torch.Generator().manual_seed(12), dtype=torch.float64) + 0.1
     for source_X in (torch.arange(9), torch.arange(9) % 2, torch.zeros(9, dtype=torch.int64)):
         assert jackknifed(own_X2.repeat(1, 2), source_X) == Ratio(1.0, 0.0)
-
-
-def test_texts_of_one_source_move_together() -> None:
-    """Sources in any number of texts, in any order, have the error of their sums; as sources of their own the texts
-    would seem to tell more."""
-    source_X = torch.tensor([0, 1, 2, 0, 1, 2])
-    halves_X4 = torch.cat([THREE * 0.25, THREE * 0.75])
-    expected = jackknifed(THREE, torch.arange(3))
-    for order_X in (torch.arange(6), torch.tensor([5, 0, 3, 1, 4, 2])):
-        found = jackknifed(halves_X4[order_X], source_X[order_X])
-        assert (found.value, found.error) == pytest.approx((expected.value, expected.error))
-    assert jackknifed(halves_X4, torch.arange(6)).error < 0.9 * expected.error

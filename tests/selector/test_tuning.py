@@ -89,21 +89,6 @@ def priced(data: Timed, predictions: dict[str, Tensor], static: Mode, feature_le
     return [replace(own, rho=rho, speed=factor * speed) for rho in RHOS for factor in SPEEDS]
 
 
-def test_a_planted_gain_is_found_and_pays(data: Timed, static: Mode) -> None:
-    """With the true block efficiencies: faster than the best static tree, by more than two standard errors; and no
-    price that was tried would have been better: multiples of the speed at each root's own price."""
-    predictions = {LIGHT: true_scores(data)}
-    judged = tune_mode(data, predictions, static)
-    assert judged.pays
-    assert judged.ratio.value > 1.15
-    assert judged.mode.feature_levels == (LIGHT,)
-    assert judged.mode.action == static.action
-    chosen_R = decide(data, predictions, judged.mode).action_R
-    assert judged.ratio.value == pytest.approx(replayed(data, chosen_R, (LIGHT,)).speed / static.speed, rel=1e-5)
-    best = max(replay_mode(data, predictions, mode).speed for mode in priced(data, predictions, static, (LIGHT,)))
-    assert judged.ratio.value == pytest.approx(best / static.speed, rel=5e-3)  # rare trees are left out afterwards
-
-
 @pytest.mark.parametrize("policy", [False, True])
 def test_no_gain_does_not_pay(data: Timed, policy: bool) -> None:
     """Predictions without any bearing on the text; or a text where all roots are alike: a decision costs time."""
@@ -114,15 +99,6 @@ def test_no_gain_does_not_pay(data: Timed, policy: bool) -> None:
         judged = tune_mode(own, {LIGHT: scores_RA}, static, policy)
         assert not judged.pays
         assert judged.ratio.value < 1
-
-
-def test_a_rules_decision_is_charged_too(data: Timed, static: Mode) -> None:
-    """Whether it copies or not; what it copies costs no more than that."""
-    times = replace(data.profile, decide={**data.profile.decide, MATCH: 0.002})
-    rule = replace(static, rule=LookupRule(2, 8))
-    found, free = decide(data.on(times), {}, rule), decide(data, {}, rule)
-    assert torch.equal(found.action_R, free.action_R) and len(found.action_R.unique()) == 2
-    torch.testing.assert_close(found.seconds_R, free.seconds_R + 0.002)
 
 
 def test_only_trees_that_are_never_missed_are_left_out(data: Timed) -> None:
@@ -227,33 +203,35 @@ def of_lookups(data: Timed) -> Tensor:
 
 def test_the_best_way_to_ask_is_found(data: Timed, static: Mode) -> None:
     """In turn, where the early features tell when to copy and the others how far to draft; with the early ones alone
-    where these tell as much; without them where they tell nothing. No way or price that was tried is better."""
+    where these tell as much; without them where they tell nothing. It pays, and no way or price that was tried is
+    better: multiples of the speed at each root's own price."""
     data = data.on(replace(profile(), decide={EARLY: 5e-5, LIGHT: 5e-4}))
     truth, noise = true_scores(data), true_scores(data)[torch.randperm(150, generator=torch.Generator().manual_seed(3))]
     for early, level in ((of_lookups(data), (EARLY, LIGHT)), (truth, (EARLY,)), (noise, (LIGHT,))):
         predictions = {EARLY: early, LIGHT: truth}
         judged = tune_mode(data, predictions, static)
-        assert judged.mode.feature_levels == level
+        assert judged.pays and (judged.mode.feature_levels, judged.mode.action) == (level, static.action)
         speeds = {
             asked: max(replay_mode(data, predictions, mode).speed for mode in priced(data, predictions, static, asked))
             for asked in ((EARLY,), (LIGHT,), (EARLY, LIGHT))
         }
         assert max(speeds, key=speeds.__getitem__) == level
-        assert judged.ratio.value == pytest.approx(speeds[level] / static.speed, rel=5e-3)
+        assert judged.ratio.value == pytest.approx(speeds[level] / static.speed, rel=5e-3)  # rare trees are left out
         assert replay_mode(data, predictions, judged.mode).speed == pytest.approx(judged.ratio.value * static.speed)
 
 
 def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: Mode) -> None:
-    """And drafts the static tree elsewhere, and at first roots even where its least match is none at all."""
+    """And drafts the static tree elsewhere, and at first roots even where its least match is none at all. It pays for
+    its decisions whether it copies or not, and for nothing else."""
     seconds_RA = data.seconds()
-    for least in (0, 3, 4, 6, 9):
-        mode = replace(static, rule=LookupRule(least, 8))
-        found = decide(data, {}, mode)
+    for least, taken in ((0, 0.0), (3, 0.0), (4, 0.002), (6, 0.0), (9, 0.0)):
+        mode, decides = replace(static, rule=LookupRule(least, 8)), {**data.profile.decide, MATCH: taken}
+        found = decide(data.on(replace(data.profile, decide=decides)), {}, mode)
         for r, first in enumerate(data.texts.unknown_R.tolist()):
             copies = not first and float(data.texts.scalar("match")[r]) >= least
             action = Action.copy(8) if copies else static.action
             assert SPACE.actions[int(found.action_R[r])] == action
-            assert found.seconds_R[r] == seconds_RA[r, SPACE.index(action)]  # neither a decision nor a pass
+            assert float(found.seconds_R[r] - seconds_RA[r, SPACE.index(action)]) == pytest.approx(taken, abs=1e-8)
 
 
 def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static: Mode) -> None:
