@@ -115,19 +115,24 @@ def law(answers: Sequence[Answer], selector: TextSelector) -> str:
     drafted = accepted = expected = variance = 0.0
     for own in answers:
         end, steps, known = 1, iter(own.steps), selector.text([*own.prompt, own.tokens[0]], len(own.prompt))
+        cached = CachedModel(target)
+        cached.fill(own.prompt)
         while end < len(own.tokens):
             (draft,) = selector.drafts([known], [LONGEST])
-            count = 0
+            fed, count = [own.tokens[end - 1], *draft[:-1]], 0
+            causal = torch.ones(len(fed), len(fed), dtype=torch.bool).tril_()
+            passed = cached.forward(torch.tensor(fed), torch.arange(len(fed)), causal)
+            cached.keep([0])
             if draft:
                 said, count = next(steps)
                 assert said == len(draft), "the selector decides as in the engine"
-                text = [*own.prompt, *own.tokens[:end], *draft[:-1]]
-                probs_NV = sampling.probabilities(CachedModel(target).extend(text, last=len(draft)).logits_WV)
+                probs_NV = sampling.probabilities(passed.logits_WV)
                 survivals_N = probs_NV[torch.arange(len(draft)), draft].double().cumprod(0)  # P(accepted >= n)
                 mean, square = survivals_N.sum(), (2 * torch.arange(len(draft)).double() + 1) @ survivals_N
                 drafted, accepted = drafted + len(draft), accepted + count
                 expected, variance = expected + float(mean), variance + float(square - mean**2)
             known.committed(own.tokens[end : end + count + 1])
+            cached.fill(own.tokens[end : end + count])
             end += count + 1
     z = (accepted - expected) / math.sqrt(variance)
     return (
