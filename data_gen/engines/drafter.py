@@ -49,10 +49,10 @@ class WindowDrafter:
             logits_BV = self.model(fed_BW, **given, use_cache=True, logits_to_keep=1).logits[:, -1]
             for row, token in zip(rows, logits_BV.argmax(-1).tolist(), strict=True):
                 found[row].append(token)
-            going = [n for n, row in enumerate(rows) if len(found[row]) < lengths[row]]
-            if len(going) < len(rows):  # the longest chains are first
-                rows, seen_BW = rows[: len(going)], seen_BW[: len(going)]
-                cache.batch_select_indices(torch.arange(len(going), device=device))
+            going = sum(len(found[row]) < lengths[row] for row in rows)  # the longest chains are first
+            if going < len(rows):
+                rows, seen_BW = rows[:going], seen_BW[:going]
+                cache.batch_select_indices(torch.arange(going, device=device))
             fed_BW = torch.tensor([[found[row][-1]] for row in rows], device=device)
             seen_BW = torch.cat([seen_BW, torch.ones_like(seen_BW[:, :1])], dim=-1)
         return found
