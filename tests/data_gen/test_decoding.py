@@ -57,6 +57,14 @@ def test_greedy_decoding_equals_generate(
     assert found == generated(pair.target, prompt, 40)
 
 
+def test_decoding_stops_at_the_end_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    unbounded = decode(pair, Action(2, 1, 3), temperature=0, tokens=40).tokens
+    end = unbounded[12]
+    monkeypatch.setattr(pair.target.generation_config, "eos_token_id", [end])
+    stopped = decode(pair, Action(2, 1, 3), temperature=0, tokens=40).tokens
+    assert stopped == unbounded[: unbounded.index(end) + 1]
+
+
 def test_the_empty_tree_makes_no_draft_pass(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair.draft, "forward", lambda *_, **__: pytest.fail("the draft was called"))
     assert len(decode(pair, Action(1, 0, 0), tokens=5).steps) == 5
@@ -70,6 +78,17 @@ def test_keeping_what_a_selector_may_know_changes_no_token(pair: ModelPair, acti
         knowing = decode(pair, action, tokens=40, level=level)
         assert knowing.tokens == plain.tokens
         assert [step.action for step in knowing.steps] == [step.action for step in plain.steps]
+
+
+def test_steps_say_what_was_drafted_and_where(pair: ModelPair) -> None:
+    decoded, length = decode(pair, tokens=40, level="light"), len(PROMPT)
+    for step in decoded.steps:
+        assert step.length == length
+        assert 0 <= step.accepted <= step.action.L1 + step.action.L2
+        assert 1 <= step.nodes <= 1 + step.action.nodes
+        assert set(step.seconds) == set(PARTS) and min(step.seconds.values()) >= 0
+        length += step.accepted + 1
+    assert length >= len(PROMPT) + 40
 
 
 class Late:

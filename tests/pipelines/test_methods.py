@@ -42,7 +42,7 @@ from tests.selector.synthetic import opinionated, profile, texts
 
 SPACE = ActionSpace.of_pairs()
 VERIFIERS = ("specinfer", "traversal")
-SAMPLING = Sampling(0.8)
+SAMPLING, ACTION = Sampling(0.8), Action(2, 1, 3)
 TOKENS, TEXTS = 20, 60
 PROMPT = [5, 17, 203, 44, 91]
 CONFIG = demo_config(
@@ -127,6 +127,8 @@ def methods_of(data: Texts) -> dict[str, Method]:
         mode, Selector(module.state_dict(), config_of(module, "traversal", best.action, [mode]), PROFILE, [mode])
     )
     return {
+        "chain": static("static", "specinfer", Action(1, 5, 0)),
+        "tree": static("static", "traversal", ACTION),
         "selector": Method("selector", "traversal", mode, module, tuned),
         "lookups": Method("lookups", "traversal", replace(best, rule=LookupRule(1, 8))),
     }
@@ -138,10 +140,10 @@ def quotient(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, fl
     return value, math.sqrt(sum((t - value * b) ** 2 for t, b in zip(tops, bottoms, strict=True))) / sum(bottoms)
 
 
-@pytest.mark.parametrize("name", ["selector", "lookups"])
+@pytest.mark.parametrize("name", ["chain", "tree", "selector", "lookups"])
 def test_replay_says_what_decoding_does(pair: ModelPair, labelled: tuple[Texts, list[Prompt]], name: str) -> None:
     """Tokens per step of other texts, decoded: z is below 4. The selector here has learnt nothing; its choices vary
-    from root to root, all the same. `test_data.py` compares trees that are drawn at random."""
+    from root to root, all the same."""
     data, prompts = labelled
     method = methods_of(data)[name]
     decoded: list[Decoding] = []
@@ -155,7 +157,8 @@ def test_replay_says_what_decoding_does(pair: ModelPair, labelled: tuple[Texts, 
     assert said[0] == pytest.approx(replayed.block_efficiency)
     assert abs(found[0] - said[0]) < 4 * math.hypot(found[1], said[1])
     assert math.hypot(found[1], said[1]) < 0.1 * found[0]  # or else the comparison says nothing
-    assert len({action for each in decoded for action in each.drafted}) > 1
+    actions = {action for each in decoded for action in each.drafted}
+    assert (len(actions) == 1) == (method.mode.decider == "static")
 
 
 def test_every_method_takes_every_place_over_as_many_rounds_as_there_are_methods() -> None:

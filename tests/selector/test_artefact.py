@@ -22,7 +22,7 @@ from selector.decision import Mode
 from selector.export.torchscript import CARD
 from selector.runtime.artefact import FILE, TokenStatistics
 from selector.runtime.selector import load_selector
-from selector.schema import EARLY_SCALARS, FORMAT, FULL, HIDDEN_STATES, PAIR, InputError, sha256
+from selector.schema import EARLY_SCALARS, FORMAT, FULL, HIDDEN_STATES, LIGHT, PAIR, InputError, sha256
 from tests.selector.exported import FALLBACK, batch_of, early_of, export, loaded, modes_of, roots_of, scripted
 from tests.selector.synthetic import SPACE, profile
 
@@ -65,11 +65,14 @@ def test_an_earlier_artefact_is_replaced_whole_or_not_at_all(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["selector"] and not (tmp_path / "selector/stray").exists()
 
 
-def test_an_environment_with_nothing_else_will_do(artefacts: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", [LIGHT, FULL])
+def test_an_environment_with_nothing_else_will_do(
+    artefacts: dict[tuple[str, str], Path], tmp_path: Path, level: str
+) -> None:
     """The runtime needs torch and NumPy; it decides as the TorchScript does here."""
-    folder = artefacts["regressor", FULL]
-    mode = next(mode for mode in modes_of(FULL) if mode.feature_levels == (FULL,))
-    batch = batch_of(*roots_of(mode, FULL, count=1), FULL)
+    folder = artefacts["regressor", level]
+    mode = next(mode for mode in modes_of(level) if mode.feature_levels == (level,))
+    batch = batch_of(*roots_of(mode, level, count=1), level)
     np.savez(tmp_path / "batch.npz", **{name: values.numpy() for name, values in batch.items()})
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "batch.npz")],
