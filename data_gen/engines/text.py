@@ -68,10 +68,13 @@ class TextSelector:
         """For requests that are decoded together, the tokens that each copies or drafts, at most `most` of them."""
         for text in texts:
             text.batch = len(texts)
-        tuned, features = self._at(len(texts)), [text.features(TEXT) for text in texts]
-        chosen = [tuned.select(features[0])] if len(texts) == 1 else tuned.select_jointly(features)
-        limited = zip(chosen, most, strict=True)
-        wanted = [(own.copies, min(own.L1, limit)) if own is not None else (True, 0) for own, limit in limited]
+        tuned = self._at(len(texts))
+        if tuned.feature_levels:
+            features = [text.features(TEXT) for text in texts]
+            chosen = [tuned.select(features[0])] if len(texts) == 1 else tuned.select_jointly(features)
+        else:  # a static tree, of no token where nothing pays, needs none
+            chosen = [tuned.select(None)] * len(texts)
+        wanted = [(own.copies, min(own.L1, n)) if own else (True, 0) for own, n in zip(chosen, most, strict=True)]
         copies = [text.text.index.proposal(copy * n) for text, (copy, n) in zip(texts, wanted, strict=True)]
         chains = self._chains([text.text.index.tokens for text in texts], [n * (not copy) for copy, n in wanted])
         return [copied or drafted for copied, drafted in zip(copies, chains, strict=True)]
@@ -95,6 +98,4 @@ def no_harm() -> Iterator[None]:
         _log_once(f"no draft: {type(error).__name__}: {first_line(error)}")
 
 
-@cache
-def _log_once(message: str) -> None:
-    logging.getLogger(NAME).error(message)
+_log_once = cache(logging.getLogger(NAME).error)
