@@ -11,6 +11,7 @@ import random
 import shutil
 import sys
 import urllib.error
+import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -76,6 +77,9 @@ def main(selector: Path) -> None:
         found = [each.result() for each in asked]
         again = [outcome(address, body, timeout) for _, body, timeout in todo[:KEPT]]
         assert alive(address), "the server has ended"
+        with urllib.request.urlopen(f"{address}/metrics") as page:
+            counted = [line.split() for line in page.read().decode().splitlines()]
+    preempted = sum(float(line[-1]) for line in counted if line and line[0].startswith("vllm:num_preemptions_total"))
     said = ["a text" if isinstance(end, list) else end for end in found]
     ends = Counter((kind, end) for (kind, *_), end in zip(todo, said, strict=True))
     for (kind, end), count in sorted(ends.items()):
@@ -83,9 +87,7 @@ def main(selector: Path) -> None:
     same = [sum(a == b for a, b in zip(plain, own, strict=True)) for own in (found[:KEPT], again)]
     log = (FOLDER / f"server-{PORT}.log").read_text()
     console.print(f"{same[0]} and {same[1]} of {KEPT} greedy texts equal those without speculation; it still serves")
-    console.print(
-        f"lines of the server's log with 'no draft': {log.count('no draft')}, 'preempt': {log.count('preempt')}"
-    )
+    console.print(f"{preempted:.0f} times a request was preempted, {log.count('no draft')} times a decision failed")
 
 
 if __name__ == "__main__":

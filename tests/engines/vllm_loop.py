@@ -1,8 +1,9 @@
 """The loop with a real engine (`make engine-vllm`): vLLM on the CPU serves SmolLM2, its log and its step times train
 selectors, and these decide inside it.
 
-The servers of all methods run side by side, and one at a time answers a group of held-out prompts, in rotating order.
-Every part is kept in `runs/vllm/`, and the same command goes on from there.
+Each method's server runs alone, as several slow one another unevenly: every method answers the held-out prompts of all
+scenes, and then again, at temperature 0, in the opposite order of methods. Every part is kept in `runs/vllm/`, and the
+same command goes on from there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import math
 import subprocess
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import ExitStack
 from itertools import product
 from statistics import median
 from typing import Any, NamedTuple
@@ -52,9 +52,7 @@ class Scene(NamedTuple):
     def groups(self, held_out: Sequence[Prompt]) -> list[list[Prompt]]:
         if self.by_kind:
             return [[own for own in held_out if own.kind == kind] for kind in sorted({each.kind for each in held_out})]
-        # a server of several requests is under load: one that is answered makes room for the next
-        size = 8 if self.at_once == 1 else len(held_out)
-        return [list(held_out[begin : begin + size]) for begin in range(0, len(held_out), size)]
+        return [list(held_out)]
 
 
 WIDE = PLAIN, NGRAM, MODEL, COPIES, OURS
@@ -187,42 +185,37 @@ def rounds_of() -> list[dict[str, Any]]:
 
 
 def answered(scene: Scene, method: str) -> tuple[list[Answer], float]:
-    """A method's answers of a scene, and the seconds of all its groups."""
+    """A method's answers of a scene, turn by turn, and the seconds of all."""
     own = [each for each in rounds_of() if each["scene"] == str(scene) and each["method"] == method]
-    return [Answer(*each) for group in own for each in group["answers"]], sum(group["seconds"] for group in own)
+    return [Answer(*each) for turn in own for each in turn["answers"]], sum(turn["seconds"] for turn in own)
 
 
 def measured(
     scenes: Sequence[Scene], methods: dict[str, tuple[Any, ...]], held_out: Sequence[Prompt], training: Sequence[Prompt]
 ) -> list[Any]:
-    """The lines of the table, once every method has answered all groups of all scenes."""
-    asked = {scene: [name for name in methods if name in scene.methods] for scene in scenes}
-    done = {(each["scene"], each["group"], each["method"]) for each in rounds_of()}
-    todo: list[tuple[Scene, int, str, list[Prompt]]] = []
-    for scene, names in asked.items():
-        for number, group in enumerate(scene.groups(held_out)):
-            first = number % len(names)
-            todo += [(scene, number, name, group) for name in (*names[first:], *names[:first])]
-    todo = [own for own in todo if (str(own[0]), *own[1:3]) not in done]
-    if todo:
-        with ExitStack() as stack:
-            addresses = {
-                name: stack.enter_context(server(PORT + 1 + n, *methods[name]))
-                for n, name in enumerate(dict.fromkeys(own[2] for own in todo))
-            }
-            for address in addresses.values():
-                ask_all(address, training[:2], 2)
-            for scene, number, name, group in todo:
-                answers, seconds = ask_all(addresses[name], group, scene.at_once, scene.temperature)
-                at = {"scene": str(scene), "group": number, "method": name}
+    """The lines of the table, once every method has answered all scenes, and again the greedy ones."""
+    order = list(methods)
+    for turn, name in [*((0, name) for name in order), *((1, name) for name in reversed(order))]:
+        done = [each["scene"] for each in rounds_of() if (each["turn"], each["method"]) == (turn, name)]
+        todo = [scene for scene in scenes if name in scene.methods and str(scene) not in done]
+        todo = [scene for scene in todo if not (turn and scene.temperature)]
+        if not todo:
+            continue
+        with server(PORT, *methods[name]) as address:
+            ask_all(address, training[:2], 2)
+            for scene in todo:
+                heard = [ask_all(address, group, scene.at_once, scene.temperature) for group in scene.groups(held_out)]
+                found = {"scene": str(scene), "turn": turn, "method": name, "seconds": sum(own for _, own in heard)}
                 with (FOLDER / "rounds.jsonl").open("a") as file:
-                    file.write(json.dumps({**at, "seconds": seconds, "answers": answers}) + "\n")
+                    file.write(
+                        json.dumps({**found, "answers": [own for answers, _ in heard for own in answers]}) + "\n"
+                    )
     cells = []
-    for scene, names in asked.items():
-        found = {name: answered(scene, name) for name in names}
-        answers_of = {name: answers for name, (answers, _) in found.items()}
-        seconds_of = {name: seconds for name, (_, seconds) in found.items()}
-        cells += [row(str(scene), name, answers_of, seconds_of, NGRAM) for name in names]
+    for scene in scenes:
+        told = {name: answered(scene, name) for name in methods if name in scene.methods}
+        answers_of = {name: answers for name, (answers, _) in told.items()}
+        seconds_of = {name: seconds for name, (_, seconds) in told.items()}
+        cells += [row(str(scene), name, answers_of, seconds_of, NGRAM) for name in told]
     return cells
 
 
