@@ -78,8 +78,8 @@ engine-llama: $(INSTALLED) $(VENV)/.llama ## the same with llama.cpp, which is b
 	@touch $@
 
 $(VENV)/.llama: $(INSTALLED)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt llama-cpp-python==0.3.36 || \
-		{ echo "llama-cpp-python 0.3.36 cannot be built here"; exit 2; }
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[llama_cpp]' || \
+		{ echo "llama-cpp-python cannot be built here"; exit 2; }
 	@touch $@
 
 quick: $(INSTALLED) ## all stages in small, in minutes: does speculation pay for this pair here? (CONFIG=mine.yaml)
