@@ -175,13 +175,6 @@ class Data(Section):
     siblings: int = Field(2, ge=1, description="labels average over this many draws of the siblings of a text's tokens")
     features: Literal["light", "full"] = Field("light", description="full records hidden states, which takes disk")
     texts_per_shard: int = Field(32, ge=1, description="texts that the target writes at once, and that one file holds")
-    ray: str | None = Field(
-        None, description="local: Ray's workers on this machine; auto or an address: on a cluster; null: no Ray"
-    )
-    workers: int | None = Field(
-        None, ge=1, description="how many workers of Ray make shards; null: as many as there is room for"
-    )
-    gpus_per_worker: int = Field(1, ge=1, description="more than 1 for a target that pair.device_map spreads")
 
 
 class Train(Section):

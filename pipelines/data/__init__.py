@@ -1,1 +1,1 @@
-"""Stage `data`: texts, numbers of both models' rows and labels, into Parquet shards; by one process or Ray."""
+"""Stage `data`: texts, numbers of both models' rows and labels, into Parquet shards."""

@@ -34,8 +34,8 @@ ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 
 
 
 def depends(config: Config, pair: str) -> dict[str, Any]:
-    """Everything that the rows' law depends on; `pair` is the pair's fingerprint. Workers and the device are left out:
-    they change the rounding and so a few of the drawn tokens, but not their law. InputError where there is no log."""
+    """Everything that the rows' law depends on; `pair` is the pair's fingerprint. The device is left out: it
+    changes the rounding and so a few of the drawn tokens, but not their law. InputError where there is no log."""
     if config.logs.files:
         return log.depends(config)
     return {
@@ -45,7 +45,7 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
         "sampling": [setting.model_dump() for setting in config.sampling],
         "verifiers": list(config.verifiers),
         "data": {
-            **config.data.model_dump(mode="json", exclude={"ray", "workers", "gpus_per_worker"}),
+            **config.data.model_dump(mode="json"),
             **({"stride": 1} if config.data.features == LIGHT else {}),  # only hidden states are recorded with a stride
             "behaviour": BEHAVIOUR,
         },

@@ -1,27 +1,20 @@
-"""Stage `data`: writes texts, numbers of both models' rows and labels to Parquet shards; it may be interrupted.
-
-Where Ray's workers make the shards, the driver alone writes the store.
-"""
+"""Stage `data`: writes texts, numbers of both models' rows and labels to Parquet shards; it may be interrupted."""
 
 from __future__ import annotations
 
-import gc
-import os
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.labelled import BEYOND, GivenText, Plausibility, Shard, Work, apart, make_shard, read_log
+from data_gen.texts.labelled import BEYOND, GivenText, Plausibility, Work, apart, make_shard, read_log
 from data_gen.texts.prompts import split_of
 from data_gen.traces import TraceStore, text_bytes
 from pipelines.config import Config
@@ -31,13 +24,11 @@ from pipelines.pair.log import Log, log_of
 from pipelines.run import Stage, ticking
 from pipelines.tracking import describe, log_traces, mlflow_run
 from selector.actions import ActionSpace
-from selector.files import first_line
 from selector.schema import FULL, InputError
 from selector.train.data import SPLITS
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data")
 DECODED = 0.1  # share of the training texts that speculative decoding writes, as a check of the labels
-RETRIES = 3  # how often one shard may lose its worker
 
 
 def plan(config: Config) -> list[str]:
@@ -87,15 +78,9 @@ def run(config: Config) -> None:
         _judge(config, seen, Plausibility(**store.manifest["shards"][name]["plausibility"]))
     bar = ticking("labelling texts", len(work), len(work) - len(todo))
     with mlflow_run(config, "data", SECTIONS) as mlflow, bar as tick:
-        if config.data.ray is not None:
-            pair = None  # workers have their own pairs, so this one leaves the device
-            gc.collect()
-            torch.cuda.empty_cache()
-            made = made_by_ray(config, fingerprint, todo)
-        else:
-            make = log.shard if log else partial(make_shard, pair, pairs.recipe(config))
-            made = ((name, make(each)) for name, each in todo.items())
-        for name, shard in made:
+        make = log.shard if log else partial(make_shard, pair, pairs.recipe(config))
+        for name, each in todo.items():
+            shard = make(each)
             store.write(name, shard.table, plausibility=asdict(shard.plausibility))
             _judge(config, seen, shard.plausibility)
             roots += sum(shard.table["roots"].to_pylist())
@@ -104,7 +89,6 @@ def run(config: Config) -> None:
             missing.discard(kinds[name])
             if config.data.seconds and seconds > config.data.seconds and not missing:
                 break
-        made.close()  # its workers, if any, leave their devices
         checks = realised(config)
         texts, size = store.total("rows"), store.total("bytes")
         mlflow.log_metrics({"texts": texts, "bytes": size})
@@ -188,73 +172,3 @@ def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
             raise pairs.no_prompts(config, path, [text.prompt for text in given if text.sampling.law == law], split)
     for (split, sampling), part in texts.items():
         yield Work(split, sampling, (), given=tuple(part))
-
-
-@dataclass
-class Worker:
-    """It loads its pair with its first shard, and again where Ray replaces a lost actor."""
-
-    config: Config
-    fingerprint: str
-    folder: str  # of the driver, on a shared disk
-    threads: int
-
-    def make(self, name: str, todo: Work) -> tuple[str, Shard]:
-        """A shard, and its name; InputError if the pair is missing, or differs from the driver's."""
-        return name, make_shard(self._pair, pairs.recipe(self.config), todo)
-
-    @cached_property
-    def _pair(self) -> ModelPair:
-        os.chdir(self.folder)
-        torch.set_num_threads(self.threads)
-        pair = pairs.load_pair(self.config)
-        if pair.fingerprint != self.fingerprint:
-            raise InputError("the pair of a worker is not the driver's")
-        return pair
-
-
-def made_by_ray(config: Config, fingerprint: str, work: dict[str, Work]) -> Generator[tuple[str, Shard]]:
-    """Shards in the order in which they are finished, by one actor per device. Ray makes a lost actor's shard again;
-    InputError where it is not installed or lacks the devices asked for, or a shard lost its worker too often."""
-    try:
-        import ray
-        from ray.util import ActorPool
-    except ImportError as error:
-        raise InputError("data.ray: ray is not installed: pip install '.[ray]' in Espalier's repository") from error
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    settings: dict[str, Any] = {"address": config.data.ray, "log_to_driver": False, "logging_level": "ERROR"}
-    if config.data.ray == "local":
-        settings |= {"include_dashboard": False, "object_store_memory": 512 << 20}
-    try:
-        ray.init(**settings)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InputError(f"data.ray: {config.data.ray}: {first_line(error)}") from error
-    try:
-        count, gpus = devices([node["Resources"] for node in ray.nodes() if node["Alive"]], config)
-        options: dict[str, Any] = {"max_restarts": RETRIES * len(work), "max_task_retries": RETRIES}
-        actor = ray.remote(num_cpus=0 if gpus else 1, num_gpus=gpus, **options)(Worker)
-        arguments = config, fingerprint, str(Path.cwd()), torch.get_num_threads()
-        pool = ActorPool([actor.remote(*arguments) for _ in range(min(count, len(work)))])
-        yield from pool.map_unordered(lambda actor, item: actor.make.remote(*item), list(work.items()))
-    except ray.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, InputError) else error) from None
-    except ray.exceptions.RayError as error:
-        reason = f"a worker was lost more than {RETRIES} times over one shard ({first_line(error)})"
-        raise InputError(f"data.ray: {reason}; short of memory? lower data.texts_per_shard") from error
-    finally:
-        ray.shutdown()
-
-
-def devices(nodes: Sequence[dict[str, float]], config: Config) -> tuple[int, int]:
-    """The number of workers, and the GPUs of each, from the resources of each node, as a worker stands on one; without
-    GPUs, it has as many cores as its passes have threads. InputError where fewer than `data.workers` fit."""
-    ours, gpus = config.data, config.data.gpus_per_worker
-    kind, each = "GPU", gpus
-    if config.pair.device == "cpu" or not any(node.get("GPU", 0) for node in nodes):
-        gpus, kind = 0, "CPU"
-        each = 1 if ours.workers else config.pair.threads or torch.get_num_threads()  # given workers may share cores
-    most = sum(int(node.get(kind, 0) // each) for node in nodes)
-    if most < (ours.workers or 1):
-        found = sum(node.get(kind, 0) for node in nodes)
-        raise InputError(f"data.workers: {ours.workers or 1} with {each} {kind} each; Ray has {found:g}")
-    return ours.workers or most, gpus

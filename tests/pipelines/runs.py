@@ -48,7 +48,6 @@ SMALL = [
     f"data.tokens={TOKENS}",
     "data.texts_per_shard=8",
     "data.siblings=1",
-    "data.workers=1",
     "latency.repeats=3",
     "train.epochs=2",
     "train.objectives=[regressor,policy]",

@@ -1,4 +1,4 @@
-"""The data stage against what happens to long runs: kills, broken models, lost workers; its plan; and its labels."""
+"""The data stage against what happens to long runs: kills, broken models; its plan; and its labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -20,10 +19,9 @@ from data_gen.texts.labelled import Work, make_shard
 from data_gen.traces import TraceStore, read_texts
 from pipelines.config import Config
 from pipelines.data.recorded import against_labels, realised, settings_of, z_of
-from pipelines.data.stage import devices, plan, shards
+from pipelines.data.stage import plan, shards
 from pipelines.pair.stage import prompts_of, recipe
 from selector.actions import GREEDY, Action, ActionSpace
-from selector.schema import InputError
 from selector.train.data import SPLITS
 from selector.train.replay import lawful, outcomes
 from tests.pipelines.runs import SMALL, demo_config, espalier, outcome, patch, started
@@ -75,17 +73,6 @@ def broken_after_a_shard() -> None:
     patch("transformers.LlamaForCausalLM.forward", spoilt)
 
 
-def at_work(driver: psutil.Process, name: str) -> list[psutil.Process]:
-    """The worker processes of a stage."""
-    found = []
-    for each in driver.children(recursive=True):
-        try:
-            found += [each] * (name in " ".join(each.cmdline()))
-        except psutil.Error:
-            continue
-    return found
-
-
 def test_whatever_ends_it_the_same_command_goes_on(whole: dict[str, bytes], tmp_path: Path) -> None:
     """A broken model and SIGKILL, one after another: what is finished stays, and in the end the store is the
     undisturbed run's, byte for byte."""
@@ -119,36 +106,6 @@ def test_a_clock_ends_it_once_there_are_texts_of_every_kind(tmp_path: Path) -> N
         texts = read_texts(tmp_path / TRACES, split, config.verifiers)
         assert {texts.settings[at] for at in texts.setting_X.tolist()} == set(settings_of(config))
     assert "reusing" in espalier(tmp_path, *line) and files(tmp_path) == store
-
-
-def test_ray_writes_the_same_bytes_though_a_worker_is_killed(whole: dict[str, bytes], tmp_path: Path) -> None:
-    """Once the first shard is there; the shard that it was at is made by another one."""
-    pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    process = started(tmp_path, tmp_path / "said", "data", *FEW, "data.ray=local", "data.workers=2")
-    driver, killed = psutil.Process(process.pid), False
-    while process.is_alive():
-        if not killed and shard_count(tmp_path):
-            for worker in at_work(driver, "ray::Worker.make")[:1]:
-                worker.kill()
-                killed = True
-        time.sleep(0.01)
-    process.join()
-    assert killed and process.exitcode == 0, (tmp_path / "said").read_text()
-    assert files(tmp_path) == whole
-
-
-def test_ray_says_what_it_lacks() -> None:
-    pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    config = config_of("data.workers=3")
-    with pytest.raises(InputError, match=r"data.workers: 3 with 1 CPU each; Ray has 2"):
-        devices([{"CPU": 2.0}], config)
-    assert devices([{"CPU": 2.0}, {"CPU": 1.0}], config) == (3, 0)
-    config = config_of("pair.device=auto", "data.workers=null", "data.gpus_per_worker=4")
-    assert devices([{"CPU": 64.0, "GPU": 8.0}], config) == (2, 4)
-    assert devices([{"CPU": 64.0, "GPU": 6.0}, {"GPU": 2.0}], config) == (1, 4)  # a worker stands on one node
-    with pytest.raises(InputError, match=r"data.workers: 1 with 4 GPU each; Ray has 4"):
-        devices([{"GPU": 2.0}, {"GPU": 2.0}], config)
-    assert devices([{"CPU": 64.0}], config_of("data.workers=null", "pair.threads=8")) == (8, 0)
 
 
 @pytest.mark.parametrize("features", ["light", "full"])
