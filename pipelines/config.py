@@ -116,7 +116,7 @@ class Prompts(Section):
 
 
 class Distil(Section):
-    """The training of a draft: some of the target's own layers, distilled on texts that it writes, in `pair.dtype`."""
+    """The training of a draft: some of the target's own layers, distilled on texts that it writes."""
 
     layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         (0, 1), min_length=1, description="the target's own layers that the draft begins with, by number; its depth"
