@@ -25,7 +25,21 @@ from data_gen.models.gguf import FILE, SMOLLM2, WHEEL, resolved
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
 from pipelines.run import console
-from tests.engines.loop import CONTEXT, PLAIN, TOKENS, TUNING, WRONG, Answer, kept, prompts, row, show, train, write_log
+from tests.engines.loop import (
+    CONTEXT,
+    LOGGED,
+    PLAIN,
+    TOKENS,
+    TUNING,
+    WRONG,
+    Answer,
+    kept,
+    prompts,
+    row,
+    show,
+    train,
+    write_log,
+)
 
 FOLDER, TIMED = Path("runs/llama"), 24
 NGRAM, COPIES, OURS = "prompt lookup, tuned", "copies", "selector"
@@ -100,9 +114,9 @@ def main() -> None:
     drafter = WindowDrafter.load(str(SHIPPED), SMOLLM2)
     log, timings = FOLDER / "log.jsonl", FOLDER / "timings.csv"
     if not log.exists():
-        write_log(log, [decoder.ask(prompt, None) for prompt in training], drafter)
+        write_log(log, [decoder.ask(prompt, None, LOGGED) for prompt in training], drafter)
     if not timings.exists():
-        step_times(decoder, training[:3], drafter).to_csv(timings, index=False)
+        step_times(decoder, training[:TUNING], drafter).to_csv(timings, index=False)
     console.print(timings.read_text())
     copies, both = train(log, timings, "llama-copies", "logs.drafter=none"), train(log, timings, "llama-both")
     tuning = kept(

@@ -25,11 +25,11 @@ from pipelines.evaluate.table import paired
 from pipelines.pair.stage import PROMPTS
 from pipelines.run import console
 
-TOKENS, CONTEXT = 64, 1024  # new tokens of an answer; the longest context
-TRAINING, TUNING, HELD_OUT = 96, 8, 48  # prompts
+TOKENS, LOGGED, CONTEXT = 64, 128, 1024  # new tokens of an answer, and of one in the log; the longest context
+TUNING, HELD_OUT = 8, 48  # prompts
 LONGEST, AT_ONCE = 8, 64  # tokens of a labelled chain; positions that are labelled together
 PLAIN = "no speculation"
-WRONG = [(n, passes) for n in (0, 2, 4, 8, 16) for passes in {0, n} if n < 8 or not passes]  # tokens, draft passes
+WRONG = [(n, passes) for n in (0, 1, 2, 4, 8, 16) for passes in {0, n} if n < 8 or not passes]  # tokens, draft passes
 
 
 class Answer(NamedTuple):
@@ -46,7 +46,7 @@ def prompts() -> tuple[list[Prompt], list[Prompt]]:
     tokenizer = load_tokenizer(resolved(SMOLLM2, "target"), "target")
     fitting, _ = Form(320, "drop", True, None).fit(tokenizer, read_prompts(PROMPTS))
     of = {split: [each for each in fitting if split_of(each, 0.0, 0.4) == split] for split in ("train", "test")}
-    return take_evenly(of["train"], min(TRAINING, len(of["train"]))), take_evenly(of["test"], HELD_OUT)
+    return take_evenly(of["train"]), take_evenly(of["test"], HELD_OUT)
 
 
 def write_log(path: Path, answers: Sequence[Answer], drafter: WindowDrafter) -> None:

@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product
-from statistics import median
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -29,10 +27,10 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
 from pipelines.run import console
-from tests.engines.loop import PLAIN, TUNING, WRONG, Answer, kept, prompts, row, show, train, write_log
+from tests.engines.loop import LOGGED, PLAIN, TUNING, WRONG, Answer, kept, prompts, row, show, train, write_log
 from tests.engines.vllm_server import FOLDER, PYTHON, ask_all, custom, server
 
-PORT, TIMED, LONGEST = 8711, 24, 20  # new tokens of an answer that times steps; drafted tokens
+PORT, TIMED, TIMES, LONGEST = 8711, 24, 4, 20  # new tokens of an answer that times steps; how often; drafted tokens
 DRAFT, SAMPLED = str(SHIPPED.absolute()), 0.7
 NGRAMS = [
     {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": n} for n in (2, 4, 8)
@@ -63,19 +61,16 @@ SCENES += [Scene(SAMPLED, 1), Scene(SAMPLED, 8)]
 
 def step_times(asked: Sequence[Prompt]) -> pd.DataFrame:
     """Seconds of a step by requests, verified tokens and draft passes: how much longer answers of more tokens take."""
-    rows, file, plain = [], FOLDER / "wrong.txt", defaultdict[int, list[float]](list)
+    rows, file = [], FOLDER / "wrong.txt"
     file.write_text("0 0")
     with server(PORT, custom("tests.engines.wrong.WrongTokens", LONGEST), {"draft": DRAFT}) as address:
         ask_all(address, asked[:2], 2)
-        for _, batch, (count, passes) in product(range(3), (1, 4, 8), WRONG):
+        for _, batch, (count, passes) in product(range(TIMES), (1, 4, 8), WRONG):
             file.write_text(f"{count} {passes}")
             short, long = (
                 ask_all(address, asked[:batch], batch, tokens=tokens, to_the_end=True)[1] for tokens in (4, 4 + TIMED)
             )
             seconds = (long - short) / TIMED  # the prompts' passes are in both
-            if not count:
-                plain[batch].append(seconds)
-            seconds = 2 * seconds - median(plain[batch])  # every second step drafts nothing
             rows.append({"batch": batch, "context": 100, "verified": count + 1, "passes": passes, "seconds": seconds})
     columns = list(rows[0])
     return pd.DataFrame(rows).groupby(columns[:-1], as_index=False)["seconds"].median()
@@ -145,7 +140,7 @@ def main() -> None:
     if not all(path.exists() for path in raw.values()):
         with server(PORT, NGRAMS[0]) as address:
             for heat, path in raw.items():
-                path.write_text(json.dumps(ask_all(address, training, 8, heat)[0]))
+                path.write_text(json.dumps(ask_all(address, training, 8, heat, tokens=LOGGED)[0]))
     timings = FOLDER / "timings.csv"
     if not timings.exists():
         step_times(training).to_csv(timings, index=False)

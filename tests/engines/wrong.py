@@ -13,12 +13,10 @@ COUNT = "ESPALIER_WRONG"  # the environment's variable with the file of two numb
 
 
 class WrongTokens:
-    """At every second step drafts chains of so many tokens as the file says, and proposes the newest token instead, as
-    often as it says: a step that verifies other numbers of tokens than the last one takes longer than one in a row."""
+    """Drafts chains of so many tokens as the file says, and proposes the newest token instead, as often as it says."""
 
     def __init__(self, vllm_config: Any) -> None:
         self._file, self._room = Path(os.environ[COUNT]), vllm_config.model_config.max_model_len
-        self._even = False
         self._drafter = window_drafter(vllm_config, vllm_config.additional_config["draft"])
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -28,9 +26,6 @@ class WrongTokens:
         self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, *args: Any, **kwargs: Any
     ) -> list[list[int]]:
         count, passes = map(int, self._file.read_text().split())
-        self._even = not self._even
-        if not self._even:
-            count = passes = 0
         lengths = [int(each) for each in num_tokens_no_spec[: len(sampled_token_ids)]]
         texts = [ids[:length].tolist() for ids, length in zip(token_ids_cpu, lengths, strict=False)]
         self._drafter.chains(texts, [passes] * len(texts))
