@@ -58,7 +58,7 @@ gpu: $(INSTALLED) ## all stages on a GPU, then step times of larger pairs there,
 	$(ESPALIER) demo --config configs/gpu.yaml $(ARGS)
 	$(VENV)/bin/python -m tests.engines.clocks runs/gpu
 
-engine-vllm: $(INSTALLED) .venv-vllm/.installed ## vLLM on this CPU serves, its log trains selectors, which decide inside it; 70 minutes
+engine-vllm: $(INSTALLED) .venv-vllm/.installed ## vLLM on this CPU serves, its log trains selectors, which decide inside it; two hours
 	$(VENV)/bin/python -m tests.engines.vllm_loop
 	$(VENV)/bin/python -m tests.engines.survival runs/vllm-0/selector
 
