@@ -1,32 +1,41 @@
 """A draft model beside an engine, for its plug-ins: greedy chains for several requests at once.
 
-It keeps nothing between steps: each step begins with one forward pass over the newest tokens of every request that
-drafts, a window of them, so a request may be paused, moved or dropped unseen. The draft's positions begin with the
-window, which only models with absolute positions notice.
+What the model has seen of a text stays in a slot of one KV cache. A text is known by its tokens: a slot whose tokens
+begin it goes on, so a request may be paused, moved or dropped unseen.
 
-Legend: B requests that draft, W tokens of the window.
+Legend: B requests that draft, W tokens of one forward pass, S slots, H heads, C rows of a slot, D width of a head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, StaticLayer
 
+from data_gen.models.masks import TreeMasks
 from data_gen.models.pair import ModelPair
 
-WINDOW = 32  # tokens
+SHORT, BLOCK = 8, 256  # a text's unseen tokens are passed with those of others if they are few, else in such blocks
 
 
-class WindowDrafter:
-    """Drafts the most probable tokens after the last `window` tokens of each request."""
+class CachedDrafter:
+    """Drafts the most probable tokens after each request's text."""
 
-    def __init__(self, model: PreTrainedModel, window: int = WINDOW) -> None:
-        self.model, self.window = model, window
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self._masks = model, TreeMasks(model.config)
+        self._place: dict[str, Tensor] = {}
+        layers = [_Slots(self._place) for _ in range(model.config.get_text_config().num_hidden_layers)]
+        self._cache = Cache(layers=[*layers])
+        self._seen: list[list[int]] = []  # by slot, the tokens whose keys and values it has
+        self._order: list[int] = []  # slots, the longest unused one first
 
     @classmethod
-    def load(cls, draft: str, target: str, device: str = "cpu", dtype: str = "float32") -> WindowDrafter:
+    def load(cls, draft: str, target: str, device: str = "cpu", dtype: str = "float32") -> CachedDrafter:
         """The draft of a pair, whose names and InputErrors are those of `ModelPair.load`. The target is loaded, too, as
         a distilled draft has its tables, and is let go."""
         return cls(ModelPair.load(target, draft, device, dtype).draft)
@@ -38,21 +47,79 @@ class WindowDrafter:
         rows = sorted((row for row, length in enumerate(lengths) if length > 0), key=lambda row: -lengths[row])
         if not rows:
             return found
-        device, cache = self.model.device, DynamicCache()
-        newest = [list(texts[row][-self.window :]) for row in rows]
-        width = max(map(len, newest))
-        fed_BW = torch.tensor([[0] * (width - len(own)) + own for own in newest], device=device)
-        seen_BW = torch.tensor([[0] * (width - len(own)) + [1] * len(own) for own in newest], device=device)
+        own = [list(texts[row]) for row in rows]
+        slots = self._slots_of(own)
+        together = min(SHORT, *map(len, own))
+        unseen = [1]
+        for text, slot in zip(own, slots, strict=True):
+            begin, last = len(self._seen[slot]), len(text) - 1
+            if len(text) - begin > together:
+                for start in range(begin, last, BLOCK):
+                    end = min(start + BLOCK, last)
+                    self._pass([slot], [text[start:end]], [end])
+                begin = last
+            unseen.append(len(text) - begin)
+        width = max(unseen)  # the keys and values of tokens that are passed again stay the same
+        fed, ends = [text[-width:] for text in own], [*map(len, own)]
         while rows:
-            places_BW = (seen_BW.cumsum(-1) - 1).clamp(min=0)[:, -fed_BW.shape[1] :]
-            given = {"attention_mask": seen_BW, "position_ids": places_BW, "past_key_values": cache}
-            logits_BV = self.model(fed_BW, **given, use_cache=True, logits_to_keep=1).logits[:, -1]
-            for row, token in zip(rows, logits_BV.argmax(-1).tolist(), strict=True):
+            newest = self._pass(slots, fed, ends)
+            for slot, text, end in zip(slots, own, ends, strict=False):
+                self._seen[slot] = text[:end]
+            for row, token in zip(rows, newest, strict=True):
                 found[row].append(token)
             going = sum(len(found[row]) < lengths[row] for row in rows)  # the longest chains are first
-            if going < len(rows):
-                rows, seen_BW = rows[:going], seen_BW[:going]
-                cache.batch_select_indices(torch.arange(going, device=device))
-            fed_BW = torch.tensor([[found[row][-1]] for row in rows], device=device)
-            seen_BW = torch.cat([seen_BW, torch.ones_like(seen_BW[:, :1])], dim=-1)
+            rows, slots = rows[:going], slots[:going]
+            fed, ends = [[token] for token in newest[:going]], [end + 1 for end in ends[:going]]
         return found
+
+    def _slots_of(self, texts: Sequence[list[int]]) -> list[int]:
+        """A slot for each text: the one that has most of its beginning, or that was unused longest; a new one while
+        there are no more than two for each text."""
+        found: list[int] = []
+        for text in texts:
+            free = [slot for slot in self._order if slot not in found]
+            fitting = [slot for slot in free if self._seen[slot] == text[: len(self._seen[slot])]]
+            if fitting:
+                slot = max(fitting, key=lambda each: len(self._seen[each]))
+            elif len(self._seen) < 2 * len(texts):
+                slot = len(self._seen)
+                self._seen.append([])
+            else:
+                slot = free[0]
+                self._seen[slot] = []
+            self._order = [each for each in self._order if each != slot] + [slot]
+            found.append(slot)
+        return found
+
+    def _pass(self, slots: list[int], fed: list[list[int]], ends: list[int]) -> list[int]:
+        """The most probable tokens after equally many tokens of some slots, the last ones before `ends`."""
+        fed_BW, ends_B1 = (torch.tensor(each, device=self.model.device) for each in (fed, [[end] for end in ends]))
+        places_BW = ends_B1 - fed_BW.shape[1] + torch.arange(fed_BW.shape[1], device=fed_BW.device)
+        self._place |= {"slots_B": torch.tensor(slots, device=fed_BW.device), "places_BW": places_BW}
+        given: Any = {"attention_mask": self._masks.causal(places_BW, self.model.dtype), "position_ids": places_BW}
+        output = self.model(fed_BW, **given, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        tokens: list[int] = output.logits[:, -1].argmax(-1).tolist()
+        return tokens
+
+
+class _Slots(StaticLayer):
+    """Keys and values [S, H, C, D], which grow; transformers' own layer appends to all slots alike."""
+
+    def __init__(self, place: dict[str, Tensor]) -> None:
+        super().__init__(max_cache_len=0)
+        self._place = place
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        slots_B, places_BW = self._place["slots_B"], self._place["places_BW"]
+        slots, length = int(slots_B.max()) + 1, int(places_BW.max()) + 1
+        if not self.is_initialized:
+            self.lazy_initialization(key_states[:0], value_states[:0])
+        assert self.keys is not None and self.values is not None
+        more = max(0, slots - len(self.keys)), max(0, -(-length // BLOCK) * BLOCK - self.keys.shape[2])
+        if any(more):
+            self.keys, self.values = (
+                pad(own, (0, 0, 0, more[1], 0, 0, 0, more[0])) for own in (self.keys, self.values)
+            )
+        for own, new in ((self.keys, key_states), (self.values, value_states)):
+            own[slots_B.unsqueeze(-1), :, places_BW] = new.transpose(1, 2)
+        return self.keys[slots_B, :, :length], self.values[slots_B, :, :length]

@@ -18,7 +18,7 @@ from data_gen.features.root import DrafterKnowledge
 
 
 class SelectedDrafts(LlamaDraftModel):
-    """`Llama(path, draft_model=SelectedDrafts("runs/mine/selector"))`; `chains` are those of a `WindowDrafter`, for a
+    """`Llama(path, draft_model=SelectedDrafts("runs/mine/selector"))`; `chains` are those of a `CachedDrafter`, for a
     selector of a log that had a drafter.
 
     A draft is lossless: llama-cpp-python keeps a drafted token where it equals the one that it samples. InputError as

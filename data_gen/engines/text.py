@@ -31,7 +31,7 @@ Chains = Callable[[Sequence[Sequence[int]], Sequence[int]], list[list[int]]]  # 
 
 class TextSelector:
     """Decides for an engine whose requests have one sampling setting, with an artefact of `espalier logs`; `chains`
-    drafts, where the log had a drafter (`WindowDrafter.chains`). InputError for an artefact that cannot be read or is
+    drafts, where the log had a drafter (`CachedDrafter.chains`). InputError for an artefact that cannot be read or is
     not a log's, that drafts where nothing else does, and for a setting that is out of range."""
 
     def __init__(

@@ -19,7 +19,7 @@ from data_gen.engines.text import NAME, TextSelector, grow, no_harm
 from data_gen.features.root import DrafterKnowledge
 
 if TYPE_CHECKING:
-    from data_gen.engines.drafter import WindowDrafter
+    from data_gen.engines.drafter import CachedDrafter
 
 
 class Proposer:
@@ -28,7 +28,7 @@ class Proposer:
 
     def __init__(self, vllm_config: Any) -> None:
         options = (vllm_config.additional_config or {}).get(NAME)
-        self._selector = TextSelector.of(options, lambda draft: window_drafter(vllm_config, draft).chains)
+        self._selector = TextSelector.of(options, lambda draft: drafter_of(vllm_config, draft).chains)
         self._longest = vllm_config.speculative_config.num_speculative_tokens
         self._room = vllm_config.model_config.max_model_len
         self._texts: list[DrafterKnowledge] = []  # of the last step, in the order of its rows
@@ -66,9 +66,9 @@ class Proposer:
         return self._selector.text(ids_N, len(ids_N) - new)
 
 
-def window_drafter(vllm_config: Any, draft: str) -> WindowDrafter:
-    """A draft for the engine's target, on its device in its dtype; InputError as `WindowDrafter.load`."""
-    from data_gen.engines.drafter import WindowDrafter  # copies need no transformers
+def drafter_of(vllm_config: Any, draft: str) -> CachedDrafter:
+    """A draft for the engine's target, on its device in its dtype; InputError as `CachedDrafter.load`."""
+    from data_gen.engines.drafter import CachedDrafter  # copies need no transformers
 
     model, device = vllm_config.model_config, vllm_config.device_config.device_type
-    return WindowDrafter.load(draft, model.model, device, str(model.dtype).removeprefix("torch."))
+    return CachedDrafter.load(draft, model.model, device, str(model.dtype).removeprefix("torch."))

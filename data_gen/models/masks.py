@@ -73,6 +73,14 @@ class TreeMasks:
         seen_WC = (visible_WS[:, place_C] & in_tree_C) | (slots_C < 0)
         return self._masks(seen_WC, torch.where(slots_C < 0, slots_C, depths_S[place_C]), offsets_W, dtype)
 
+    def causal(self, places_BW: Tensor, dtype: torch.dtype) -> Any:
+        """As `build`, for tokens at some places of several texts; C is the last of all places and one."""
+        rows_C = torch.arange(int(places_BW.max()) + 1, device=places_BW.device)
+        each = [self._masks(rows_C <= own_W.unsqueeze(-1), rows_C, own_W, dtype) for own_W in places_BW]
+        if self.by_kind:
+            return {kind: torch.cat([own[kind] for own in each]) for kind in (FULL, SLIDING)}
+        return torch.cat(each)
+
     def _masks(self, seen_WC: Tensor, offsets_C: Tensor, offsets_W: Tensor, dtype: torch.dtype) -> Any:
         full = sliding = _additive(seen_WC, dtype)
         if self.window is not None and len(offsets_C) > self.window:  # else the window holds all rows

@@ -18,7 +18,7 @@ import pandas as pd
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 
-from data_gen.engines.drafter import WindowDrafter
+from data_gen.engines.drafter import CachedDrafter
 from data_gen.engines.llama_cpp import SelectedDrafts
 from data_gen.models.checkpoints import load_tokenizer
 from data_gen.models.gguf import FILE, SMOLLM2, WHEEL, resolved
@@ -49,7 +49,7 @@ LOOKUPS = [{"max_ngram_size": size, "num_pred_tokens": n} for size, n in product
 class WrongTokens(LlamaDraftModel):
     """Drafts a chain of `passes` tokens, and gives `count` tokens that are nearly always wrong."""
 
-    def __init__(self, drafter: WindowDrafter) -> None:
+    def __init__(self, drafter: CachedDrafter) -> None:
         self.drafter, self.count, self.passes = drafter, 0, 0
 
     def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ class Decoder:
         return Answer(ids, found, time.perf_counter() - begin, prompt.kind, prompt.source)
 
 
-def step_times(decoder: Decoder, asked: Sequence[Prompt], drafter: WindowDrafter) -> pd.DataFrame:
+def step_times(decoder: Decoder, asked: Sequence[Prompt], drafter: CachedDrafter) -> pd.DataFrame:
     """Seconds of a step by verified tokens and draft passes: how much longer answers of more tokens take."""
     rows, wrong = [], WrongTokens(drafter)
     for prompt, (wrong.count, wrong.passes) in product(asked, WRONG):
@@ -111,7 +111,7 @@ def rounds(decoder: Decoder, methods: dict[str, Any], held_out: Sequence[Prompt]
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     (training, held_out), decoder = prompts(), Decoder()
-    drafter = WindowDrafter.load(str(SHIPPED), SMOLLM2)
+    drafter = CachedDrafter.load(str(SHIPPED), SMOLLM2)
     log, timings = FOLDER / "log.jsonl", FOLDER / "timings.csv"
     if not log.exists():
         write_log(log, [decoder.ask(prompt, None, LOGGED) for prompt in training], drafter)

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
+from transformers import DynamicCache
 
-from data_gen.engines.drafter import WindowDrafter
+from data_gen.engines.drafter import CachedDrafter
 from data_gen.models.checkpoints import load_tokenizer
 from data_gen.models.gguf import SMOLLM2, resolved
 from data_gen.texts.prompts import Form, Prompt, read_prompts, split_of, take_evenly
@@ -27,7 +28,7 @@ from pipelines.run import console
 
 TOKENS, LOGGED, CONTEXT = 64, 128, 1024  # new tokens of an answer, and of one in the log; the longest context
 TUNING, HELD_OUT = 8, 48  # prompts
-LONGEST, AT_ONCE = 8, 64  # tokens of a labelled chain; positions that are labelled together
+LONGEST = 8  # tokens of a labelled chain
 PLAIN = "no speculation"
 WRONG = [(n, passes) for n in (0, 1, 2, 4, 8, 16) for passes in {0, n} if n < 8 or not passes]  # tokens, draft passes
 
@@ -49,18 +50,31 @@ def prompts() -> tuple[list[Prompt], list[Prompt]]:
     return take_evenly(of["train"]), take_evenly(of["test"], HELD_OUT)
 
 
-def write_log(path: Path, answers: Sequence[Answer], drafter: WindowDrafter) -> None:
+@torch.inference_mode()
+def chains_along(model: Any, tokens: list[int], first: int) -> list[list[int]]:
+    """The most probable `LONGEST` tokens of a model after each beginning of a text, from that of `first` tokens on: the
+    next tokens of all chains take one forward pass, in which each sees its own beginning and chain."""
+    cache, places_T = DynamicCache(), torch.arange(len(tokens))
+    newest_R = model(torch.tensor([tokens]), past_key_values=cache).logits[0, first - 1 : -1].argmax(-1)
+    found, last_R = [newest_R], places_T[first - 1 : -1]
+    seen_RC = places_T <= last_R.unsqueeze(-1)
+    for depth in range(1, LONGEST):
+        seen_RC = torch.cat([seen_RC, torch.eye(len(last_R), dtype=torch.bool)], dim=-1)
+        mask = torch.zeros(seen_RC.shape).masked_fill_(~seen_RC, torch.finfo(torch.float32).min)[None, None]
+        given = {"attention_mask": mask, "position_ids": (last_R + depth).unsqueeze(0), "past_key_values": cache}
+        newest_R = model(newest_R.unsqueeze(0), **given).logits[0].argmax(-1)
+        found.append(newest_R)
+    return torch.stack(found, dim=1).tolist()
+
+
+def write_log(path: Path, answers: Sequence[Answer], drafter: CachedDrafter) -> None:
     """A log with the number of the draft's tokens that the text repeats, from each position on. A greedy draft's token
     is accepted with its probability by the target, and that is how often a sampled text goes on with it."""
     with path.open("w") as file:
         for own in answers:
-            ends = range(len(own.prompt), len(own.prompt) + len(own.tokens))
-            text, chains = [*own.prompt, *own.tokens], list[list[int]]()
-            for begin in ends[::AT_ONCE]:
-                roots = [text[:end] for end in ends if begin <= end < begin + AT_ONCE]
-                chains += drafter.chains(roots, [LONGEST] * len(roots))
+            text, start = [*own.prompt, *own.tokens], len(own.prompt)
             accepted = []
-            for end, chain in zip(ends, chains, strict=True):
+            for end, chain in enumerate(chains_along(drafter.model, text, start), start):
                 same = [ours == theirs for ours, theirs in zip(chain, text[end:], strict=False)]
                 accepted.append([*same, False].index(False))
             line: dict[str, Any] = {"prompt_token_ids": own.prompt, "generated_token_ids": own.tokens}

@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data_gen.engines.drafter import WindowDrafter
+from data_gen.engines.drafter import CachedDrafter
 from data_gen.engines.text import NAME, TextSelector
 from data_gen.models.gguf import SMOLLM2, resolved
 from data_gen.models.pair import CachedModel, ModelPair
@@ -145,7 +145,7 @@ def main() -> None:
     if not timings.exists():
         step_times(training).to_csv(timings, index=False)
     console.print(timings.read_text())
-    drafter, logs = WindowDrafter.load(DRAFT, SMOLLM2), {heat: FOLDER / f"log-{heat:g}.jsonl" for heat in raw}
+    drafter, logs = CachedDrafter.load(DRAFT, SMOLLM2), {heat: FOLDER / f"log-{heat:g}.jsonl" for heat in raw}
     for heat, path in raw.items():
         if not logs[heat].exists():
             write_log(logs[heat], [Answer(*each) for each in json.loads(path.read_text())], drafter)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from data_gen.engines.vllm import window_drafter
+from data_gen.engines.vllm import drafter_of
 
 COUNT = "ESPALIER_WRONG"  # the environment's variable with the file of two numbers: proposed tokens, and draft passes
 
@@ -17,7 +17,7 @@ class WrongTokens:
 
     def __init__(self, vllm_config: Any) -> None:
         self._file, self._room = Path(os.environ[COUNT]), vllm_config.model_config.max_model_len
-        self._drafter = window_drafter(vllm_config, vllm_config.additional_config["draft"])
+        self._drafter = drafter_of(vllm_config, vllm_config.additional_config["draft"])
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         pass

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from data_gen.engines.drafter import WindowDrafter
+from data_gen.engines.drafter import CachedDrafter
 from data_gen.engines.text import NAME, TextSelector, grow
 from data_gen.engines.vllm import Proposer
 from data_gen.features.root import DrafterKnowledge
@@ -112,25 +112,31 @@ def test_a_selector_that_drafts_needs_its_draft(tmp_path: Path) -> None:
 
 
 @cache
-def drafter(window: int) -> WindowDrafter:
-    return WindowDrafter(WindowDrafter.load(small_pair()[1], small_pair()[0]).model, window)
+def drafter() -> CachedDrafter:
+    return CachedDrafter.load(small_pair()[1], small_pair()[0])
 
 
-def drafted(text: list[int], length: int, window: int) -> list[int]:
-    """The most probable tokens after the newest ones, by a whole forward pass for each."""
-    found, begin = list(text[-window:]), len(text[-window:])
+def drafted(text: list[int], length: int) -> list[int]:
+    """The most probable tokens, by a whole forward pass for each."""
+    found = list(text)
     for _ in range(length):
-        found.append(int(drafter(window).model(torch.tensor([found])).logits[0, -1].argmax()))
-    return found[begin:]
+        found.append(int(drafter().model(torch.tensor([found])).logits[0, -1].argmax()))
+    return found[len(text) :]
 
 
 def test_chains_of_several_requests_are_those_of_each_alone() -> None:
-    texts, lengths = [[*prompt, *own] for prompt, own in TEXTS[:5]], [3, 0, 6, 1, 3]
-    texts[3] = texts[3][:4]
-    for window in (4, 9, 500):
-        wanted = [drafted(text, length, window) for text, length in zip(texts, lengths, strict=True)]
-        assert drafter(window).chains(texts, lengths) == wanted
-    assert drafter(4).chains(texts, [0] * 5) == [[]] * 5
+    """Requests of a batch change places, grow by few or many tokens, pause, come back, and begin with another's text."""
+    wholes, chance = [[*prompt, *own] for prompt, own in TEXTS[:5]], random.Random(0)
+    wholes += [[*wholes[0][:30], *wholes[1]], wholes[2][:3] + wholes[3]]
+    at = [chance.randint(3, 20) for _ in wholes]
+    for _ in range(12):
+        rows = chance.sample(range(len(wholes)), chance.randint(1, len(wholes)))
+        lengths = [chance.randint(0, 4) for _ in rows]
+        texts = [wholes[row][: at[row]] for row in rows]
+        wanted = [drafted(text, length) for text, length in zip(texts, lengths, strict=True)]
+        assert drafter().chains(texts, lengths) == wanted
+        at = [end + chance.choice([0, 1, 3, 12]) for end in at]
+    assert drafter().chains(texts, [0] * len(texts)) == [[]] * len(texts)
 
 
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "copy"), (1.0, "chain")])
@@ -140,7 +146,7 @@ def test_each_request_is_copied_or_drafted_as_the_selector_decides(
     """Requests that are decoded together: the network copies, the static chain of a setting that it does not know
     drafts; each of the decided length."""
     folder, most, kinds = exported(tmp_path / "selector", 5), [6, 1, 6, 0], set()
-    chosen = TextSelector(folder, temperature, chains=drafter(9).chains)
+    chosen = TextSelector(folder, temperature, chains=drafter().chains)
     tuned = loaded(folder).at(temperature, batch=4, level=TEXT)
     for end in range(1, 40, 3):
         texts = [chosen.text([*prompt, *own[:end]], len(prompt)) for prompt, own in TEXTS[:4]]
@@ -148,7 +154,7 @@ def test_each_request_is_copied_or_drafted_as_the_selector_decides(
         actions = tuned.select_jointly([text.features(TEXT) for text in texts])
         for text, action, limit, draft in zip(texts, actions, most, found, strict=True):
             length, tokens = min(action.L1, limit), text.text.index.tokens
-            wanted = text.text.index.proposal(length) if action.copies else drafted(tokens, length, 9)
+            wanted = text.text.index.proposal(length) if action.copies else drafted(tokens, length)
             assert draft == wanted
             kinds |= {"copy" if action.copies else "chain"} if draft else set()
     assert kinds == {kind}
