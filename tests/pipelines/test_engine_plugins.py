@@ -125,7 +125,7 @@ def drafted(text: list[int], length: int) -> list[int]:
 
 
 def test_chains_of_several_requests_are_those_of_each_alone() -> None:
-    """Requests of a batch change places, grow by few or many tokens, pause, come back, and begin with another's text."""
+    """Requests of a batch change places, grow by few or many tokens, pause, come back, and begin alike."""
     wholes, chance = [[*prompt, *own] for prompt, own in TEXTS[:5]], random.Random(0)
     wholes += [[*wholes[0][:30], *wholes[1]], wholes[2][:3] + wholes[3]]
     at = [chance.randint(3, 20) for _ in wholes]
