@@ -28,7 +28,7 @@ class CachedDrafter:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self._masks = model, TreeMasks(model.config)
-        self._place: dict[str, Tensor] = {}
+        self._place: dict[str, Any] = {}  # of a forward pass
         layers = [_Slots(self._place) for _ in range(model.config.get_text_config().num_hidden_layers)]
         self._cache = Cache(layers=[*layers])
         self._seen: list[list[int]] = []  # by slot, the tokens whose keys and values it has
@@ -48,7 +48,7 @@ class CachedDrafter:
         if not rows:
             return found
         own = [list(texts[row]) for row in rows]
-        slots = self._slots_of(own)
+        slots = self._slots_of(own, 2 * len(texts))
         together = min(SHORT, *map(len, own))
         unseen = [1]
         for text, slot in zip(own, slots, strict=True):
@@ -72,16 +72,16 @@ class CachedDrafter:
             fed, ends = [[token] for token in newest[:going]], [end + 1 for end in ends[:going]]
         return found
 
-    def _slots_of(self, texts: Sequence[list[int]]) -> list[int]:
-        """A slot for each text: the one that has most of its beginning, or that was unused longest; a new one while
-        there are no more than two for each text."""
+    def _slots_of(self, texts: Sequence[list[int]], most: int) -> list[int]:
+        """A slot for each text: the one that has most of its beginning, a new one while there are fewer than `most`, or
+        the one that was unused longest."""
         found: list[int] = []
         for text in texts:
             free = [slot for slot in self._order if slot not in found]
             fitting = [slot for slot in free if self._seen[slot] == text[: len(self._seen[slot])]]
             if fitting:
                 slot = max(fitting, key=lambda each: len(self._seen[each]))
-            elif len(self._seen) < 2 * len(texts):
+            elif len(self._seen) < most:
                 slot = len(self._seen)
                 self._seen.append([])
             else:
@@ -93,11 +93,12 @@ class CachedDrafter:
 
     def _pass(self, slots: list[int], fed: list[list[int]], ends: list[int]) -> list[int]:
         """The most probable tokens after equally many tokens of some slots, the last ones before `ends`."""
-        fed_BW, ends_B1 = (torch.tensor(each, device=self.model.device) for each in (fed, [[end] for end in ends]))
-        places_BW = ends_B1 - fed_BW.shape[1] + torch.arange(fed_BW.shape[1], device=fed_BW.device)
-        self._place |= {"slots_B": torch.tensor(slots, device=fed_BW.device), "places_BW": places_BW}
-        given: Any = {"attention_mask": self._masks.causal(places_BW, self.model.dtype), "position_ids": places_BW}
-        output = self.model(fed_BW, **given, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        places = [[*range(end - len(own), end)] for own, end in zip(fed, ends, strict=True)]
+        fed_BW, places_BW, slots_B = (torch.tensor(each, device=self.model.device) for each in (fed, places, slots))
+        self._place |= {"slots_B": slots_B, "places_BW": places_BW, "sizes": (len(self._seen), max(ends))}
+        masks: Any = self._masks.causal(places_BW, max(ends), self.model.dtype)
+        given = {"attention_mask": masks, "position_ids": places_BW, "past_key_values": self._cache}
+        output = self.model(fed_BW, **given, use_cache=True, logits_to_keep=1)
         tokens: list[int] = output.logits[:, -1].argmax(-1).tolist()
         return tokens
 
@@ -105,13 +106,13 @@ class CachedDrafter:
 class _Slots(StaticLayer):
     """Keys and values [S, H, C, D], which grow; transformers' own layer appends to all slots alike."""
 
-    def __init__(self, place: dict[str, Tensor]) -> None:
+    def __init__(self, place: dict[str, Any]) -> None:
         super().__init__(max_cache_len=0)
         self._place = place
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         slots_B, places_BW = self._place["slots_B"], self._place["places_BW"]
-        slots, length = int(slots_B.max()) + 1, int(places_BW.max()) + 1
+        slots, length = self._place["sizes"]
         if not self.is_initialized:
             self.lazy_initialization(key_states[:0], value_states[:0])
         assert self.keys is not None and self.values is not None

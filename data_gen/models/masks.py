@@ -73,9 +73,9 @@ class TreeMasks:
         seen_WC = (visible_WS[:, place_C] & in_tree_C) | (slots_C < 0)
         return self._masks(seen_WC, torch.where(slots_C < 0, slots_C, depths_S[place_C]), offsets_W, dtype)
 
-    def causal(self, places_BW: Tensor, dtype: torch.dtype) -> Any:
-        """As `build`, for tokens at some places of several texts; C is the last of all places and one."""
-        rows_C = torch.arange(int(places_BW.max()) + 1, device=places_BW.device)
+    def causal(self, places_BW: Tensor, rows: int, dtype: torch.dtype) -> Any:
+        """As `build`, for tokens at some places of several texts, whose caches have so many `rows`: [B, 1, W, C]."""
+        rows_C = torch.arange(rows, device=places_BW.device)
         each = [self._masks(rows_C <= own_W.unsqueeze(-1), rows_C, own_W, dtype) for own_W in places_BW]
         if self.by_kind:
             return {kind: torch.cat([own[kind] for own in each]) for kind in (FULL, SLIDING)}

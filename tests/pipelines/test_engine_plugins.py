@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from selector.runtime.artefact import TokenStatistics
 from selector.runtime.selector import load_selector
 from selector.schema import LOG, TEXT, InputError
 from selector.train.module import SelectorModule
+from tests.data_gen.families import model_of
 from tests.pipelines.small_logs import record
 from tests.selector import logged
 from tests.selector.synthetic import mode_row
@@ -112,20 +114,32 @@ def test_a_selector_that_drafts_needs_its_draft(tmp_path: Path) -> None:
 
 
 @cache
-def drafter() -> CachedDrafter:
-    return CachedDrafter.load(small_pair()[1], small_pair()[0])
+def drafter(family: str = "") -> CachedDrafter:
+    return CachedDrafter(model_of(family)) if family else CachedDrafter.load(small_pair()[1], small_pair()[0])
 
 
-def drafted(text: list[int], length: int) -> list[int]:
+def drafted(text: list[int], length: int, family: str = "") -> list[int]:
     """The most probable tokens, by a whole forward pass for each."""
     found = list(text)
     for _ in range(length):
-        found.append(int(drafter().model(torch.tensor([found])).logits[0, -1].argmax()))
+        found.append(int(drafter(family).model(torch.tensor([found])).logits[0, -1].argmax()))
     return found[len(text) :]
 
 
-def test_chains_of_several_requests_are_those_of_each_alone() -> None:
+def test_requests_that_draft_in_turn_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of five that draft alone, one after another, passes its text once and then its newest token."""
+    own, texts, seen = CachedDrafter(drafter().model), [[*prompt, *own] for prompt, own in TEXTS[:5]], list[int]()
+    forward = own.model.forward
+    monkeypatch.setattr(own.model, "forward", lambda fed, **how: seen.append(fed.numel()) or forward(fed, **how))
+    for end, row in product((20, 21, 22), range(5)):
+        own.chains([text[:end] for text in texts], [int(row == each) for each in range(5)])
+    assert sum(seen) == 5 * 22
+
+
+@pytest.mark.parametrize("family", ["", "Mistral, sliding window", "Gemma 3, text"])
+def test_chains_of_several_requests_are_those_of_each_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of a batch change places, grow by few or many tokens, pause, come back, and begin alike."""
+    monkeypatch.setattr("data_gen.engines.drafter.BLOCK", 16)  # texts take several blocks, and the cache grows
     wholes, chance = [[*prompt, *own] for prompt, own in TEXTS[:5]], random.Random(0)
     wholes += [[*wholes[0][:30], *wholes[1]], wholes[2][:3] + wholes[3]]
     at = [chance.randint(3, 20) for _ in wholes]
@@ -133,10 +147,10 @@ def test_chains_of_several_requests_are_those_of_each_alone() -> None:
         rows = chance.sample(range(len(wholes)), chance.randint(1, len(wholes)))
         lengths = [chance.randint(0, 4) for _ in rows]
         texts = [wholes[row][: at[row]] for row in rows]
-        wanted = [drafted(text, length) for text, length in zip(texts, lengths, strict=True)]
-        assert drafter().chains(texts, lengths) == wanted
+        wanted = [drafted(text, length, family) for text, length in zip(texts, lengths, strict=True)]
+        assert drafter(family).chains(texts, lengths) == wanted
         at = [end + chance.choice([0, 1, 3, 12]) for end in at]
-    assert drafter().chains(texts, [0] * len(texts)) == [[]] * len(texts)
+    assert drafter(family).chains(texts, [0] * len(texts)) == [[]] * len(texts)
 
 
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "copy"), (1.0, "chain")])
