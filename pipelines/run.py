@@ -187,7 +187,9 @@ def _changed_file(config: Config, record: dict[str, Any]) -> Path | None:
 def provenance(config: Config) -> dict[str, Any]:
     """Resolved config, command line, commit and package versions; JSON values."""
     describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
+    commit = ""
+    with suppress(OSError):  # there may be no git
+        commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "config": config.model_dump(mode="json"),
         "command": " ".join(["espalier", *sys.argv[1:]]),

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -127,6 +128,11 @@ def named(figures: Mapping[str, T], row: Mapping[str, Any]) -> dict[str, T]:
     case = f"T {row['temperature']:g} top-p {row['top_p']:g}"
     case += f" batch {row['batch']} {row['level']}" if row.get("level") else ""
     return {f"{name}/{case}": value for name, value in figures.items()}
+
+
+def metric_name(words: str) -> str:
+    """Words without what MLflow refuses in a metric's name."""
+    return re.sub(r"[^\w./ -]", "", words).replace(" ", "_")
 
 
 def nested_run(mlflow: Any, name: str) -> Any:

@@ -149,16 +149,6 @@ class Schema:
     first: int  # number of scalars of the first level
 
     @cached_property
-    def counts(self) -> tuple[int, ...]:
-        """Positions of the scalars in tokens or times."""
-        return tuple(f for f, scalar in enumerate(self.scalars) if scalar.unit in ("tokens", "times"))
-
-    @cached_property
-    def unseen(self) -> tuple[int, ...]:
-        """Positions of the scalars that a regressor does not see."""
-        return tuple(f for f, scalar in enumerate(self.scalars) if not scalar.learned)
-
-    @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(scalar.name for scalar in self.scalars)
 

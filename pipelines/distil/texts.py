@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import linear, pad
@@ -193,14 +193,14 @@ def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer
     own, template = config.distil, Template.of(tokenizer, config.prompts.system)
     prompts = [*_prompts_with_room(config, tokenizer, "train").values()]
     paths = [folder / f"{number:05}.safetensors" for number in range(batches(config))]
-    missing = [path for path in paths if not is_whole(path)]
+    missing = [path for path in paths if not path.exists()]
     with ticking("sampling texts", len(paths) * own.context, (len(paths) - len(missing)) * own.context) as tick:
         for path in missing:
             seed = seed_of(config.seed, "distil", int(path.stem))
             further = starts(template, prompts, random.Random(seed))
             begun = [next(further) for _ in range(own.batch)]
             save(write(target, template, begun, further, own.context, seed, tick), path)
-    if not is_whole(folder / HELD_OUT):
+    if not (folder / HELD_OUT).exists():
         prompts = [*_prompts_with_room(config, tokenizer, "validation").values()]
         begun = [_asked(template, ids) for ids in prompts]
         further, seed = starts(template, prompts, random.Random(0)), seed_of(config.seed, "distil", "held out")
@@ -240,14 +240,6 @@ def _prompts_with_room(config: Config, tokenizer: Any, split: str) -> dict[Promp
 def save(written: Sampled, path: Path) -> None:
     with atomically(path) as partial:
         save_file(written._asdict(), partial)
-
-
-def is_whole(path: Path) -> bool:
-    try:
-        with safe_open(path, "pt") as file:
-            return set(file.keys()) == set(Sampled._fields)
-    except (OSError, SafetensorError):
-        return False
 
 
 class Sequences(Dataset[Sampled]):

@@ -5,7 +5,7 @@ Legend: R roots, X texts, A actions, F features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
@@ -21,8 +21,8 @@ from selector.decision import NETWORK, LookupRule, Mode
 from selector.latency import LatencyProfile
 from selector.schema import DRAFTER, PRECEDENT_LENGTHS, TEXT
 from selector.train.data import Timed
-from selector.train.mixed import MixedBatches, MixedReplay
-from selector.train.replay import Ratio, Replayed, fastest_possible, ratio_of_speeds
+from selector.train.mixed import MixedBatches
+from selector.train.replay import Replayed, fastest_possible, ratio_of_speeds
 from selector.train.tuning import Predictions, decide, replay_mode, static_replay, tune_lookup_rule
 
 FIXED, ORACLE = "best fixed length", "oracle"
@@ -35,8 +35,7 @@ PAYOFF_SCALARS = (  # what a predicted payoff is linear in
     *("source_predicted", "second_match", "second_agrees"),
     *(f"{name}_{count}" for name in ("seen", "agree") for count in PRECEDENT_LENGTHS),
 )
-Replays = dict[str, Any]  # `Replayed` or `MixedReplay`, by method
-Over = Callable[[Any, Any], Ratio]
+Replays = dict[str, Replayed]  # by method
 
 
 class BatchModes(NamedTuple):
@@ -84,7 +83,8 @@ def measured(
     kinds = sorted(set(test.texts.kind_X))
     parts = {ALL: (test, predicted), **{kind: _of_kind(test, predicted, kind) for kind in kinds}}
     for mixed, (kind, part) in product((False, True)[: min(modes.fixed.batch, 2)], parts.items()):
-        found, over = _mixed(modes, *part, profile) if mixed else _equal(modes, *part)
+        found = _mixed(modes, *part, profile) if mixed else _equal(modes, *part)
+        over = partial(ratio_of_speeds, source_X=None if mixed else part[0].texts.source_number_X)
         for level, mode in modes.selector.items():
             name, ruled = selector_at(level), mode.decider != NETWORK or (mixed and mode.joint == 0)
             found[name + CHARGED] = found[name].charged(0.0 if ruled else taken[level])
@@ -121,17 +121,17 @@ def _of_kind(timed: Timed, predicted: Predictions, kind: str) -> tuple[Timed, Pr
     return of_kind, {level: own[chosen_X[texts.text_R]] for level, own in predicted.items()}
 
 
-def _equal(modes: BatchModes, timed: Timed, predicted: Predictions) -> tuple[Replays, Over]:
+def _equal(modes: BatchModes, timed: Timed, predicted: Predictions) -> Replays:
     return {
         PLAIN: static_replay(timed, EMPTY),
         FIXED: static_replay(timed, modes.fixed.action),
         COPYING: replay_mode(timed, {}, modes.rule),
         ORACLE: fastest_possible(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space),
         **{selector_at(level): replay_mode(timed, predicted, mode) for level, mode in modes.selector.items()},
-    }, partial(ratio_of_speeds, source_X=timed.texts.source_number_X)
+    }
 
 
-def _mixed(modes: BatchModes, timed: Timed, predicted: Predictions, profile: LatencyProfile) -> tuple[Replays, Over]:
+def _mixed(modes: BatchModes, timed: Timed, predicted: Predictions, profile: LatencyProfile) -> Replays:
     batches = MixedBatches(timed, profile, modes.fixed.batch)
     apart = {PLAIN: replace(modes.fixed, action=EMPTY), FIXED: modes.fixed, COPYING: modes.rule}
     found = {name: batches.replay(decide(timed, {}, mode).action_R) for name, mode in apart.items()}
@@ -141,7 +141,7 @@ def _mixed(modes: BatchModes, timed: Timed, predicted: Predictions, profile: Lat
         tokens_RA, name = predicted[level], selector_at(level)
         found[name] = batches.select(tokens_RA, mode.joint) if mode.joint else found[COPYING]
         found[name + ONE_LENGTH] = batches.select(tokens_RA, modes.common[level], common=True)
-    return found, MixedReplay.over
+    return found
 
 
 def hvd_replay(train: Timed, test: Timed, rule: Mode) -> Replayed:

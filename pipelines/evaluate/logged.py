@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from pipelines.evaluate.table import ALL, Figure, Table, replayed
 from pipelines.latency.stage import load_profile
 from pipelines.pair.log import log_of, why_untrained
 from pipelines.run import watched
+from pipelines.tracking import metric_name
 from pipelines.train.result import build, chosen_of, load_module, load_result
 from selector.runtime.selector import Selector, Tuned
 
@@ -117,7 +117,7 @@ def metrics(table: Table) -> dict[str, float]:
     measures = replayed(COPYING), replayed(FIXED)
     own = [each for each in table.figures if each.kind == ALL and each.method.startswith(SELECTOR)]
     names = {f"test/{each.setting}/{each.method}/{each.measure}": each for each in own if each.measure in measures}
-    return {re.sub(r"[^\w./ -]", "", name).replace(" ", "_"): each.value for name, each in names.items()}
+    return {metric_name(name): each.value for name, each in names.items()}
 
 
 def methods(table: Table, setting: str) -> Iterator[dict[str, str]]:

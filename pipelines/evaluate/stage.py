@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -162,7 +163,9 @@ def _compared(
 
 def clocks(config: Config, profile: LatencyProfile) -> dict[Path, LatencyProfile]:
     """The step times of other machines and pairs for single requests, with this machine's decisions; InputError where a
-    file cannot be read."""
+    file cannot be read, and where two have the same name, which is that of their figures."""
+    if repeated := [name for name, n in Counter(path.stem for path in config.evaluate.clocks).items() if n > 1]:
+        raise InputError(f"evaluate.clocks: several files are called {repeated[0]}")
     given = False, profile.pair, config.verifiers
     found = {path: profile_of(read_timings(path), str(path), *given) for path in config.evaluate.clocks}
     return {path: replace(own.at_batch(1), decide=profile.decide) for path, own in found.items()}

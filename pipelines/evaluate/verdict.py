@@ -15,7 +15,7 @@ from pipelines.evaluate.table import Figure, Table, decoded, replayed, setting_n
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import pair_names
 from pipelines.run import console, read_json, table, write_json
-from pipelines.tracking import EXPORTED, named
+from pipelines.tracking import EXPORTED, metric_name, named
 from selector import decision
 from selector.actions import EMPTY
 from selector.decision import Mode
@@ -89,7 +89,7 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
     found = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
         own = [each for each in evaluation.table.figures if each[:3] == (setting, SELECTOR, figures.ALL)]
-        measured = {each.measure.replace(",", "").replace(" ", "_"): each.value for each in own}
+        measured = {metric_name(each.measure): each.value for each in own}
         found |= named({EXPORTED: row["replay_ratio"], **measured}, row)
     return found
 

@@ -20,7 +20,7 @@ from pipelines.evaluate.verdict import Evaluation, losses
 from pipelines.export.engines import serve
 from pipelines.latency.stage import load_profile
 from pipelines.pair.log import why_untrained
-from pipelines.run import Stage, read_json, require
+from pipelines.run import Stage, require
 from pipelines.tracking import EXPORTED, describe, mlflow_run, named
 from pipelines.train.result import build, decision_digest, load_result
 from selector.runtime.selector import Selector
@@ -63,18 +63,18 @@ def run(config: Config) -> None:
     stage, path = stage_of(config), config.folder / "evaluation.json"
     if not stage.begin():
         return
-    evaluation, (folder,) = read_json(path, "evaluate")["summary"] if path.exists() else None, stage.outputs
+    evaluation, (folder,) = Evaluation.read(config) if path.exists() else None, stage.outputs
     with mlflow_run(config, "export", SECTIONS) as mlflow:
         stage.replace()
         splits = load_traces(config, load_profile(config).pair)
-        slower = losses(Evaluation.read(config)) if evaluation else []
-        selector = build(config, folder, splits, evaluation, slower)
+        summary = evaluation.found["summary"] if evaluation else None  # a log's has none
+        selector = build(config, folder, splits, summary, losses(evaluation) if evaluation and summary else [])
         figures: dict[str, str] = {}  # the selector's speed over the best static tree
-        for row in (evaluation or {}).get("by_setting", []):
+        for row in (summary or {}).get("by_setting", []):
             replayed = Ratio(row["replay_ratio"], math.inf if row["replay_error"] is None else row["replay_error"])
             figures |= named({EXPORTED: str(replayed)}, row)
-        if config.logs.files:
-            gains = metrics(Evaluation.read(config).table)
+        if config.logs.files and evaluation:
+            gains = metrics(evaluation.table)
             figures = {name.replace("/", " "): f"{value:.3f}" for name, value in gains.items()}
         register(stage, mlflow, selector, folder, figures)
         compared = selector.config.metrics["actions_compared"]

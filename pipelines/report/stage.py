@@ -17,13 +17,15 @@ from pipelines.evaluate.methods import BEST_STATIC, SELECTOR, greedy_summary
 from pipelines.evaluate.table import decoded, replayed
 from pipelines.evaluate.verdict import Evaluation
 from pipelines.latency.stage import profile_path
-from pipelines.report.page import write_page
-from pipelines.run import Stage, console, provenance, require, verify
+from pipelines.run import Stage, console, provenance, require, templates_beside, verify
 from pipelines.tracking import describe, mlflow_run, pipeline_of
 from pipelines.train.result import known_digest
+from selector.files import atomically
 from selector.schema import InputError, sha256
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
+TEMPLATES = templates_beside(__file__, autoescape=True)
+TEMPLATES.filters["cell"] = lambda value: f"{value:z.3f}" if isinstance(value, float) else value
 
 
 def plan(config: Config) -> list[str]:
@@ -79,7 +81,9 @@ def page(config: Config, evaluation: Evaluation) -> None:
         values |= {"program": program, "note": verdict.NOTE, "labels": realised(config)}
         values |= {"pictures": ratios(evaluation), "origins": verdict.origins(evaluation)}
         values["greedy"] = greedy_summary(evaluation.found["greedy"])
-    write_page(config.folder / "report.html", "logs.j2" if config.logs.files else "run.j2", **values)
+    template = TEMPLATES.get_template("logs.j2" if config.logs.files else "run.j2")
+    with atomically(config.folder / "report.html") as partial:
+        partial.write_text(template.render(values), encoding="utf-8")
 
 
 def ratios(evaluation: Evaluation) -> dict[str, str]:

@@ -21,7 +21,7 @@ from selector.train import tuning
 from selector.train.data import Texts, Timed
 from selector.train.mixed import MixedBatches
 from selector.train.module import SelectorModule
-from selector.train.replay import Ratio
+from selector.train.replay import Ratio, ratio_of_speeds
 from selector.train.tuning import Judged, StaticTable, best_static, decide, judge_mode, tune_lookup_rule
 
 
@@ -82,7 +82,7 @@ def judge_jointly(
     by_rule = batches.replay(decide(own, {}, rule).action_R)
     price = batches.speed_of(predicted_RA, by_rule.speed)
     decides = own.batch > 1 and kept.decider == NETWORK
-    ahead = decides and batches.select(predicted_RA, price).over(by_rule).is_ahead(tuning.SURE)
+    ahead = decides and ratio_of_speeds(batches.select(predicted_RA, price), by_rule).is_ahead(tuning.SURE)
     return replace(kept, joint=price if ahead else 0.0), batches.speed_of(predicted_RA, by_rule.speed, common=True)
 
 

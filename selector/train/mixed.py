@@ -18,7 +18,7 @@ from torch import Tensor
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Shapes, StepClock, joint_choice, step_clock
 from selector.train.data import Timed
-from selector.train.replay import Ratio, jackknifed, jit
+from selector.train.replay import Replayed, jit
 
 Array = NDArray[Any]
 ROUNDS = 3  # of finding the speed that prices time
@@ -98,32 +98,12 @@ def decoded(
     return tokens, seconds, steps
 
 
-class MixedReplay(NamedTuple):
-    """The tokens, the seconds and the steps of the stream of each part of the sources, float64 [PARTS]."""
-
-    tokens_P: Tensor
-    seconds_P: Tensor
-    steps_P: Tensor
-
-    @property
-    def speed(self) -> float:
-        """Tokens per second of the whole batch."""
-        return float(self.tokens_P.sum() / self.seconds_P.sum())
-
-    def over(self, other: MixedReplay) -> Ratio:
-        """The quotient of speeds; its error by the jackknife over the parts."""
-        return jackknifed(torch.stack([*self[:2], *other[:2]], dim=-1), torch.arange(len(self.tokens_P)))
-
-    def charged(self, seconds: float) -> MixedReplay:
-        """The same steps, each longer by the seconds of its decisions."""
-        return self._replace(seconds_P=self.seconds_P + seconds * self.steps_P)
-
-
 class MixedBatches:
     """Texts as streams of requests, one for each part of the sources; B requests of a stream are decoded at once.
 
     A stream holds the texts of its part in random orders. It ends when its last text begins, so that there are always B
-    requests. How many tokens are accepted at a root is drawn once where its labels are not 0 or 1.
+    requests. How many tokens are accepted at a root is drawn once where its labels are not 0 or 1. In a `Replayed`, each
+    stream counts as one text; visits of roots are not counted.
     """
 
     def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:
@@ -142,11 +122,11 @@ class MixedBatches:
             if len(texts)
         ]
 
-    def replay(self, action_R: Tensor) -> MixedReplay:
+    def replay(self, action_R: Tensor) -> Replayed:
         """A decision at every root that does not depend on the other requests."""
         return self._run(action_R.numpy(), np.zeros((0, 0)), 0.0)
 
-    def select(self, tokens_RA: Tensor, speed: float, common: bool = False) -> MixedReplay:
+    def select(self, tokens_RA: Tensor, speed: float, common: bool = False) -> Replayed:
         """Joint decisions by predicted block efficiencies, or one chain for all requests of a step if `common`; the
         batch's `speed`, in tokens per second, prices time."""
         return self._run(np.zeros(0, np.int64), tokens_RA.double().numpy(), speed, common)
@@ -159,8 +139,8 @@ class MixedBatches:
             last = tried[last]
         return max(tried, key=tried.__getitem__)
 
-    def _run(self, action_R: Array, tokens_RA: Array, speed: float, common: bool = False) -> MixedReplay:
+    def _run(self, action_R: Array, tokens_RA: Array, speed: float, common: bool = False) -> Replayed:
         clock = self.clock, self.clock.token_C / self.batch
         own = self.batch, self._texts, self.shapes, clock, (action_R, tokens_RA, speed), common
         rows = [decoded(stream, *own) for stream in self._streams]
-        return MixedReplay(*torch.tensor(rows, dtype=torch.float64).unbind(-1))
+        return Replayed(*torch.tensor(rows, dtype=torch.float64).unbind(-1), visits_R=torch.zeros(0))

@@ -57,8 +57,10 @@ class RootNetwork(nn.Module):
             after = [nn.GELU(approximate="tanh"), nn.Dropout(DROPOUT)] if policy else [nn.ReLU()]
             layers += [nn.Linear(inputs, size), *after]
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
-        self.early, self.unseen = schema.first, [schema.index("batch")] if policy else list(schema.unseen)
-        self.register_buffer("count_F", torch.tensor([f in schema.counts for f in range(F)]))
+        unseen = ["batch"] if policy else [scalar.name for scalar in schema.scalars if not scalar.learned]
+        self.early, self.unseen = schema.first, [schema.index(name) for name in unseen]
+        counts = [scalar.unit in ("tokens", "times") for scalar in schema.scalars]
+        self.register_buffer("count_F", torch.tensor(counts))
         for name, value in (("low_F", -torch.inf), ("high_F", torch.inf), ("mean_F", 0.0), ("scale_F", 1.0)):
             self.register_buffer(name, torch.full((F,), value))
         self.scale_F[self.unseen] = torch.inf

@@ -226,18 +226,16 @@ class Ratio:
         return self.value - errors * self.error > 1
 
 
-def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor) -> Ratio:
+def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor | None = None) -> Ratio:
     """Speed over another's on the same texts; the standard error is by the jackknife over the texts' sources, since
-    texts of one source are not independent."""
-    return jackknifed(torch.stack([mine.tokens_X, mine.seconds_X, other.tokens_X, other.seconds_X], dim=-1), source_X)
+    texts of one source are not independent. Without sources, each text is one."""
+    sums_XC = torch.stack([mine.tokens_X, mine.seconds_X, other.tokens_X, other.seconds_X], dim=-1)
+    return jackknifed(sums_XC, torch.arange(len(sums_XC)) if source_X is None else source_X)
 
 
 def speed_ratio(sums_C: Tensor) -> Tensor:
-    """Tokens per second over another's, from tokens, seconds, the other's tokens and its seconds; where there are more
-    than four columns, each further four are another setting, and the result is the mean over settings."""
-    speeds = sums_C.unflatten(-1, (-1, 2, 2))
-    speeds = speeds[..., 0] / speeds[..., 1]
-    return (speeds[..., 0] / speeds[..., 1]).mean(-1)
+    """Tokens per second over another's, from tokens, seconds, the other's tokens and its seconds."""
+    return sums_C[..., 0] / sums_C[..., 1] / (sums_C[..., 2] / sums_C[..., 3])
 
 
 def jackknifed(sums_XC: Tensor, source_X: Tensor, ratio: Callable[[Tensor], Tensor] = speed_ratio) -> Ratio:

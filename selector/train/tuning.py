@@ -5,7 +5,6 @@ Legend: X texts, R roots, A actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selector.actions import EMPTY, Action, ActionSpace
+from selector.actions import EMPTY, Action
 from selector.decision import NETWORK, RHOS, LookupRule, Mode, choices
 from selector.latency import NOT_DRAFTED
 from selector.schema import EARLY, FULL, LIGHT
@@ -39,16 +38,10 @@ class StaticTable(NamedTuple):
 
     @classmethod
     def of(cls, timed: Timed) -> StaticTable:
-        own = timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space
-        return cls.of_labels(*own, range(len(timed.space.trees)))
-
-    @classmethod
-    def of_labels(
-        cls, survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace, actions: Iterable[int]
-    ) -> StaticTable:
-        found = []
-        for a in actions:
-            each = replay(survivals_RS, torch.full((len(survivals_RS),), a), seconds_RA[:, a], size_X, space)
+        found, survivals_RS, seconds_RA = [], timed.survivals_RS, timed.seconds()
+        for a in range(len(timed.space.trees)):
+            action_R = torch.full((len(survivals_RS),), a)
+            each = replay(survivals_RS, action_R, seconds_RA[:, a], timed.texts.size_X, timed.space)
             found.append(torch.stack([each.tokens_X, each.seconds_X, each.steps_X]))
         return cls(*torch.stack(found, dim=-1))
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from data_gen.models.pair import ModelPair
-from pipelines.distil.texts import LONGEST_TURN, Sampled, Sequences, Start, Template, is_whole, save, starts, write
+from pipelines.distil.texts import LONGEST_TURN, Sampled, Sequences, Start, Template, save, starts, write
 from pipelines.distil.training import distances
 from selector.schema import sha256
 from tests.pipelines.runs import TARGET, at_call, espalier, outcome, patch
@@ -154,9 +154,6 @@ def test_the_most_frequent_tokens_are_counted_where_they_were_drawn(tmp_path: Pa
     assert data.most_frequent(4, 12, []).tolist() == [0, 1, 2, 4]
     assert data.most_frequent(0, 12, []).tolist() == list(range(12))
     assert data[0].counted_BT.tolist() == [False, False, True, True, True, False]
-    with (tmp_path / "texts").open("r+b") as file:
-        file.truncate(40)
-    assert not is_whole(tmp_path / "texts")
 
 
 def test_a_draft_from_nothing_to_decoding(tmp_path: Path) -> None:

@@ -122,8 +122,8 @@ def test_replay_of_decisions_that_are_made_alone_is_a_walk(batch: int) -> None:
     action_R = torch.randint(len(SPACE), (len(data.texts.length_R),), generator=generator)
     found = batches.replay(action_R)
     tokens, seconds = walk(batches, lambda rows: action_R[rows].tolist(), batch)
-    assert float(found.tokens_P.sum()) == tokens
-    assert float(found.seconds_P.sum()) == pytest.approx(seconds)
+    assert float(found.tokens_X.sum()) == tokens
+    assert float(found.seconds_X.sum()) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("speed", [20.0, 400.0])
@@ -148,5 +148,5 @@ def test_one_length_for_all_requests_of_a_step_is_the_best_chain(speed: float) -
 
     found = batches.select(efficiency_RA, speed, common=True)
     tokens, seconds = walk(batches, choose, batch)
-    assert float(found.tokens_P.sum()) == tokens and len(chosen) > 1
-    assert float(found.seconds_P.sum()) == pytest.approx(seconds)
+    assert float(found.tokens_X.sum()) == tokens and len(chosen) > 1
+    assert float(found.seconds_X.sum()) == pytest.approx(seconds)

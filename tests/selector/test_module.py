@@ -90,7 +90,7 @@ def test_training_begins_at_the_mean_of_the_training_roots(objective: str, level
     made = module(objective, level)
     body = made.network.body if objective == "regressor" else made.network
     scalars_RF = data.texts.scalars_RF[rows]
-    scalars_RF[:, PAIR.counts] = scalars_RF[:, PAIR.counts].log1p()
+    scalars_RF[:, body.count_F] = scalars_RF[:, body.count_F].log1p()
     assert torch.allclose(body.mean_F, scalars_RF.mean(0))
     unseen = ("batch",) if objective == "policy" else ("context_length", "batch")
     assert [scalar.name for scalar, far in zip(PAIR.scalars, body.scale_F.isinf(), strict=True) if far] == list(unseen)
