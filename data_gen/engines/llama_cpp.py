@@ -6,10 +6,12 @@ after every step, and verifies what it returns in one forward pass.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
@@ -17,9 +19,25 @@ from data_gen.engines.text import Chains, TextSelector, grow, no_harm
 from data_gen.features.root import DrafterKnowledge
 
 
+VERIFIED = 32  # tokens of a pass up to which it counts as a verification
+
+
+class VerifyingLlama(Llama):
+    """A `Llama` that computes the logits of every token only where a pass verifies drafted ones. With a draft model,
+    `Llama` itself computes those of the whole prompt, too, and fails beyond `n_batch` tokens without `logits_all`."""
+
+    def __init__(self, model_path: str, **options: Any) -> None:
+        super().__init__(model_path, **options, logits_all=True)  # this only allocates room for them
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate further tokens of the text."""
+        self._logits_all = self.n_tokens > 0 and 1 < len(tokens) <= VERIFIED
+        super().eval(tokens)
+
+
 class SelectedDrafts(LlamaDraftModel):
-    """`Llama(path, draft_model=SelectedDrafts("runs/mine/selector"))`; `chains` are those of a `CachedDrafter`, for a
-    selector of a log that had a drafter.
+    """`VerifyingLlama(path, draft_model=SelectedDrafts("runs/mine/selector"))`; `chains` are those of a `CachedDrafter`,
+    for a selector of a log that had a drafter.
 
     A draft is lossless: llama-cpp-python keeps a drafted token where it equals the one that it samples. InputError as
     `TextSelector`.

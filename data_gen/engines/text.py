@@ -70,7 +70,7 @@ class TextSelector:
             text.batch = len(texts)
         tuned = self._at(len(texts))
         if tuned.feature_levels:
-            features = [text.features(TEXT) for text in texts]
+            features = [text.features(*tuned.feature_levels) for text in texts]
             chosen = [tuned.select(features[0])] if len(texts) == 1 else tuned.select_jointly(features)
         else:  # a static tree, of no token where nothing pays, needs none
             chosen = [tuned.select(None)] * len(texts)

@@ -40,6 +40,7 @@ class Answer(NamedTuple):
     kind: str
     source: str
     steps: Sequence[Sequence[int]] = ()  # drafted and accepted tokens of the steps that drafted, where they are known
+    first: float = 0.0  # seconds to the first token, where they are known
 
 
 def prompts() -> tuple[list[Prompt], list[Prompt]]:

@@ -245,6 +245,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, ours: str, held: dict[str, dict[s
 
 def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: dict[str, dict[str, Any]] = {"llama_cpp.llama_speculative": {"LlamaDraftModel": object}}
+    held["llama_cpp"] = {"Llama": object}
     drafting = stand_ins(monkeypatch, "data_gen.engines.llama_cpp", held).SelectedDrafts(copies)
     chosen, lengths, (first, second, *_) = TextSelector(copies), set(), TEXTS
     for prompt, generated in [*TEXTS, first, (second[0], second[1][:9]), (first[0], second[1]), first, first]:
