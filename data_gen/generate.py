@@ -29,7 +29,7 @@ from transformers.utils import ModelOutput
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Chooser, FixedTree, Step
 from data_gen.models.checkpoints import weights_of
-from data_gen.models.pair import ModelPair, scored, widened
+from data_gen.models.pair import ModelPair, scored, widen
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model
 from data_gen.timing import device_name
@@ -164,7 +164,8 @@ def speculative_generate(
             sampling = replace(sampling, draft_temperature=chooser.mode.sampling.draft_temperature)
         decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
         generator = torch.Generator(device=model.device).manual_seed(int(torch.randint(2**63 - 1, ())))
-        stack.enter_context(widened(model, draft))
+        for hook in (*widen(model, pair.vocabulary), *widen(draft, pair.vocabulary)):
+            stack.enter_context(hook)
         steps = stack.enter_context(closing(decoder.steps(input_ids[0].tolist(), generator)))
         sequences, taken = _until_stopped(steps, input_ids, stopping_criteria, text_streamer)
     if generation_config.return_dict_in_generate:

@@ -213,9 +213,7 @@ class Layout:
         return self.L1 + 1 + (depth - 1) * self.K + k
 
 
-@cache
-def layout_of(action: Action, device: torch.device) -> Layout:
-    return Layout(action, device)
+layout_of = cache(Layout)
 
 
 class Merged:

@@ -195,6 +195,3 @@ def only_one(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # a run that was refused leaves nothing behind
             folder.rmdir()
             folder.parent.rmdir()
-
-
-main = app  # the console script

@@ -19,19 +19,17 @@ from data_gen.engines.text import Chains, TextSelector, grow, no_harm
 from data_gen.features.root import DrafterKnowledge
 
 
-VERIFIED = 32  # tokens of a pass up to which it counts as a verification
-
-
 class VerifyingLlama(Llama):
-    """A `Llama` that computes the logits of every token only where a pass verifies drafted ones. With a draft model,
-    `Llama` itself computes those of the whole prompt, too, and fails beyond `n_batch` tokens without `logits_all`."""
+    """A `Llama` that computes the logits of every token only behind a prompt, where a pass verifies drafted ones. With a
+    draft model, `Llama` itself computes those of the prompt, too, and fails beyond `n_batch` tokens without `logits_all`.
+    """
 
     def __init__(self, model_path: str, **options: Any) -> None:
         super().__init__(model_path, **options, logits_all=True)  # this only allocates room for them
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate further tokens of the text."""
-        self._logits_all = self.n_tokens > 0 and 1 < len(tokens) <= VERIFIED
+        self._logits_all = self.n_tokens > 0 and len(tokens) > 1
         super().eval(tokens)
 
 

@@ -47,15 +47,13 @@ class TargetHistory:
 
     def __init__(self, text: TextHistory) -> None:
         self.text = text
-        self._entropies = [0.0] * text.start  # before each token; the prompt's are not known
-        self._known = [0] * text.start
+        self._entropies: list[float | None] = [None] * text.start  # before each token; the prompt's are not known
         self._means = RunningMeans()
 
     def add(self, entropies: Sequence[float]) -> None:
         """Add the target's entropy before each new committed token."""
         for entropy in entropies:
             self._entropies.append(entropy)
-            self._known.append(1)
             self._means.add(entropy)
 
     def scalars(self, sampling: Sampling, batch: int = 1) -> list[float]:
@@ -63,14 +61,10 @@ class TargetHistory:
         `TextHistory.scalars`. At least one token must have been added."""
         means, source = self._means.values(), self.text.index.source
         there = copied(self._entropies, source, schema.LONGEST_LOOKUP)
-        known = copied(self._known, source, schema.LONGEST_LOOKUP)
-        counts = [sum(known[:length]) for length in schema.SOURCE_LENGTHS]
-        of_source = [
-            sum(there[:length]) / count if count else means[USUAL]
-            for length, count in zip(schema.SOURCE_LENGTHS, counts, strict=True)
-        ]
-        of_text, share = self.text.scalars(sampling, batch), counts[-1] / schema.LONGEST_LOOKUP
-        return [*of_text, self._entropies[-1], *means, *of_source, share]
+        known = [[own for own in there[:length] if own is not None] for length in schema.SOURCE_LENGTHS]
+        of_source = [sum(own) / len(own) if own else means[USUAL] for own in known]
+        of_text, share = self.text.scalars(sampling, batch), len(known[-1]) / schema.LONGEST_LOOKUP
+        return [*of_text, self._entropies[-1] or 0.0, *means, *of_source, share]
 
 
 class DraftHistory:

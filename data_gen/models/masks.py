@@ -76,19 +76,16 @@ class TreeMasks:
     def causal(self, places_BW: Tensor, rows: int, dtype: torch.dtype) -> Any:
         """As `build`, for tokens at some places of several texts, whose caches have so many `rows`: [B, 1, W, C]."""
         rows_C = torch.arange(rows, device=places_BW.device)
-        each = [self._masks(rows_C <= own_W.unsqueeze(-1), rows_C, own_W, dtype) for own_W in places_BW]
-        if self.by_kind:
-            return {kind: torch.cat([own[kind] for own in each]) for kind in (FULL, SLIDING)}
-        return torch.cat(each)
+        return self._masks(rows_C <= places_BW.unsqueeze(-1), rows_C, places_BW, dtype)
 
     def _masks(self, seen_WC: Tensor, offsets_C: Tensor, offsets_W: Tensor, dtype: torch.dtype) -> Any:
         full = sliding = _additive(seen_WC, dtype)
         if self.window is not None and len(offsets_C) > self.window:  # else the window holds all rows
-            near_WC = offsets_C > offsets_W.unsqueeze(1) - self.window
+            near_WC = offsets_C > offsets_W.unsqueeze(-1) - self.window
             sliding = _additive(seen_WC & near_WC, dtype)
         return {FULL: full, SLIDING: sliding} if self.by_kind else sliding
 
 
 def _additive(seen_WC: Tensor, dtype: torch.dtype) -> Tensor:
     mask = torch.zeros(seen_WC.shape, dtype=dtype, device=seen_WC.device)
-    return mask.masked_fill_(~seen_WC, torch.finfo(dtype).min)[None, None]
+    return mask.masked_fill_(~seen_WC, torch.finfo(dtype).min).view(-1, 1, *seen_WC.shape[-2:])  # one text, or several

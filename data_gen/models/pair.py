@@ -244,21 +244,9 @@ def shared_tokenizer(target: str, draft: str) -> PreTrainedTokenizerBase:
     return found
 
 
-@contextmanager
-def widened(*models: Any) -> Iterator[None]:
-    """Inside the context, all models score as many tokens as the one with the largest table."""
-    size = max(map(scored, models))
-    undo = [handle for model in models for handle in widen(model, size)]
-    try:
-        yield
-    finally:
-        for handle in undo:
-            handle.remove()
-
-
 def widen(model: Any, size: int) -> list[RemovableHandle]:
     """Let a model score `size` tokens, minus infinity for those beyond its table. As an input, such a token is read as
-    the table's last one. `remove()` of the returned hooks undoes it."""
+    the table's last one. The returned hooks, which are context managers, undo it."""
     missing, rows = size - scored(model), int(model.get_input_embeddings().weight.shape[0])
     if missing <= 0:
         return []

@@ -95,14 +95,10 @@ class Labeller:
         return torch.cat([own_RD, further], dim=-1)
 
 
+@lru_cache(maxsize=1)
 def read_log_texts(folder: Path, digest: str) -> dict[str, Texts]:
     """The texts of a log's trace store by split; InputError as `read_rows`. `digest` is the manifest's checksum: the
     features of one store are computed once in a process."""
-    return dict(_read(folder.resolve(), digest))
-
-
-@lru_cache(maxsize=1)
-def _read(folder: Path, digest: str) -> dict[str, Texts]:
     found = {"train": with_features(read_rows(folder, "train"))}
     for split in SPLITS[1:]:
         found[split] = with_features(read_rows(folder, split), found["train"].tokens)

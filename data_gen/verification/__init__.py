@@ -10,7 +10,7 @@ from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import Block, GreedyBlock, Naive, OnePath
 from data_gen.verification.selection import LiftedPriority, LiftedSpecTr, LiftedUniform, Priority, SpecTr
 from data_gen.verification.traversal import NSS, NaiveTree, SpecInfer, Traversal
-from selector.actions import GREEDY, STYLES
+from selector.actions import GREEDY
 
 _TOP_DOWN: tuple[type[Verifier], ...] = (NSS, Naive, NaiveTree, SpecTr, SpecInfer, Khisti, Priority)
 _BOTTOM_UP: tuple[type[Verifier], ...] = (Block, GreedyBlock, Traversal, LiftedSpecTr, LiftedPriority, LiftedUniform)
@@ -44,14 +44,4 @@ def styled(verifier: Verifier, style: str) -> Verifier:
     return (Traversal if isinstance(rule, BottomUp) else SpecInfer)(style)
 
 
-__all__ = [
-    "COPIED",
-    "STYLED",
-    "STYLES",
-    "VERIFIERS",
-    "Verdict",
-    "Verifier",
-    "get_verifier",
-    "optimal_acceptance",
-    "styled",
-]
+__all__ = ["COPIED", "STYLED", "VERIFIERS", "Verdict", "Verifier", "get_verifier", "optimal_acceptance", "styled"]

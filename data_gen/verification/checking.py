@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -28,8 +28,8 @@ from scipy import stats
 from torch import Tensor
 
 from data_gen.trees import DraftTree
-from data_gen.verification import STYLES, Verifier
-from selector.actions import IID, WITHOUT_REPLACEMENT
+from data_gen.verification import Verifier
+from selector.actions import IID, STYLES, WITHOUT_REPLACEMENT
 from selector.schema import InputError
 
 Draw = Callable[[DraftTree, Tensor, Tensor, torch.Generator], Sequence[int]]
@@ -113,23 +113,15 @@ class World:
                 if probability := prod(q[token] for token in tokens):
                     yield probability, list(tokens)
         elif style == WITHOUT_REPLACEMENT:
-            yield from self._sequential(q, k, [], 1.0)
+            support = [token for token in range(self.vocabulary) if q[token] > 0]
+            for drawn in permutations(support, min(k, len(support))):
+                left = (sum(q[token] for token in support if token not in drawn[:n]) for n in range(len(drawn)))
+                yield prod(q[token] / mass for token, mass in zip(drawn, left, strict=True)), [*drawn]
         else:
             likely = self.draft[context].argsort(descending=True, stable=True).tolist()
             rest = [token for token in likely[k - 1 :] if q[token] > 0 and style != TOP_K]
             mass = sum(q[token] for token in rest)
             yield from [(q[token] / mass, [*likely[: k - 1], token]) for token in rest] or [(1.0, likely[:k])]
-
-    def _sequential(
-        self, q: list[float], k: int, drawn: list[int], probability: float
-    ) -> Iterator[tuple[float, list[int]]]:
-        left = [token for token in range(self.vocabulary) if token not in drawn and q[token] > 0]
-        if len(drawn) == k or not left:
-            yield probability, drawn
-            return
-        mass = sum(q[token] for token in left)
-        for token in left:
-            yield from self._sequential(q, k, [*drawn, token], probability * q[token] / mass)
 
 
 class Drafted(NamedTuple):

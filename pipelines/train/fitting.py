@@ -17,7 +17,7 @@ from pipelines.config import Config
 from pipelines.tracking import tracking_uri
 from selector.decision import Mode
 from selector.train.data import Texts, Timed
-from selector.train.module import RootsModule, SelectorModule
+from selector.train.module import Roots, SelectorModule
 
 OWN = ("train", "validation")  # the splits that training reads
 MONITOR = "validation/replay"
@@ -53,9 +53,9 @@ def fitted(
 ) -> SelectorModule:
     """Train a module on a verifier's labels for all epochs, and return it as it was at the best one: by replay of
     `judged`, or by the validation loss if that is empty. The checkpoint is `best.ckpt` in `folder`; the MLflow run gets
-    the curves. `judged` and `further` are those of `SelectorModule` and `RootsModule`."""
+    the curves. `judged` and `further` are those of `SelectorModule` and `Roots`."""
     own = {name: splits[name] for name in OWN}
-    roots = RootsModule(module, own, verifier, config.train.batch, config.seed, config.data.stride, further)
+    roots = Roots(module, own, verifier, config.train.batch, config.seed, config.data.stride, further)
     module.begin_at(own["train"], verifier, roots.rows["train"])
     module.judged = judged
     monitor, mode = (MONITOR, "max") if judged else ("validation/loss", "min")
@@ -64,7 +64,7 @@ def fitted(
         module,
         run_id,
         [checkpoints, LearningRateMonitor("epoch")],
-        {"datamodule": roots},
+        {"train_dataloaders": roots.loader("train"), "val_dataloaders": roots.loader("validation")},
         max_epochs=config.train.epochs,
         accelerator="cpu",  # the network is so small that copies to a GPU would take longer
         num_sanity_val_steps=0,

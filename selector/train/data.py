@@ -33,13 +33,12 @@ class Texts:
     Attributes:
         size_X: the number of roots, int64.
         setting_X: a position in `settings`, int64.
-        scalars_RF: float32; zeros at first roots, unless `from_the_start`.
+        scalars_RF: float32; those of a pair begin at second roots, and are zeros at first ones.
         length_R: committed tokens, the root token included, int64.
         survivals: of trees, by verifier, float16 [R, S].
         lookup_R: how many tokens of a lookup agree with the text, uint8.
         hidden: by name, float16 [rows, D]; empty where the traces hold none.
         hidden_R: a row of `hidden`, int64; -1 where there is none.
-        from_the_start: whether first roots have features, as from token ids; those of a pair begin at second roots.
         schema: of the scalars.
         tokens: of a log, the statistics by token of its training texts, which features hold.
     """
@@ -56,7 +55,6 @@ class Texts:
     lookup_R: Tensor
     hidden: dict[str, Tensor] = field(default_factory=dict)
     hidden_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
-    from_the_start: bool = False
     schema: Schema = PAIR
     space: ActionSpace = field(default_factory=ActionSpace.of_pairs)  # of the actions that have labels
     tokens: TokenStatistics | None = None
@@ -75,8 +73,8 @@ class Texts:
 
     @cached_property
     def unknown_R(self) -> Tensor:
-        """Whether a root has no features, bool: the first one of a text, unless `from_the_start`."""
-        return (self.number_R == 0) & (not self.from_the_start)
+        """Whether a root has no features, bool: the first one of a pair's text."""
+        return (self.number_R == 0) & (self.schema is PAIR)
 
     @cached_property
     def is_dense(self) -> bool:
@@ -206,7 +204,6 @@ def to_texts(
         lookup_R=_flat(table, LOOKUP_COLUMN),
         hidden={name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
         hidden_R=torch.where(has_R, has_R.cumsum(0) - 1, -1),
-        from_the_start=schema is not PAIR,
         schema=schema,
         space=space,
     )

@@ -239,7 +239,7 @@ class SelectorModule(pl.LightningModule):
         }
 
 
-class RootsModule(pl.LightningDataModule):
+class Roots:
     """Every `stride`-th root of the training and validation texts, as batches for a module.
 
     Args:
@@ -256,12 +256,13 @@ class RootsModule(pl.LightningDataModule):
         stride: int = 1,
         further: dict[str, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        super().__init__()
         self.space, self.is_full = module.space, module.is_full
         self.splits, self.verifier, self.batch, self.seed, self.further = splits, verifier, batch, seed, further
         self.rows = {name: learned_rows(texts, stride) for name, texts in splits.items()}
 
-    def _loader(self, split: str, shuffle: bool) -> DataLoader[Batch]:
+    def loader(self, split: str) -> DataLoader[Batch]:
+        """The batches of a split, those of the training texts in a random order."""
+        shuffle = split == "train"
         generator, rows = torch.Generator().manual_seed(self.seed), self.rows[split]
         order = RandomSampler(range(len(rows)), generator=generator) if shuffle else SequentialSampler(range(len(rows)))
         batches = BatchSampler(order, self.batch, drop_last=shuffle and len(rows) > self.batch)
@@ -273,14 +274,8 @@ class RootsModule(pl.LightningDataModule):
         further = (torch.zeros(0),) * 2 if self.further is None else (each[rows] for each in self.further[split])
         return Batch(*texts.features(rows, self.is_full), texts.labels(self.verifier, rows, self.space), *further)
 
-    def train_dataloader(self) -> DataLoader[Batch]:
-        return self._loader("train", shuffle=True)
-
-    def val_dataloader(self) -> DataLoader[Batch]:
-        return self._loader("validation", shuffle=False)
-
 
 def learned_rows(texts: Texts, stride: int) -> Tensor:
     """Every `stride`-th root of each text that has features; int64."""
-    after_R = texts.number_R - int(not texts.from_the_start)
+    after_R = texts.number_R - int(texts.schema is PAIR)
     return (~texts.unknown_R & (after_R % stride == 0)).nonzero()[:, 0]

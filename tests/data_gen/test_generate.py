@@ -10,16 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    GenerationConfig,
-    LlamaForCausalLM,
-    LogitsProcessor,
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    StoppingCriteria,
-    StopStringCriteria,
-    TemperatureLogitsWarper,
-)
+import transformers
+from transformers import GenerationConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from data_gen.decoding.decoder import Decoder
@@ -165,12 +157,12 @@ def test_a_streamer_ends_where_generation_fails(pair: ModelPair) -> None:
 
 
 def test_lengths_and_stop_strings_stop(pair: ModelPair) -> None:
-    recorder, criteria = Recorder(), [MaxLengthCriteria(max_length=PROMPT.shape[1] + 5)]
+    recorder, criteria = Recorder(), [transformers.MaxLengthCriteria(max_length=PROMPT.shape[1] + 5)]
     text = speculative(pair, text_streamer=recorder, stopping_criteria=criteria)
     assert recorder.ended and recorder.tokens == text[0].tolist() and text.shape[1] == PROMPT.shape[1] + 5
     plain = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False)
     word = next(filter(str.isalpha, map(pair.tokenizer.decode, plain[0, PROMPT.shape[1] :].tolist())))
-    options = {"stopping_criteria": [StopStringCriteria(pair.tokenizer, word)]}
+    options = {"stopping_criteria": [transformers.StopStringCriteria(pair.tokenizer, word)]}
     expected = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False, **options)
     assert expected.shape[1] < plain.shape[1]
     assert torch.equal(speculative(pair, **options), expected)
@@ -199,7 +191,7 @@ class Unknown(LogitsProcessor):
         return scores
 
 
-class Cooler(TemperatureLogitsWarper):
+class Cooler(transformers.TemperatureLogitsWarper):
     """A subclass may depend on anything."""
 
 

@@ -74,9 +74,9 @@ def test_sampled_siblings_are_unbiased(kind: str, siblings: int) -> None:
     independent).
 
     No sibling is so rare that the error would not show it. Where the draft is peaked, mostly all three branches stay on
-    the text. The text stands 4,000 times in a row, for as many independent draws.
+    the text. The text stands so often in a row that 4,000 siblings are drawn independently.
     """
-    space, draws = ActionSpace(3, 2, 2, styles=STYLES), 4000
+    space, draws = ActionSpace(3, 2, 2, styles=STYLES), 4000 // siblings
     tokens_T = torch.tensor([0, 1, 1, 0, 2])
     p_TV, q_TV = torch.rand(2, 5, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64) + 0.3
     if kind == "peaked":

@@ -118,7 +118,7 @@ def started(
 
 
 def _work(folder: Path, said: Path, line: list[str], variables: dict[str, str], prepare: Prepare | None) -> None:
-    from pipelines.cli import main
+    from pipelines.cli import app as main
 
     os.chdir(folder)
     os.environ.clear()

@@ -135,7 +135,7 @@ def test_labels_are_those_of_plain_passes(labelled: tuple[pa.Table, str], pair: 
         setting = Sampling(row["temperature"], row["top_p"], row["top_k"], row["min_p"])
         tokens = torch.tensor([row["tokens"]])
         rows = [setting.probabilities(model(tokens).logits[0, row["start"] :]) for model in (pair.target, pair.draft)]
-        labeller = TextLabeller(tokens[0, row["start"] :], VERIFIERS)
+        labeller = TextLabeller(tokens[0, row["start"] :], VERIFIERS, space=ActionSpace(1, SPACE.max_L1, SPACE.max_L2))
         labeller.add(*rows)
         chains = labeller.survivals()[:, :, : SPACE.depth].numpy()
         for verifier, expected in zip(VERIFIERS, chains, strict=True):

@@ -59,7 +59,6 @@ def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
         survivals={"naive": (accepted_R[:, None] > torch.arange(SPACE.depth)).half()},
         lookup_R=lookup_R.to(torch.uint8),
         hidden_R=torch.full((R,), -1),
-        from_the_start=True,
         schema=LOG,
     )
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from selector.decision import Mode
 from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Timed
-from selector.train.module import Batch, RootsModule, SelectorModule, learned_rows, policy_ratios, survival_loss
+from selector.train.module import Batch, Roots, SelectorModule, learned_rows, policy_ratios, survival_loss
 from selector.train.tuning import StaticTable, best_static, replay_mode, tune_mode
 from tests.selector.exported import KINDS
 from tests.selector.synthetic import SPACE, module, opinionated, static_mode, texts, timed
@@ -117,7 +117,7 @@ def test_batches_hold_the_roots_they_say() -> None:
         name: (timed(data).seconds((FULL,)), torch.arange(float(len(data.length_R)))) for name, data in splits.items()
     }
     regressor, policy = (
-        list(RootsModule(module(objective, FULL), splits, "traversal", 6, 1, 2, own).val_dataloader())
+        list(Roots(module(objective, FULL), splits, "traversal", 6, 1, 2, own).loader("validation"))
         for objective, own in (("regressor", None), ("policy", further))
     )
     data, wanted = splits["validation"], [n for n in range(30) if n % 10 % 2 == 1]

@@ -1,24 +1,30 @@
-"""Replay against the decoder that it stands for, by enumeration, on worlds of the last token."""
+"""Replay against the decoder that it stands for, by enumeration, on worlds of the last token, and against the walk along
+a text that its formula describes; quotients of replayed speeds; compiled functions."""
 
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
 import random
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise, product
+from types import FunctionType
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import selector
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.drafting.sampled import draft_lookup
 from data_gen.text_labels.labels import TextLabeller
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from selector.actions import Action, ActionSpace
-from selector.train.replay import Lag, Replayed, lawful, outcomes, replay
+from selector.train.replay import Lag, Ratio, Replayed, jackknifed, jit, lawful, outcomes, replay
 from tests.data_gen.worlds import normalised
 from tests.selector.synthetic import some_survivals
 
@@ -220,3 +226,81 @@ def test_a_columns_mean_stays(name: str) -> None:
     labels_RS = drawn_survivals(name, 1)
     mean_S = labels_RS.mean(0)
     assert float((lawful(labels_RS, SPACE).mean(0) / mean_S - 1)[mean_S > 0.02].abs().max()) < 0.02
+
+
+def walked(
+    survivals_RS: Tensor, action_R: Tensor, seconds_R: Tensor, sizes: list[int], space: ActionSpace
+) -> list[tuple[float, float, float]]:
+    """Tokens, seconds and steps of each text, as the formula of `selector.train.replay` says it."""
+    law_RJ, found, begin = outcomes(survivals_RS, action_R, space), [], 0
+    for size in sizes:
+        begins_N, tokens, seconds, steps = torch.zeros(size + law_RJ.shape[1] + 1, dtype=torch.float64), 0.0, 0.0, 0.0
+        begins_N[0] = 1
+        for n in range(size):
+            here = float(begins_N[n])
+            for more, probability in enumerate(law_RJ[begin + n].tolist(), 1):
+                begins_N[n + more] += here * probability
+                tokens += here * probability * min(more, size - n)
+            seconds, steps = seconds + here * float(seconds_R[begin + n]), steps + here
+        found.append((tokens, seconds, steps))
+        begin += size
+    return found
+
+
+def test_replay_is_the_walk_along_every_text() -> None:
+    """Texts of different lengths, one of them without a root; a lookup may reach further than any tree."""
+    sizes, space = [7, 1, 0, 12], ActionSpace(3, 2, 2, (2, 6))
+    size_X, survivals_RS = torch.tensor(sizes), some_survivals(sizes, space, seed=6)
+    generator = torch.Generator().manual_seed(7)
+    seconds_R = torch.rand(sum(sizes), generator=generator) + 0.5
+    mixed_R = torch.randint(len(space), (sum(sizes),), generator=generator)
+    for action_R in (mixed_R, *(torch.full_like(mixed_R, a) for a in range(len(space)))):
+        mine = replay(survivals_RS, action_R, seconds_R, size_X, space)
+        expected = torch.tensor(walked(survivals_RS, action_R, seconds_R, sizes, space), dtype=torch.float64)
+        found = torch.stack([mine.tokens_X, mine.seconds_X, mine.steps_X], dim=-1)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
+        assert mine.tokens_X.tolist() == pytest.approx(sizes, rel=1e-6)
+        assert float(mine.visits_R.sum()) == pytest.approx(float(mine.steps_X.sum()))
+
+
+THREE = torch.tensor([[10.0, 10.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0], [30.0, 10.0, 10.0, 10.0]])
+
+
+def test_a_ratio_and_its_error_worked_by_hand() -> None:
+    """(60 / 30) / (30 / 30) = 2; without one source 2.5, 2 and 1.5: the error is sqrt(2/3 x (0.25 + 0 + 0.25)). One
+    source tells none."""
+    ratio, of_one = (jackknifed(THREE, torch.tensor(source_X)) for source_X in ([7, 3, 5], [0, 0, 0]))
+    assert (ratio.value, ratio.error) == pytest.approx((2, (1 / 3) ** 0.5))
+    assert str(ratio) == "2.000 ±0.577"
+    assert of_one.value == pytest.approx(2) and of_one.error == math.inf
+
+
+def test_a_method_against_itself_is_one_for_certain() -> None:
+    own_X2 = torch.rand(9, 2, generator=torch.Generator().manual_seed(12), dtype=torch.float64) + 0.1
+    for source_X in (torch.arange(9), torch.arange(9) % 2, torch.zeros(9, dtype=torch.int64)):
+        assert jackknifed(own_X2.repeat(1, 2), source_X) == Ratio(1.0, 0.0)
+
+
+def test_a_function_without_a_file_is_compiled_all_the_same() -> None:
+    """As where neither the package's folder nor the user's may be written to: Numba has no place to keep it."""
+    names: dict = {}
+    exec("def total(values):\n    sum = 0.0\n    for v in values:\n        sum += v\n    return sum", names)
+    assert jit(names["total"])(np.arange(5.0)) == 10.0
+
+
+def test_not_a_number_stays_one() -> None:
+    finite = jit(lambda values: np.isfinite(values).all())
+    assert [bool(finite(np.array([1.0, last]))) for last in (1.0, np.nan, np.inf)] == [True, False, False]
+
+
+def test_compiled_functions_call_only_those_of_their_own_file() -> None:
+    """Because Numba's cache does not see that another file has changed."""
+    modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(selector.__path__, "selector.")]
+    plain = {value: value.py_func for each in modules for value in vars(each).values() if hasattr(value, "py_func")}
+    assert len(plain) > 3
+    for dispatcher, caller in plain.items():
+        assert isinstance(caller, FunctionType)
+        if type(dispatcher._cache).__name__ == "NullCache":
+            continue
+        called = [plain.get(caller.__globals__.get(name)) for name in caller.__code__.co_names]
+        assert {each.__module__ for each in called if each} <= {caller.__module__}

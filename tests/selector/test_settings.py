@@ -17,20 +17,8 @@ from selector.runtime.artefact import checked
 from selector.runtime.selector import Tuned, load_selector
 from selector.sampling import Sampling
 from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
-from tests.selector.exported import (
-    COPIES,
-    IN_TURN,
-    SHORT,
-    SOME,
-    batch_of,
-    early_of,
-    loaded,
-    modes_of,
-    one_by_one,
-    roots_of,
-    scripted,
-    setting_of,
-)
+from tests.selector import exported
+from tests.selector.exported import COPIES, SHORT, SOME, batch_of, early_of, loaded, one_by_one, roots_of, scripted
 from tests.selector.synthetic import SPACE, profile
 
 NAN, INF = float("nan"), float("inf")
@@ -154,7 +142,7 @@ def test_what_is_no_sampling_setting_is_refused(setting: tuple[Any, ...]) -> Non
 
 
 def test_scalars_of_another_dtype_are_refused(artefact: Path) -> None:
-    for ask in (loaded(artefact).at(*setting_of(IN_TURN)).select, loaded(artefact).select):
+    for ask in (loaded(artefact).at(*exported.setting_of(exported.IN_TURN)).select, loaded(artefact).select):
         with pytest.raises(InputError, match=r"features: scalars is torch.bfloat16"):
             ask({SCALARS_KEY: torch.ones(PAIR.first, dtype=torch.bfloat16)})
 
@@ -165,7 +153,7 @@ def test_a_match_that_is_not_finite_and_no_number_of_requests_are_refused(artefa
             loaded(artefact).at(1.0, batch=batch)
     for match in (NAN, INF):
         with pytest.raises(InputError, match="features: match is not finite"):
-            loaded(artefact).at(*setting_of(COPIES)).select({MATCH: torch.tensor(match)})
+            loaded(artefact).at(*exported.setting_of(COPIES)).select({MATCH: torch.tensor(match)})
 
 
 def test_another_pair_and_another_machine_are_named_once(artefact: Path) -> None:
@@ -208,7 +196,7 @@ def test_no_form_gives_its_network_an_input_beyond_its_range_in_training(
     own_F = torch.tensor([not scalar["learned"] or scalar["name"] in kept for scalar in stated])
     up_F = torch.arange(len(stated)) % 2 == 0
     edge_F = torch.where(up_F, high_F, low_F)
-    for mode in modes_of(level)[2:]:
+    for mode in exported.modes_of(level)[2:]:
         batch = batch_of(*roots_of(mode, level, count=1), level)
         scalars_BF = batch[SCALARS_KEY]
         beyond, edge, inside = (

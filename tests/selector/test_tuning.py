@@ -14,21 +14,10 @@ from selector.decision import RHOS, RULE, LookupRule, Mode
 from selector.latency import Table
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, MATCH
+from selector.train import tuning
 from selector.train.data import Timed
 from selector.train.replay import Lag, Replayed, replay
-from selector.train.tuning import (
-    LEASTS,
-    RARE,
-    SPEEDS,
-    StaticTable,
-    best_static,
-    common,
-    decide,
-    replay_mode,
-    static_replay,
-    tune_lookup_rule,
-    tune_mode,
-)
+from selector.train.tuning import StaticTable, best_static, decide, replay_mode, tune_lookup_rule, tune_mode
 from tests.selector.synthetic import REPEATED, SPACE, profile, survivals_of, texts, timed
 
 TREES = len(SPACE.trees)
@@ -77,7 +66,7 @@ def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Mode) 
     allowed_A[few] = True
     assert table.best(allowed_A=allowed_A) == max(few, key=speeds.__getitem__) != best
     assert static == Mode(Sampling(), SPACE.actions[best], speed=pytest.approx(speeds[best], rel=1e-5))
-    found = static_replay(data, SPACE.actions[best])
+    found = tuning.static_replay(data, SPACE.actions[best])
     assert found.speed == pytest.approx(speeds[best], rel=1e-5)
     assert found.block_efficiency == pytest.approx(replays[best].block_efficiency, rel=1e-5)
 
@@ -108,15 +97,15 @@ def test_only_trees_that_are_never_missed_are_left_out(data: Timed) -> None:
     weight_A[SPACE.index(EMPTY)] = 0
     action_R = weight_A.multinomial(150, replacement=True, generator=generator)
     visits_R = torch.rand(150, generator=generator, dtype=torch.float64) ** 6
-    kept = common(visits_R, action_R, data)
+    kept = tuning.common(visits_R, action_R, data)
     steps_A = torch.zeros(len(SPACE), dtype=torch.float64)
     for action, visits in zip(action_R.tolist(), visits_R.tolist(), strict=True):
         steps_A[action] += visits
     share_A = steps_A / steps_A.sum()
     assert list(kept) == sorted({*kept, SPACE.index(EMPTY)})
     of_use = [a for a in kept if a != SPACE.index(EMPTY)]
-    assert float(share_A[of_use].sum()) >= 1 - RARE
-    assert float(share_A[of_use].sum() - share_A[of_use].min()) < 1 - RARE
+    assert float(share_A[of_use].sum()) >= 1 - tuning.RARE
+    assert float(share_A[of_use].sum() - share_A[of_use].min()) < 1 - tuning.RARE
     assert float(share_A[of_use].min()) >= float(share_A[[a for a in range(len(SPACE)) if a not in kept]].max())
 
 
@@ -245,7 +234,7 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
     assert (mode.decider, mode.sampling) == (RULE, data.sampling)
     assert mode.rule == (REPEATED, 16)
     trees = {static.action, EMPTY, *map(SPACE.chain, range(17))}
-    every = {each: speed(*each) for each in product(LEASTS, SPACE.lookups, trees)}
+    every = {each: speed(*each) for each in product(tuning.LEASTS, SPACE.lookups, trees)}
     assert (*mode.rule, mode.action) == max(every, key=every.__getitem__)
     assert replay_mode(data, {}, mode).speed == pytest.approx(speed(*mode.rule, mode.action))
     assert replay_mode(data, {}, mode).speed > 1.1 * static.speed

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from data_gen.verification import STYLED, STYLES, VERIFIERS, get_verifier, optimal_acceptance
+from data_gen.verification import STYLED, VERIFIERS, get_verifier, optimal_acceptance
 from tests.data_gen.worlds import KINDS, World
 
 LESS = ("nss",)  # of a single draft these accept less than the optimum
