@@ -1,9 +1,9 @@
 """The loop with a real engine (`make engine-vllm`): vLLM on the CPU serves SmolLM2, its log and its step times train
 selectors, and these decide inside it.
 
-Each method's server runs alone, as several slow one another unevenly: every method answers the held-out prompts of all
-scenes, and then again, at temperature 0, in the opposite order of methods. Every part is kept in `runs/vllm/`, and the
-same command goes on from there.
+Methods are compared in companies of up to four servers, which answer a few held-out prompts each in turn: a machine
+may be a third faster an hour later. Six servers would fill the memory. Every part is kept in `runs/vllm/`, and the same
+command goes on from there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -36,6 +37,11 @@ NGRAMS = [
     {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": n} for n in (2, 4, 8)
 ]
 NGRAM, SUFFIX, MODEL, COPIES, OURS = "n-gram, tuned", "suffix decoding", "draft model, tuned", "copies", "selector"
+COMPANIES = (PLAIN, NGRAM, COPIES, OURS), (PLAIN, NGRAM, SUFFIX, MODEL)
+
+
+def batched(prompts: Sequence[Prompt], size: int) -> Iterator[Sequence[Prompt]]:
+    return (prompts[begin : begin + size] for begin in range(0, len(prompts), size))
 
 
 class Scene(NamedTuple):
@@ -48,9 +54,10 @@ class Scene(NamedTuple):
         return f"{self.at_once}{', by kind' * self.by_kind}, T = {self.temperature:g}"
 
     def groups(self, held_out: Sequence[Prompt]) -> list[list[Prompt]]:
+        """The prompts that a method answers before the next one has its turn."""
         if self.by_kind:
             return [[own for own in held_out if own.kind == kind] for kind in sorted({each.kind for each in held_out})]
-        return [list(held_out)]
+        return [list(group) for group in batched(held_out, 2 * self.at_once)]
 
 
 WIDE = PLAIN, NGRAM, MODEL, COPIES, OURS
@@ -170,7 +177,7 @@ def main() -> None:
         scenes = [scene for scene in SCENES if scene.temperature == heat]
         cells += measured(scenes, methods, held_out, training)
     show(cells)
-    sampled = [Answer(*each) for each in answered(Scene(SAMPLED, 1), OURS)[0]]
+    sampled, _ = answered(Scene(SAMPLED, 1), COMPANIES[0])[OURS]
     console.print(law(sampled, TextSelector(both[SAMPLED], SAMPLED, chains=drafter.chains)))
 
 
@@ -179,38 +186,53 @@ def rounds_of() -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def answered(scene: Scene, method: str) -> tuple[list[Answer], float]:
-    """A method's answers of a scene, turn by turn, and the seconds of all."""
-    own = [each for each in rounds_of() if each["scene"] == str(scene) and each["method"] == method]
-    return [Answer(*each) for turn in own for each in turn["answers"]], sum(turn["seconds"] for turn in own)
+def answered(scene: Scene, company: Sequence[str]) -> dict[str, tuple[list[Answer], float]]:
+    """By method the answers of a scene in this company, and the seconds of all."""
+    found: dict[str, tuple[list[Answer], float]] = {}
+    for each in rounds_of():
+        if (each["scene"], each["company"]) == (str(scene), list(company)):
+            answers, seconds = found.get(each["method"], ([], 0.0))
+            found[each["method"]] = [*answers, *(Answer(*own) for own in each["answers"])], seconds + each["seconds"]
+    return found
+
+
+def compared(scene: Scene, addresses: dict[str, str], held_out: Sequence[Prompt]) -> list[dict[str, Any]]:
+    """The answers of all methods to each group of prompts, in rotating order."""
+    names, found = list(addresses), []
+    for number, group in enumerate(scene.groups(held_out)):
+        first = number % len(names)
+        for name in (*names[first:], *names[:first]):
+            answers, seconds = ask_all(addresses[name], group, scene.at_once, scene.temperature)
+            found.append({"method": name, "seconds": seconds, "answers": answers})
+    return found
 
 
 def measured(
     scenes: Sequence[Scene], methods: dict[str, tuple[Any, ...]], held_out: Sequence[Prompt], training: Sequence[Prompt]
 ) -> list[Any]:
-    """The lines of the table, once every method has answered all scenes, and again the greedy ones."""
-    order = list(methods)
-    for turn, name in [*((0, name) for name in order), *((1, name) for name in reversed(order))]:
-        done = [each["scene"] for each in rounds_of() if (each["turn"], each["method"]) == (turn, name)]
-        todo = [scene for scene in scenes if name in scene.methods and str(scene) not in done]
-        todo = [scene for scene in todo if not (turn and scene.temperature)]
-        if not todo:
-            continue
-        with server(PORT, *methods[name]) as address:
-            ask_all(address, training[:2], 2)
-            for scene in todo:
-                heard = [ask_all(address, group, scene.at_once, scene.temperature) for group in scene.groups(held_out)]
-                found = {"scene": str(scene), "turn": turn, "method": name, "seconds": sum(own for _, own in heard)}
-                with (FOLDER / "rounds.jsonl").open("a") as file:
-                    file.write(
-                        json.dumps({**found, "answers": [own for answers, _ in heard for own in answers]}) + "\n"
-                    )
+    """The lines of the table, once all scenes are answered."""
     cells = []
-    for scene in scenes:
-        told = {name: answered(scene, name) for name in methods if name in scene.methods}
-        answers_of = {name: answers for name, (answers, _) in told.items()}
-        seconds_of = {name: seconds for name, (_, seconds) in told.items()}
-        cells += [row(str(scene), name, answers_of, seconds_of, NGRAM) for name in told]
+    for company in COMPANIES:
+        own = {scene: [name for name in company if name in scene.methods and name in methods] for scene in scenes}
+        own = {scene: names for scene, names in own.items() if names[2:]}
+        with ExitStack() as stack:
+            at: dict[str, str] = {}
+            for scene, names in own.items():
+                if answered(scene, company):
+                    continue
+                for name in (name for name in names if name not in at):
+                    at[name] = stack.enter_context(server(PORT + len(at), *methods[name]))
+                    ask_all(at[name], training[:2], 2)
+                found = compared(scene, {name: at[name] for name in names}, held_out)
+                with (FOLDER / "rounds.jsonl").open("a") as file:
+                    file.writelines(
+                        json.dumps({"scene": str(scene), "company": company, **each}) + "\n" for each in found
+                    )
+        for scene in own:
+            told = answered(scene, company)
+            answers_of = {name: answers for name, (answers, _) in told.items()}
+            seconds_of = {name: seconds for name, (_, seconds) in told.items()}
+            cells += [row(str(scene), name, answers_of, seconds_of, NGRAM) for name in told]
     return cells
 
 
