@@ -13,7 +13,9 @@ COUNT = "ESPALIER_WRONG"  # the environment's variable with the file of two numb
 
 
 class WrongTokens:
-    """Drafts chains of so many tokens as the file says, and proposes the newest token instead, as often as it says."""
+    """Drafts chains of so many tokens as the file says, and proposes wrong ones instead, as many as it says. Of several
+    requests every other one is given twice as many: requests rarely draft alike, and vLLM's CPU build takes longer then.
+    """
 
     def __init__(self, vllm_config: Any) -> None:
         self._file, self._room = Path(os.environ[COUNT]), vllm_config.model_config.max_model_len
@@ -29,5 +31,7 @@ class WrongTokens:
         lengths = [int(each) for each in num_tokens_no_spec[: len(sampled_token_ids)]]
         texts = [ids[:length].tolist() for ids, length in zip(token_ids_cpu, lengths, strict=False)]
         self._drafter.chains(texts, [passes] * len(texts))
+        counts = [count] if len(texts) == 1 else [2 * count * (row % 2) for row in range(len(texts))]
         room = [self._room - length - 1 for length in lengths]
-        return [[0] * min(count, left) if new else [] for new, left in zip(sampled_token_ids, room, strict=True)]
+        most = [min(own, left) if new else 0 for own, left, new in zip(counts, room, sampled_token_ids, strict=True)]
+        return [[0] * own for own in most]
