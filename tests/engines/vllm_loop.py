@@ -68,9 +68,9 @@ SCENES += [Scene(SAMPLED, 1), Scene(SAMPLED, 8)]
 
 def step_times(asked: Sequence[Prompt]) -> pd.DataFrame:
     """Seconds of a step by requests, mean verified tokens and draft passes: how much longer longer answers take."""
-    rows, file = [], FOLDER / "wrong.txt"
+    rows, file, most = [], FOLDER / "wrong.txt", 2 * max(count for count, _ in WRONG)
     file.write_text("0 0")
-    with server(PORT, custom("tests.engines.wrong.WrongTokens", 2 * max(count for count, _ in WRONG)), {"draft": DRAFT}) as address:
+    with server(PORT, custom("tests.engines.wrong.WrongTokens", most), {"draft": DRAFT}) as address:
         ask_all(address, asked[:2], 2)
         for _, batch, (count, passes) in product(range(TIMES), (1, 4, 8), WRONG):
             file.write_text(f"{count} {passes}")
