@@ -348,7 +348,7 @@ def _records(name: str, file: Path | None) -> Iterator[Any]:
 def _json_records(file: Path) -> list[Any]:
     """As they stand: `datasets` guesses dates, and quotes all texts of a field whose type changes in a large file."""
     try:
-        found = from_json(file.read_bytes())
+        found = from_json(pa.input_stream(str(file)).read())  # unpacks by the name's end
     except ValueError:  # lines
         return read_lines(file, lambda _, record: record)
     return found if isinstance(found, list) else [found]

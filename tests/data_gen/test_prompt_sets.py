@@ -47,12 +47,13 @@ def test_a_record_gives_its_prompt_and_its_task(
     assert prompt.id == prompt.source and prompt.id.startswith(f"{name}:")
 
 
-@pytest.mark.parametrize("suffix", [".json", ".jsonl.gz", ".parquet"])
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".jsonl.gz", ".parquet"])
 def test_files_of_all_kinds_give_the_same_prompts(tmp_path: Path, suffix: str) -> None:
     records = [{"problem": f"{n} + 1?", "unit": None, "turns": ["a", "b"]} for n in range(5)]
     plain, path = write(tmp_path / "set.jsonl", records), tmp_path / f"other{suffix}"
-    if suffix == ".json":
-        path.write_text(json.dumps(records))
+    if suffix.startswith(".json") and not suffix.startswith(".jsonl"):
+        array = json.dumps(records).encode()
+        path.write_bytes(gzip.compress(array) if suffix.endswith(".gz") else array)
     elif suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(records), path)
     else:
