@@ -14,7 +14,7 @@ COUNT = "ESPALIER_WRONG"  # the environment's variable with the file of two numb
 
 class WrongTokens:
     """Drafts chains of so many tokens as the file says, and proposes wrong ones instead, as many as it says. Of several
-    requests every other one is given twice as many: requests rarely draft alike, and vLLM's CPU build takes longer then.
+    requests every other one is given twice as many: they rarely draft alike, and vLLM's CPU build takes longer then.
     """
 
     def __init__(self, vllm_config: Any) -> None:
