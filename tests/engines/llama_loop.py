@@ -26,7 +26,6 @@ from pipelines.config import SHIPPED
 from pipelines.run import console
 from tests.engines.loop import (
     CONTEXT,
-    LOGGED,
     PLAIN,
     TOKENS,
     TUNING,
@@ -112,7 +111,7 @@ def main() -> None:
     drafter = CachedDrafter.load(str(SHIPPED), SMOLLM2)
     log, timings = FOLDER / "log.jsonl", FOLDER / "timings.csv"
     if not log.exists():
-        write_log(log, [decoder.ask(prompt, None, LOGGED) for prompt in training], drafter)
+        write_log(log, [decoder.ask(prompt, None) for prompt in training], drafter)
     if not timings.exists():
         step_times(decoder, training[:TUNING], drafter).to_csv(timings, index=False)
     console.print(timings.read_text())

@@ -26,7 +26,7 @@ from pipelines.evaluate.table import paired
 from pipelines.pair.stage import PROMPTS
 from pipelines.run import console
 
-TOKENS, LOGGED, CONTEXT = 64, 128, 1024  # new tokens of an answer, and of one in the log; the longest context
+TOKENS, CONTEXT = 64, 1024  # new tokens of an answer, as many in the log as in the comparison; the longest context
 TUNING, HELD_OUT = 8, 48  # prompts
 LONGEST = 8  # tokens of a labelled chain
 PLAIN = "no speculation"

@@ -28,7 +28,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
 from pipelines.run import console
-from tests.engines.loop import LOGGED, PLAIN, TUNING, WRONG, Answer, kept, prompts, row, show, train, write_log
+from tests.engines.loop import PLAIN, TUNING, WRONG, Answer, kept, prompts, row, show, train, write_log
 from tests.engines.vllm_server import FOLDER, PYTHON, ask_all, custom, server
 
 PORT, TIMED, TIMES, LONGEST = 8711, 24, 4, 20  # new tokens of an answer that times steps; how often; drafted tokens
@@ -147,7 +147,7 @@ def main() -> None:
     if not all(path.exists() for path in raw.values()):
         with server(PORT, NGRAMS[0]) as address:
             for heat, path in raw.items():
-                path.write_text(json.dumps(ask_all(address, training, 8, heat, tokens=LOGGED)[0]))
+                path.write_text(json.dumps(ask_all(address, training, 8, heat)[0]))
     timings = FOLDER / "timings.csv"
     if not timings.exists():
         step_times(training).to_csv(timings, index=False)
@@ -171,12 +171,13 @@ def main() -> None:
     methods[MODEL] = (kept(FOLDER / "model.json", lambda: tuned(models, training[:TUNING])),)
     proposer = custom("data_gen.engines.vllm.Proposer", LONGEST)
     methods[COPIES] = proposer, {NAME: {"selector": str(copies), "temperature": 0.0}}
-    cells: list[Any] = []
-    for heat in logs:
-        methods[OURS] = proposer, {NAME: {"selector": str(both[heat]), "temperature": heat, "draft": DRAFT}}
-        scenes = [scene for scene in SCENES if scene.temperature == heat]
-        cells += measured(scenes, methods, held_out, training)
-    show(cells)
+    for company in COMPANIES:
+        cells: list[Any] = []
+        for heat in logs:
+            methods[OURS] = proposer, {NAME: {"selector": str(both[heat]), "temperature": heat, "draft": DRAFT}}
+            scenes = [scene for scene in SCENES if scene.temperature == heat]
+            cells += measured(scenes, company, methods, held_out, training)
+        show(cells)
     sampled, _ = answered(Scene(SAMPLED, 1), COMPANIES[0])[OURS]
     console.print(law(sampled, TextSelector(both[SAMPLED], SAMPLED, chains=drafter.chains)))
 
@@ -208,31 +209,32 @@ def compared(scene: Scene, addresses: dict[str, str], held_out: Sequence[Prompt]
 
 
 def measured(
-    scenes: Sequence[Scene], methods: dict[str, tuple[Any, ...]], held_out: Sequence[Prompt], training: Sequence[Prompt]
+    scenes: Sequence[Scene],
+    company: Sequence[str],
+    methods: dict[str, tuple[Any, ...]],
+    held_out: Sequence[Prompt],
+    training: Sequence[Prompt],
 ) -> list[Any]:
-    """The lines of the table, once all scenes are answered."""
+    """The lines of the table, once a company has answered all scenes that compare two drafters or more."""
+    own = {scene: [name for name in company if name in scene.methods and name in methods] for scene in scenes}
+    own = {scene: names for scene, names in own.items() if names[2:]}
+    with ExitStack() as stack:
+        at: dict[str, str] = {}
+        for scene, names in own.items():
+            if answered(scene, company):
+                continue
+            for name in (name for name in names if name not in at):
+                at[name] = stack.enter_context(server(PORT + len(at), *methods[name]))
+                ask_all(at[name], training[:2], 2)
+            found = compared(scene, {name: at[name] for name in names}, held_out)
+            with (FOLDER / "rounds.jsonl").open("a") as file:
+                file.writelines(json.dumps({"scene": str(scene), "company": company, **each}) + "\n" for each in found)
     cells = []
-    for company in COMPANIES:
-        own = {scene: [name for name in company if name in scene.methods and name in methods] for scene in scenes}
-        own = {scene: names for scene, names in own.items() if names[2:]}
-        with ExitStack() as stack:
-            at: dict[str, str] = {}
-            for scene, names in own.items():
-                if answered(scene, company):
-                    continue
-                for name in (name for name in names if name not in at):
-                    at[name] = stack.enter_context(server(PORT + len(at), *methods[name]))
-                    ask_all(at[name], training[:2], 2)
-                found = compared(scene, {name: at[name] for name in names}, held_out)
-                with (FOLDER / "rounds.jsonl").open("a") as file:
-                    file.writelines(
-                        json.dumps({"scene": str(scene), "company": company, **each}) + "\n" for each in found
-                    )
-        for scene in own:
-            told = answered(scene, company)
-            answers_of = {name: answers for name, (answers, _) in told.items()}
-            seconds_of = {name: seconds for name, (_, seconds) in told.items()}
-            cells += [row(str(scene), name, answers_of, seconds_of, NGRAM) for name in told]
+    for scene in own:
+        told = answered(scene, company)
+        answers_of = {name: answers for name, (answers, _) in told.items()}
+        seconds_of = {name: seconds for name, (_, seconds) in told.items()}
+        cells += [row(str(scene), name, answers_of, seconds_of, NGRAM) for name in told]
     return cells
 
 
