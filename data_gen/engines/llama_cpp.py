@@ -20,8 +20,10 @@ from data_gen.features.root import DrafterKnowledge
 
 
 class VerifyingLlama(Llama):
-    """A `Llama` that computes the logits of every token only behind a prompt, where a pass verifies drafted ones. With a
-    draft model, `Llama` itself computes those of the prompt, too, and fails beyond `n_batch` tokens without `logits_all`.
+    """A `Llama` that computes the logits of every token only behind a prompt, where a pass verifies drafted ones.
+
+    With a draft model, `Llama` itself computes those of the prompt, too, and fails beyond `n_batch` tokens without
+    `logits_all`.
     """
 
     def __init__(self, model_path: str, **options: Any) -> None:
@@ -34,8 +36,8 @@ class VerifyingLlama(Llama):
 
 
 class SelectedDrafts(LlamaDraftModel):
-    """`VerifyingLlama(path, draft_model=SelectedDrafts("runs/mine/selector"))`; `chains` are those of a `CachedDrafter`,
-    for a selector of a log that had a drafter.
+    """`VerifyingLlama(path, draft_model=SelectedDrafts("runs/mine/selector"))`; for a selector of a log that had a
+    drafter, `chains` are those of a `CachedDrafter`.
 
     A draft is lossless: llama-cpp-python keeps a drafted token where it equals the one that it samples. InputError as
     `TextSelector`.

@@ -38,7 +38,7 @@ from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Tuned
 from selector.sampling import Sampling
-from selector.schema import sha256
+from selector.schema import InputError, sha256
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import Judged, StaticTable, best_static, tune_lookup_rule

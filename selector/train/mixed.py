@@ -102,8 +102,8 @@ class MixedBatches:
     """Texts as streams of requests, one for each part of the sources; B requests of a stream are decoded at once.
 
     A stream holds the texts of its part in random orders. It ends when its last text begins, so that there are always B
-    requests. How many tokens are accepted at a root is drawn once where its labels are not 0 or 1. In a `Replayed`, each
-    stream counts as one text; visits of roots are not counted.
+    requests. How many tokens are accepted at a root is drawn once where its labels are not 0 or 1. In a `Replayed` each
+    stream is one text, and visits of roots are not counted.
     """
 
     def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:

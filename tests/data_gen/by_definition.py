@@ -92,7 +92,7 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
     alike = [n for n, match in enumerate(matches[:-1]) if match and like(match) == like(matches[-1])]
     following = [(continued(tokens[: n + 1], sources[n]), tokens[n + 1 :]) for n in alike]
     right = [
-        in_common(copy[:schema.LONGEST_COUNTED], then) / schema.LONGEST_COUNTED
+        in_common(copy[: schema.LONGEST_COUNTED], then) / schema.LONGEST_COUNTED
         for copy, then in following
         if len(then) >= schema.LONGEST_COUNTED
     ]
@@ -128,7 +128,11 @@ def of_target(tokens: list[int], prompt: int, entropies: list[float]) -> dict[st
     """What the target's entropies before each token after the prompt say."""
     result = {"target_entropy_prev": entropies[-1], **running("target_entropy", entropies)}
     source = LookupIndex(tokens).source
-    ats = [source + 1 + n % (len(tokens) - 1 - source) - prompt for n in range(schema.LONGEST_LOOKUP)] if source >= 0 else []
+    ats = (
+        [source + 1 + n % (len(tokens) - 1 - source) - prompt for n in range(schema.LONGEST_LOOKUP)]
+        if source >= 0
+        else []
+    )
     for count in schema.SOURCE_LENGTHS:
         there = [entropies[at] for at in ats[:count] if at >= 0]
         result[f"source_entropy_{count}"] = sum(there) / len(there) if there else result["target_entropy_mean_0.8"]

@@ -1,5 +1,5 @@
-"""Replay against the decoder that it stands for, by enumeration, on worlds of the last token, and against the walk along
-a text that its formula describes; quotients of replayed speeds; compiled functions."""
+"""Replay against the decoder that it stands for, by enumeration, on worlds of the last token; against the walk along a
+text that its formula describes; quotients of replayed speeds; compiled functions."""
 
 from __future__ import annotations
 

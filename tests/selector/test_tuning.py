@@ -75,7 +75,7 @@ def priced(data: Timed, predictions: dict[str, Tensor], static: Mode, feature_le
     """Every price of time that is tried for one way to ask."""
     own = replace(static, feature_levels=feature_levels, rho=1.0)
     speed = replay_mode(data, predictions, own).speed
-    return [replace(own, rho=rho, speed=factor * speed) for rho in RHOS for factor in SPEEDS]
+    return [replace(own, rho=rho, speed=factor * speed) for rho in RHOS for factor in tuning.SPEEDS]
 
 
 @pytest.mark.parametrize("policy", [False, True])

@@ -10,6 +10,7 @@ import torch
 from scipy.optimize import linprog
 
 from data_gen.verification import STYLED, VERIFIERS, get_verifier, optimal_acceptance
+from selector.actions import STYLES
 from tests.data_gen.worlds import KINDS, World
 
 LESS = ("nss",)  # of a single draft these accept less than the optimum

@@ -12,6 +12,7 @@ import torch
 
 from data_gen.trees import DraftTree
 from data_gen.verification import STYLED, VERIFIERS, get_verifier
+from selector.actions import STYLES
 from tests.data_gen.worlds import KINDS, World
 
 SHAPES = [(K, L1, L2) for K in (1, 2, 3) for L1 in (0, 1) for L2 in (0, 1, 2)]
