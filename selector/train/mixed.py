@@ -143,4 +143,5 @@ class MixedBatches:
         clock = self.clock, self.clock.token_C / self.batch
         own = self.batch, self._texts, self.shapes, clock, (action_R, tokens_RA, speed), common
         rows = [decoded(stream, *own) for stream in self._streams]
-        return Replayed(*torch.tensor(rows, dtype=torch.float64).unbind(-1), visits_R=torch.zeros(0))
+        tokens_X, seconds_X, steps_X = torch.tensor(rows, dtype=torch.float64).unbind(-1)
+        return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))
