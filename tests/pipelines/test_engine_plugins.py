@@ -240,6 +240,27 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch, ours: str, held: dict[str, dict[s
     return import_module(ours)
 
 
+class Engine:
+    """llama-cpp-python's `Llama`, as far as ours overrides it."""
+
+    def __init__(self, model_path: str, **options: Any) -> None:
+        self.n_tokens, self.options = 0, options
+
+    def eval(self, tokens: list[int]) -> None:
+        self.n_tokens += len(tokens)
+
+
+def test_llama_cpp_computes_all_logits_where_it_verifies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt and of a plain step the last ones are enough."""
+    held: dict[str, dict[str, Any]] = {"llama_cpp.llama_speculative": {"LlamaDraftModel": object}}
+    held["llama_cpp"] = {"Llama": Engine}
+    llama, all_of = stand_ins(monkeypatch, "data_gen.engines.llama_cpp", held).VerifyingLlama("model.gguf"), []
+    for tokens in ([1, 2, 3], [4], [5, 6], [7]):
+        llama.eval(tokens)
+        all_of.append(llama._logits_all)
+    assert all_of == [False, False, True, False] and llama.n_tokens == 7 and llama.options == {"logits_all": True}
+
+
 def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: dict[str, dict[str, Any]] = {"llama_cpp.llama_speculative": {"LlamaDraftModel": object}}
     held["llama_cpp"] = {"Llama": object}
