@@ -23,16 +23,18 @@ class VerifyingLlama(Llama):
     """A `Llama` that computes the logits of every token only behind a prompt, where a pass verifies drafted ones.
 
     With a draft model, `Llama` itself computes those of the prompt, too, and fails beyond `n_batch` tokens without
-    `logits_all`.
+    `logits_all`. Logprobs are refused.
     """
 
     def __init__(self, model_path: str, **options: Any) -> None:
         super().__init__(model_path, **options, logits_all=True)  # this only allocates room for them
+        self._logits_all = False
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate further tokens of the text."""
         self._logits_all = self.n_tokens > 0 and len(tokens) > 1
         super().eval(tokens)
+        self._logits_all = False  # else `Llama` would give logprobs from rows that were not computed
 
 
 class SelectedDrafts(LlamaDraftModel):

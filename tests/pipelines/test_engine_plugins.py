@@ -244,21 +244,22 @@ class Engine:
     """llama-cpp-python's `Llama`, as far as ours overrides it."""
 
     def __init__(self, model_path: str, **options: Any) -> None:
-        self.n_tokens, self.options = 0, options
+        self.n_tokens, self.options, self.all_of = 0, options, list[bool]()
 
     def eval(self, tokens: list[int]) -> None:
         self.n_tokens += len(tokens)
+        self.all_of.append(self._logits_all)  # type: ignore[attr-defined]
 
 
 def test_llama_cpp_computes_all_logits_where_it_verifies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a prompt and of a plain step the last ones are enough."""
     held: dict[str, dict[str, Any]] = {"llama_cpp.llama_speculative": {"LlamaDraftModel": object}}
     held["llama_cpp"] = {"Llama": Engine}
-    llama, all_of = stand_ins(monkeypatch, "data_gen.engines.llama_cpp", held).VerifyingLlama("model.gguf"), []
+    llama = stand_ins(monkeypatch, "data_gen.engines.llama_cpp", held).VerifyingLlama("model.gguf")
     for tokens in ([1, 2, 3], [4], [5, 6], [7]):
         llama.eval(tokens)
-        all_of.append(llama._logits_all)
-    assert all_of == [False, False, True, False] and llama.n_tokens == 7 and llama.options == {"logits_all": True}
+        assert not llama._logits_all  # so that logprobs are refused
+    assert llama.all_of == [False, False, True, False] and llama.n_tokens == 7 and llama.options == {"logits_all": True}
 
 
 def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
