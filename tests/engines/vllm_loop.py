@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import product
 from typing import Any, NamedTuple
@@ -40,10 +40,6 @@ NGRAM, SUFFIX, MODEL, COPIES, OURS = "n-gram, tuned", "suffix decoding", "draft 
 COMPANIES = (PLAIN, NGRAM, COPIES, OURS), (PLAIN, NGRAM, SUFFIX, MODEL)
 
 
-def batched(prompts: Sequence[Prompt], size: int) -> Iterator[Sequence[Prompt]]:
-    return (prompts[begin : begin + size] for begin in range(0, len(prompts), size))
-
-
 class Scene(NamedTuple):
     temperature: float
     at_once: int
@@ -57,7 +53,8 @@ class Scene(NamedTuple):
         """The prompts that a method answers before the next one has its turn."""
         if self.by_kind:
             return [[own for own in held_out if own.kind == kind] for kind in sorted({each.kind for each in held_out})]
-        return [list(group) for group in batched(held_out, 2 * self.at_once)]
+        size = 2 * self.at_once
+        return [list(held_out[begin : begin + size]) for begin in range(0, len(held_out), size)]
 
 
 WIDE = PLAIN, NGRAM, MODEL, COPIES, OURS
