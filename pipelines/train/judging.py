@@ -17,6 +17,7 @@ from pipelines.data.recorded import settings_of, timed
 from pipelines.run import watched
 from selector.decision import NETWORK, Mode
 from selector.latency import LatencyProfile
+from selector.schema import LOG
 from selector.train import tuning
 from selector.train.data import Texts, Timed
 from selector.train.mixed import MixedBatches
@@ -87,9 +88,16 @@ def judge_jointly(
 
 
 def judge_rules(train: list[Timed], validation: list[Timed], bases: list[Mode]) -> list[Judged]:
-    """Lookup rules, tuned on the training texts and judged on the validation texts, in every case."""
-    each = watched([*zip(train, validation, bases, strict=True)], "tuning lookup rules")
-    return [judge_mode(judged, {}, tune_lookup_rule(own, base), base.action) for own, judged, base in each]
+    """Lookup rules, tuned on the training texts and judged on the validation texts, in every case. A log's drafts with
+    a model only where that is surely ahead of copies alone: step times lack the draft's pass over each prompt."""
+    found = []
+    for own, judged, base in watched([*zip(train, validation, bases, strict=True)], "tuning lookup rules"):
+        rule = judge_mode(judged, {}, tune_lookup_rule(own, base), base.action)
+        if own.texts.schema is LOG and rule.mode.action.drafts:
+            alone = judge_mode(judged, {}, tune_lookup_rule(own, base, drafts=False), base.action)
+            rule = rule if rule.is_ahead_of(alone) else alone
+        found.append(rule)
+    return found
 
 
 def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0) -> Judged:

@@ -170,11 +170,13 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
     return judge_mode(timed, predictions, best, static.action, policy)
 
 
-def tune_lookup_rule(timed: Timed, static: Mode) -> Mode:
+def tune_lookup_rule(timed: Timed, static: Mode, drafts: bool = True) -> Mode:
     """The fastest lookup rule on some texts. The least match and the lookup's length are searched together, then each
-    of these and the tree that is drafted elsewhere in turn, until none of them changes."""
+    of these and the tree that is drafted elsewhere in turn, until none of them changes. Nothing is drafted elsewhere
+    unless `drafts`."""
     lengths = timed.space.lookups
-    trees = dict.fromkeys([static.action, *map(timed.space.chain, range(timed.space.depth + 1))])
+    static = static if drafts else replace(static, action=EMPTY)
+    trees = dict.fromkeys([static.action, *map(timed.space.chain, range(drafts * timed.space.depth + 1))])
 
     def mode_of(least: int, length: int, tree: Action) -> Mode:
         return replace(static, action=tree, rule=LookupRule(least, length))
