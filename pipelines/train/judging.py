@@ -25,6 +25,8 @@ from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, ratio_of_speeds
 from selector.train.tuning import Judged, StaticTable, best_static, decide, judge_mode, tune_lookup_rule
 
+DRAFTING = 1.05  # an engine's step times lack the draft's passes over prompts and over tokens that were copied
+
 
 def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
     """The texts with the trained verifier's labels, for each of the run's sampling settings and each of the profile's
@@ -74,38 +76,43 @@ def judge(module: SelectorModule, texts: list[Timed], bases: list[Mode]) -> list
 
 
 def judge_jointly(
-    own: Timed, predicted_RA: Tensor, kept: Mode, rule: Mode, profile: LatencyProfile
+    own: Timed, predicted_RA: Tensor, kept: Mode, rule: Mode, profile: LatencyProfile, times: float = 1.0
 ) -> tuple[Mode, float]:
     """A log's mode with its price of time for batches of different requests, 0 unless joint decisions are surely ahead
-    of the rule; and the price where one length serves all requests of a step, in tokens per second. `profile` is that
+    of so many times the rule's speed; and the price where one length serves all requests of a step, in tokens per second. `profile` is that
     of all batch sizes."""
     batches = MixedBatches(own, profile, own.batch)
     by_rule = batches.replay(decide(own, {}, rule).action_R)
     price = batches.speed_of(predicted_RA, by_rule.speed)
     decides = own.batch > 1 and kept.decider == NETWORK
-    ahead = decides and ratio_of_speeds(batches.select(predicted_RA, price), by_rule).is_ahead(tuning.SURE)
+    ahead = decides and ratio_of_speeds(batches.select(predicted_RA, price), by_rule).is_ahead(tuning.SURE, times)
     return replace(kept, joint=price if ahead else 0.0), batches.speed_of(predicted_RA, by_rule.speed, common=True)
+
+
+def lead(texts: Timed, rule: Mode) -> float:
+    """How many times the rule's speed a network must have: one that drafts must gain more than step times say."""
+    return DRAFTING if texts.texts.schema is LOG and texts.space.depth and not rule.action.drafts else 1.0
 
 
 def judge_rules(train: list[Timed], validation: list[Timed], bases: list[Mode]) -> list[Judged]:
     """Lookup rules, tuned on the training texts and judged on the validation texts, in every case. A log's drafts with
-    a model only where that is surely ahead of copies alone: step times lack the draft's pass over each prompt."""
+    a model only where that is surely ahead of copies alone by `DRAFTING`."""
     found = []
     for own, judged, base in watched([*zip(train, validation, bases, strict=True)], "tuning lookup rules"):
         rule = judge_mode(judged, {}, tune_lookup_rule(own, base), base.action)
         if own.texts.schema is LOG and rule.mode.action.drafts:
             alone = judge_mode(judged, {}, tune_lookup_rule(own, base, drafts=False), base.action)
-            rule = rule if rule.is_ahead_of(alone) else alone
+            rule = rule if rule.is_ahead_of(alone, DRAFTING) else alone
         found.append(rule)
     return found
 
 
-def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0) -> Judged:
-    """The network where it is two standard errors ahead of the better one of the lookup rule and the static tree: less
-    may be luck, since it was tuned on these texts. Else the rule where it is one ahead of the tree, as it has few
+def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, times: float = 1.0) -> Judged:
+    """The network where it is two standard errors ahead of the better one of the lookup rule and the static tree, or of
+    so many times a rule's speed: less may be luck, since it was tuned on these texts. Else the rule where it is one ahead of the tree, as it has few
     parameters; else the tree. Beyond the `longest` text of the network's training, unless that is 0, the rule decides.
     """
-    if judged.is_ahead_of(rule) if rule.ratio.value > 1 else judged.pays:
+    if judged.is_ahead_of(rule, times) if rule.ratio.value > 1 else judged.pays:
         return replace(judged, mode=replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest))
     return rule if rule.ratio.is_ahead(tuning.TIE) else Judged(static, Ratio(1.0, 0.0))
 

@@ -155,12 +155,13 @@ def row_of(
     modes, ratios = [], []
     longest = 0 if module.schema is LOG else module.longest  # logs are replayed for their whole texts
     for own, rule, base in watched([*zip(validation, rules, bases, strict=True)], "tuning decisions"):
+        times = judging.lead(own, rule.mode)
         for each in judging.judge(module, [own], [base]):
-            best = judging.keep_if_ahead(each, rule, base, longest)
+            best = judging.keep_if_ahead(each, rule, base, longest, times)
             mode, common = replace(best.mode, level=each.mode.level), 0.0
             if mode.level:
                 predicted_RA = module.scores(own.texts, mode.level)
-                mode, common = judging.judge_jointly(own, predicted_RA, mode, rule.mode, profile)
+                mode, common = judging.judge_jointly(own, predicted_RA, mode, rule.mode, profile, times)
             modes.append(
                 {
                     **mode.row(),

@@ -221,9 +221,9 @@ class Ratio:
     def __str__(self) -> str:
         return f"{self.value:.3f} ±{self.error:.3f}"
 
-    def is_ahead(self, errors: float) -> bool:
-        """Whether it is above 1 by so many standard errors."""
-        return self.value - errors * self.error > 1
+    def is_ahead(self, errors: float, of: float = 1.0) -> bool:
+        """Whether it is above a value by so many standard errors."""
+        return self.value - errors * self.error > of
 
 
 def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor | None = None) -> Ratio:

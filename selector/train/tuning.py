@@ -135,10 +135,10 @@ class Judged:
     def pays(self) -> bool:
         return self.ratio.is_ahead(SURE)
 
-    def is_ahead_of(self, other: Judged) -> bool:
-        """Whether it is surely faster on the same texts."""
+    def is_ahead_of(self, other: Judged, times: float = 1.0) -> bool:
+        """Whether it is surely faster on the same texts, or so many times as fast."""
         assert self.replayed is not None and other.replayed is not None and self.source_X is not None
-        return ratio_of_speeds(self.replayed, other.replayed, self.source_X).is_ahead(SURE)
+        return ratio_of_speeds(self.replayed, other.replayed, self.source_X).is_ahead(SURE, times)
 
 
 def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Action, policy: bool = False) -> Judged:
