@@ -79,8 +79,9 @@ def judge_jointly(
     own: Timed, predicted_RA: Tensor, kept: Mode, rule: Mode, profile: LatencyProfile, times: float = 1.0
 ) -> tuple[Mode, float]:
     """A log's mode with its price of time for batches of different requests, 0 unless joint decisions are surely ahead
-    of so many times the rule's speed; and the price where one length serves all requests of a step, in tokens per second. `profile` is that
-    of all batch sizes."""
+    of so many `times` the rule's speed; and the price where one length serves all requests of a step, in tokens per
+    second. `profile` is that of all batch sizes.
+    """
     batches = MixedBatches(own, profile, own.batch)
     by_rule = batches.replay(decide(own, {}, rule).action_R)
     price = batches.speed_of(predicted_RA, by_rule.speed)
@@ -108,13 +109,15 @@ def judge_rules(train: list[Timed], validation: list[Timed], bases: list[Mode]) 
 
 
 def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, times: float = 1.0) -> Judged:
-    """The network where it is two standard errors ahead of the better one of the lookup rule and the static tree, or of
-    so many times a rule's speed: less may be luck, since it was tuned on these texts. Else the rule where it is one ahead of the tree, as it has few
-    parameters; else the tree. Beyond the `longest` text of the network's training, unless that is 0, the rule decides.
+    """The network where it is two standard errors ahead of the better one of the lookup rule, or so many `times` its
+    speed, and the static tree: less may be luck, since it was tuned on these texts. Else the rule where it is one ahead
+    of the tree, as it has few parameters; else the tree. Beyond the `longest` text of the network's training, unless
+    that is 0, the rule decides.
     """
-    if judged.is_ahead_of(rule, times) if rule.ratio.value > 1 else judged.pays:
+    unsure = times > 1 and static.action.drafts  # the tree is not that far ahead of copies alone
+    if judged.is_ahead_of(rule, times) if unsure or rule.ratio.value > 1 else judged.pays:
         return replace(judged, mode=replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest))
-    return rule if rule.ratio.is_ahead(tuning.TIE) else Judged(static, Ratio(1.0, 0.0))
+    return rule if unsure or rule.ratio.is_ahead(tuning.TIE) else Judged(static, Ratio(1.0, 0.0))
 
 
 def untuned(module: SelectorModule, timed: Timed) -> list[Mode]:

@@ -2,8 +2,8 @@
 selectors, and these decide inside it.
 
 Methods are compared in companies of up to four servers, which answer a few held-out prompts each in turn: a machine
-may be a third faster an hour later. Six servers would fill the memory. Every part is kept in `runs/vllm/`, and the same
-command goes on from there.
+may be a third faster an hour later. Six servers would fill the memory. While several requests are measured, others
+follow them, so that there are always as many. Every part is kept in `runs/vllm/`, and the same command goes on there.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ COMPANIES = (PLAIN, NGRAM, COPIES, OURS), (PLAIN, NGRAM, SUFFIX, MODEL)
 class Scene(NamedTuple):
     temperature: float
     at_once: int
+    rounds: int = 1  # of the first company
     by_kind: bool = False  # requests of one kind at a time
     methods: tuple[str, ...] = (PLAIN, NGRAM, OURS)
 
@@ -53,14 +54,14 @@ class Scene(NamedTuple):
         """The prompts that a method answers before the next one has its turn."""
         if self.by_kind:
             return [[own for own in held_out if own.kind == kind] for kind in sorted({each.kind for each in held_out})]
-        size = 2 * self.at_once
+        size = 2 if self.at_once == 1 else 16
         return [list(held_out[begin : begin + size]) for begin in range(0, len(held_out), size)]
 
 
 WIDE = PLAIN, NGRAM, MODEL, COPIES, OURS
-SCENES = [Scene(0.0, 1, methods=(*WIDE, SUFFIX))]  # suffix decoding knows texts that it has answered
-SCENES += [Scene(0.0, 4), Scene(0.0, 8, methods=WIDE), Scene(0.0, 8, by_kind=True)]
-SCENES += [Scene(SAMPLED, 1), Scene(SAMPLED, 8)]
+SCENES = [Scene(0.0, 1, 2, methods=(*WIDE, SUFFIX))]  # suffix decoding knows texts that it has answered
+SCENES += [Scene(0.0, 4, 2, methods=COMPANIES[0]), Scene(0.0, 8, 3, methods=WIDE), Scene(0.0, 8, 2, by_kind=True)]
+SCENES += [Scene(SAMPLED, 1), Scene(SAMPLED, 8, 2)]
 
 
 def step_times(asked: Sequence[Prompt]) -> pd.DataFrame:
@@ -72,7 +73,8 @@ def step_times(asked: Sequence[Prompt]) -> pd.DataFrame:
         for _, batch, (count, passes) in product(range(TIMES), (1, 4, 8), WRONG):
             file.write_text(f"{count} {passes}")
             short, long = (
-                ask_all(address, asked[:batch], batch, tokens=tokens, to_the_end=True)[1] for tokens in (4, 4 + TIMED)
+                max(each.seconds for each in ask_all(address, asked[:batch], batch, tokens=tokens, to_the_end=True))
+                for tokens in (4, 4 + TIMED)
             )
             seconds = (long - short) / TIMED  # the prompts' passes are in both
             rows.append({"batch": batch, "context": 100, "verified": count + 1, "passes": passes, "seconds": seconds})
@@ -86,7 +88,7 @@ def tuned(drafters: Sequence[dict[str, Any]], asked: Sequence[Prompt]) -> dict[s
     for own in drafters:
         with server(PORT, own) as address:
             ask_all(address, asked[:1], 1)
-            found.append(ask_all(address, asked, 1)[1])
+            found.append(sum(each.seconds for each in ask_all(address, asked, 1)))
     return drafters[found.index(min(found))]
 
 
@@ -144,7 +146,7 @@ def main() -> None:
     if not all(path.exists() for path in raw.values()):
         with server(PORT, NGRAMS[0]) as address:
             for heat, path in raw.items():
-                path.write_text(json.dumps(ask_all(address, training, 8, heat)[0]))
+                path.write_text(json.dumps(ask_all(address, training, 8, heat)))
     timings = FOLDER / "timings.csv"
     if not timings.exists():
         step_times(training).to_csv(timings, index=False)
@@ -175,7 +177,7 @@ def main() -> None:
             scenes = [scene for scene in SCENES if scene.temperature == heat]
             cells += measured(scenes, company, methods, held_out, training)
         show(cells)
-    sampled, _ = answered(Scene(SAMPLED, 1), COMPANIES[0])[OURS]
+    sampled = answered(Scene(SAMPLED, 1), COMPANIES[0])[OURS]
     console.print(law(sampled, TextSelector(both[SAMPLED], SAMPLED, chains=drafter.chains)))
 
 
@@ -184,24 +186,27 @@ def rounds_of() -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def answered(scene: Scene, company: Sequence[str]) -> dict[str, tuple[list[Answer], float]]:
-    """By method the answers of a scene in this company, and the seconds of all."""
-    found: dict[str, tuple[list[Answer], float]] = {}
+def answered(scene: Scene, company: Sequence[str]) -> dict[str, list[Answer]]:
+    """By method the answers of a scene in this company."""
+    found: dict[str, list[Answer]] = {}
     for each in rounds_of():
         if (each["scene"], each["company"]) == (str(scene), list(company)):
-            answers, seconds = found.get(each["method"], ([], 0.0))
-            found[each["method"]] = [*answers, *(Answer(*own) for own in each["answers"])], seconds + each["seconds"]
+            found.setdefault(each["method"], []).extend(Answer(*own) for own in each["answers"])
     return found
 
 
-def compared(scene: Scene, addresses: dict[str, str], held_out: Sequence[Prompt]) -> list[dict[str, Any]]:
+def compared(
+    scene: Scene, addresses: dict[str, str], rounds: int, held_out: Sequence[Prompt], training: Sequence[Prompt]
+) -> list[dict[str, Any]]:
     """The answers of all methods to each group of prompts, in rotating order."""
     names, found = list(addresses), []
-    for number, group in enumerate(scene.groups(held_out)):
-        first = number % len(names)
+    for number, (again, group) in enumerate(product(range(rounds), scene.groups(held_out))):
+        first, kinds = (number + again) % len(names), {each.kind for each in group}
+        alike = [each for each in training if each.kind in kinds] if scene.by_kind else training
+        others = [*alike, *training][: 3 * scene.at_once * (scene.at_once > 1)]
         for name in (*names[first:], *names[:first]):
-            answers, seconds = ask_all(addresses[name], group, scene.at_once, scene.temperature)
-            found.append({"method": name, "seconds": seconds, "answers": answers})
+            answers = ask_all(addresses[name], group, scene.at_once, scene.temperature, others)
+            found.append({"method": name, "answers": answers})
     return found
 
 
@@ -222,16 +227,16 @@ def measured(
                 continue
             for name in (name for name in names if name not in at):
                 at[name] = stack.enter_context(server(PORT + len(at), *methods[name]))
-                ask_all(at[name], training[:2], 2)
-            found = compared(scene, {name: at[name] for name in names}, held_out)
+                ask_all(at[name], training[:8], 8)
+            rounds = scene.rounds if company == COMPANIES[0] else 1
+            found = compared(scene, {name: at[name] for name in names}, rounds, held_out, training)
             with (FOLDER / "rounds.jsonl").open("a") as file:
                 file.writelines(json.dumps({"scene": str(scene), "company": company, **each}) + "\n" for each in found)
     cells = []
     for scene in own:
         told = answered(scene, company)
-        answers_of = {name: answers for name, (answers, _) in told.items()}
-        seconds_of = {name: seconds for name, (_, seconds) in told.items()}
-        cells += [row(str(scene), name, answers_of, seconds_of, NGRAM) for name in told]
+        seconds = {name: sum(each.seconds for each in answers) / scene.at_once for name, answers in told.items()}
+        cells += [row(str(scene), name, told, seconds, NGRAM) for name in told]
     return cells
 
 

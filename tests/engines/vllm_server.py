@@ -93,10 +93,18 @@ def ask(address: str, prompt: Prompt, temperature: float, tokens: int = TOKENS, 
 
 
 def ask_all(
-    address: str, prompts: Sequence[Prompt], at_once: int, temperature: float = 0.0, **how: Any
-) -> tuple[list[Answer], float]:
-    """All answers, so many at once, and the seconds until the last one."""
-    begin = time.perf_counter()
+    address: str,
+    prompts: Sequence[Prompt],
+    at_once: int,
+    temperature: float = 0.0,
+    others: Sequence[Prompt] = (),
+    **how: Any,
+) -> list[Answer]:
+    """All answers, so many at once; `others` are asked after them, so that the last ones are not alone."""
     with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda prompt: ask(address, prompt, temperature, **how), prompts))
-    return answers, time.perf_counter() - begin
+        wanted = [pool.submit(ask, address, prompt, temperature, **how) for prompt in prompts]
+        for prompt in others:
+            pool.submit(ask, address, prompt, temperature, **how)
+        answers = [each.result() for each in wanted]
+        pool.shutdown(cancel_futures=True)
+    return answers
