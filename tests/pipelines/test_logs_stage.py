@@ -24,6 +24,7 @@ from pipelines.evaluate.gains import HVD, selector_at
 from pipelines.evaluate.methods import COPYING
 from pipelines.evaluate.table import Table, replayed
 from pipelines.latency.timings import profile_of, read_timings
+from pipelines.train import judging
 from pipelines.train.judging import judge_jointly, keep_if_ahead
 from selector.actions import ActionSpace
 from selector.decision import LookupRule, Mode
@@ -311,6 +312,27 @@ def test_a_trace_store_is_a_log(demo: tuple[Path, str], tmp_path: Path) -> None:
 
 def lookup_rule(train: Timed) -> Mode:
     return tune_lookup_rule(train, best_static(train, StaticTable.of(train)))
+
+
+@pytest.mark.parametrize(("drafting", "drafts"), [(0.0, True), (1.3e-3, False)])
+def test_a_model_drafts_in_a_log_only_where_it_is_clearly_ahead_of_copies_alone(drafting: float, drafts: bool) -> None:
+    """As step times lack some of what drafting costs: where it is ahead, but by less, it does not."""
+    train, validation = (logged.timed(seed=seed, count=20) for seed in (1, 2))
+    for own in (train, validation):
+        own.texts.lookup_R.floor_divide_(4)
+    train, validation = (replace(own, profile=replace(own.profile, drafting=drafting)) for own in (train, validation))
+    (fixed,) = judging.statics([train])
+    (rule,) = judging.judge_rules([train], [validation], [fixed])
+    drafted, alone = (
+        judge_mode(validation, {}, tune_lookup_rule(train, fixed, drafts=own), fixed.action) for own in (True, False)
+    )
+    assert drafted.is_ahead_of(alone) and not alone.mode.action.drafts
+    assert rule.mode == (drafted if drafts else alone).mode
+    lead = judging.lead(validation, rule.mode)
+    assert lead == (1.0 if drafts else judging.DRAFTING) and fixed.action.drafts
+    if not drafts:
+        network = replace(drafted, mode=replace(fixed, feature_levels=(TEXT,)))  # one that drafts as that rule does
+        assert judging.keep_if_ahead(network, rule, fixed, times=lead).mode == rule.mode
 
 
 def test_hvd_does_not_beat_who_is_told_everything() -> None:
