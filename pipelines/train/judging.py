@@ -25,7 +25,7 @@ from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, ratio_of_speeds
 from selector.train.tuning import Judged, StaticTable, best_static, decide, judge_mode, tune_lookup_rule
 
-DRAFTING = 1.05  # an engine's step times lack the draft's passes over prompts and over tokens that were copied
+DRAFTING = 1.1  # an engine's step times lack the draft's passes over prompts and over tokens that were copied
 
 
 def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
