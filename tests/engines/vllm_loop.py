@@ -13,7 +13,7 @@ import math
 import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -187,12 +187,13 @@ def rounds_of() -> list[dict[str, Any]]:
 
 
 def answered(scene: Scene, company: Sequence[str]) -> dict[str, list[Answer]]:
-    """By method the answers of a scene in this company."""
-    found: dict[str, list[Answer]] = {}
+    """By method the answers of a scene in this company; the first turn, in which a server has not decoded as many
+    requests for a while, does not count where there are several."""
+    found: dict[str, list[list[Answer]]] = {}
     for each in rounds_of():
         if (each["scene"], each["company"]) == (str(scene), list(company)):
-            found.setdefault(each["method"], []).extend(Answer(*own) for own in each["answers"])
-    return found
+            found.setdefault(each["method"], []).append([Answer(*own) for own in each["answers"]])
+    return {name: [*chain(*turns[scene.at_once > 1 :])] for name, turns in found.items()}
 
 
 def compared(
