@@ -111,8 +111,8 @@ def judge_rules(train: list[Timed], validation: list[Timed], bases: list[Mode]) 
 def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, times: float = 1.0) -> Judged:
     """The network where it is two standard errors ahead of the better one of the lookup rule, or so many `times` its
     speed, and the static tree: less may be luck, since it was tuned on these texts. Else the rule where it is one ahead
-    of the tree, as it has few parameters; else the tree. Beyond the `longest` text of the network's training, unless
-    that is 0, the rule decides.
+    of the tree, as it has few parameters, or where `lead` lets it only copy; else the tree. Beyond the `longest` text
+    of the network's training, unless that is 0, the rule decides.
     """
     unsure = times > 1 and static.action.drafts  # the tree is not that far ahead of copies alone
     if judged.is_ahead_of(rule, times) if unsure or rule.ratio.value > 1 else judged.pays:
