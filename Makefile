@@ -78,7 +78,7 @@ engine-llama: $(INSTALLED) $(VENV)/.llama ## the same with llama.cpp, which is b
 	@touch $@
 
 $(VENV)/.llama: $(INSTALLED)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[llama_cpp]' || \
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[llama-cpp]' || \
 		{ echo "llama-cpp-python cannot be built here"; exit 2; }
 	@touch $@
 
