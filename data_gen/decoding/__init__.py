@@ -8,19 +8,20 @@ import torch
 
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.graph import GraphDecoder
-from data_gen.decoding.loop import Chooser, Loop, Rehearsal
+from data_gen.decoding.loop import Chooser, Rehearsal
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import Verifier
 from selector.actions import EMPTY, Action
 
+AnyDecoder = Decoder | GraphDecoder
 EAGER, GRAPH = "eager", "graph"  # values of `ModelPair.decoder`
 TRIES = 16
 
 
 def decoder_for(
     pair: ModelPair, sampling: Sampling, verifier: Verifier, chooser: Chooser, length: int, timed: bool = False
-) -> Loop:
+) -> AnyDecoder:
     """A decoder of the pair's kind for texts of up to `length` tokens; the eager one where `GraphDecoder` refuses."""
     eager = Decoder(pair, sampling, verifier, chooser, timed=timed)
     if pair.decoder == EAGER:

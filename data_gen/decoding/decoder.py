@@ -20,7 +20,7 @@ from data_gen.verification.distributions import sample
 from selector.actions import Action
 
 
-class Decoder(Loop):
+class Decoder(Loop["_CachedText"]):
     """Decodes eagerly: Python reads every drafted token."""
 
     def _open(self, prompt: Sequence[int], generator: torch.Generator) -> _CachedText:
@@ -51,6 +51,15 @@ class Decoder(Loop):
             if knowledge is not None:
                 knowledge.passed(rows.each())
 
+    def _run(self, text: _CachedText, action: Action, clock: Clock) -> Outcome:
+        drafted = self._draft(text, action, clock)
+        clock.lap("draft")
+        rows = self._target(text, drafted)
+        clock.lap("target")
+        verdict = self._verify(text, action, drafted, rows)
+        clock.lap("verify")
+        return self._commit(text, drafted, rows, verdict)
+
     def _draft(self, text: _CachedText, action: Action, clock: Clock) -> Draft:
         if action.drafts:
             self._forward_root(text, clock)
@@ -62,7 +71,7 @@ class Decoder(Loop):
         copied = text.proposal(action.L1) if action.copies else []
         return draft_lookup(copied, self.pair.vocabulary, self.pair.device)
 
-    def _target(self, text: _CachedText, action: Action, drafted: Draft) -> ModelRows:
+    def _target(self, text: _CachedText, drafted: Draft) -> ModelRows:
         tree = drafted.tree
         tokens_N = tree.tokens_N.clone()
         tokens_N[0] = text.tokens[-1]
@@ -81,7 +90,7 @@ class Decoder(Loop):
             return COPIED
         return styled(self.verifier, action.style) if action.distinct else self.verifier
 
-    def _commit(self, text: _CachedText, action: Action, drafted: Draft, rows: ModelRows, verdict: Verdict) -> Outcome:
+    def _commit(self, text: _CachedText, drafted: Draft, rows: ModelRows, verdict: Verdict) -> Outcome:
         path = drafted.tree.path_to(verdict.node)
         passed = [node for node in path if node in drafted.row_of]
         text.target.keep([0, *path])

@@ -46,7 +46,7 @@ Two = tuple[Tensor, Tensor]
 
 
 @dataclass(eq=False)
-class GraphDecoder(Loop):
+class GraphDecoder(Loop["_SlotText"]):
     """As `Decoder`, for i.i.d. drafts, models on one device, and texts (prompt and new tokens) of up to `length`
     tokens.
 
@@ -133,8 +133,7 @@ class GraphDecoder(Loop):
         memory.uniforms[known : layout.size + 1].uniform_(generator=text.generator)
         clock.lap("draft")
         laps = Clock(self.pair.device, waits=False) if memory.records else clock  # a recording may not wait
-        parts = super()._run
-        outcome = _outcome(memory.run((self._law, action), lambda: parts(text, action, laps)), layout)
+        outcome = _outcome(memory.run((self._law, action), lambda: self._work(text, action, laps)), layout)
         if outcome is None:
             text.finite = False
             raise InputError("a model gives numbers that are not finite (NaN or infinity)")
@@ -142,7 +141,16 @@ class GraphDecoder(Loop):
             text.passed = length + min(len(outcome.tokens) - 1, layout.depth - 1)
         return outcome
 
-    def _draft(self, text: _SlotText, action: Action, clock: Clock) -> Two:
+    def _work(self, text: _SlotText, action: Action, clock: Clock) -> Tensor:
+        drafted = self._draft(text, action)
+        clock.lap("draft")
+        rows = self._target(text, action, drafted)
+        clock.lap("target")
+        verdict = self._verify(text, action, drafted, rows)
+        clock.lap("verify")
+        return self._commit(text, action, drafted, rows, verdict)
+
+    def _draft(self, text: _SlotText, action: Action) -> Two:
         memory, layout = text.memory, layout_of(action, self.pair.device)
         tokens_S = torch.zeros(layout.size, dtype=torch.int64, device=self.pair.device)
         tokens_S[:1] = memory.text_T.gather(0, memory.base.view(1))

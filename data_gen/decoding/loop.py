@@ -1,6 +1,6 @@
 """The loop of speculative decoding: choose an action, draft its tree, run the target over it, verify, commit.
 
-`decoder.Decoder` and `graph.GraphDecoder` fill in the parts.
+`decoder.Decoder` and `graph.GraphDecoder` do all but the first, in `_run`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -137,6 +137,9 @@ class Text:
         return self._index.proposal(length)
 
 
+OwnText = TypeVar("OwnText", bound=Text)
+
+
 class Outcome(NamedTuple):
     tokens: list[int]  # the accepted ones and the extra one
     nodes: int  # of the tree, the root included
@@ -144,7 +147,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(eq=False)
-class Loop(ABC):
+class Loop(ABC, Generic[OwnText]):
     """Decodes one prompt at a time. Trees are sampled with `sampling.draft`, their branches in the verifier's style.
 
     If it is `timed`, it waits for a GPU after each part of a step, so that `Step.seconds` is exact.
@@ -189,7 +192,7 @@ class Loop(ABC):
         finally:
             self._close(text)
 
-    def _step(self, text: Any) -> tuple[Step, list[int]]:
+    def _step(self, text: OwnText) -> tuple[Step, list[int]]:
         clock = Clock(self.pair.device, self.timed)
         length = len(text.tokens)
         action = self._choose(text, clock)
@@ -201,48 +204,34 @@ class Loop(ABC):
         clock.lap("commit")
         return Step(length, action, len(outcome.tokens) - 1, outcome.nodes, clock.seconds), outcome.tokens
 
-    def _choose(self, text: Any, clock: Clock) -> Action:
-        levels = self.chooser.feature_levels if len(text.tokens) > text.prompt_length else ()
-        if levels and len(text.tokens) > self._longest:
-            levels = (MATCH,)
-            text.knowledge.keep_match_alone()
-        for level in levels:
-            if level in (LIGHT, FULL):
-                self._forward_root(text, clock)
-                clock.lap("draft")
-            action = self.chooser.select(text.knowledge.features(level))
-            if action is not None:
-                return action
+    def _choose(self, text: OwnText, clock: Clock) -> Action:
+        knowledge, levels = text.knowledge, self.chooser.feature_levels
+        if knowledge is not None and len(text.tokens) > text.prompt_length:
+            if len(text.tokens) > self._longest:
+                levels = (MATCH,)
+                knowledge.keep_match_alone()
+            for level in levels:
+                if level in (LIGHT, FULL):
+                    self._forward_root(text, clock)
+                    clock.lap("draft")
+                action = self.chooser.select(knowledge.features(level))
+                if action is not None:
+                    return action
         action = self.chooser.select(None)
         assert action is not None
         return action
 
-    def _run(self, text: Any, action: Action, clock: Clock) -> Any:
-        drafted = self._draft(text, action, clock)
-        clock.lap("draft")
-        rows = self._target(text, action, drafted)
-        clock.lap("target")
-        verdict = self._verify(text, action, drafted, rows)
-        clock.lap("verify")
-        return self._commit(text, action, drafted, rows, verdict)
+    @abstractmethod
+    def _open(self, prompt: Sequence[int], generator: torch.Generator) -> OwnText:
+        """A text to decode; the target's cache holds the prompt without its last token."""
 
     @abstractmethod
-    def _open(self, prompt: Sequence[int], generator: torch.Generator) -> Text: ...
+    def _close(self, text: OwnText) -> None: ...
 
     @abstractmethod
-    def _close(self, text: Any) -> None: ...
+    def _forward_root(self, text: OwnText, clock: Clock) -> None:
+        """The draft's forward pass up to the root, which a decision needs."""
 
     @abstractmethod
-    def _forward_root(self, text: Any, clock: Clock) -> None: ...
-
-    @abstractmethod
-    def _draft(self, text: Any, action: Action, clock: Clock) -> Any: ...
-
-    @abstractmethod
-    def _target(self, text: Any, action: Action, drafted: Any) -> Any: ...
-
-    @abstractmethod
-    def _verify(self, text: Any, action: Action, drafted: Any, rows: Any) -> Any: ...
-
-    @abstractmethod
-    def _commit(self, text: Any, action: Action, drafted: Any, rows: Any, verdict: Any) -> Any: ...
+    def _run(self, text: OwnText, action: Action, clock: Clock) -> Outcome:
+        """Draft, run the target, verify and commit."""

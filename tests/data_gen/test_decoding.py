@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen.decoding import loop
+from data_gen.decoding import AnyDecoder, loop
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.graph import GraphDecoder
-from data_gen.decoding.loop import PARTS, Decoded, FixedTree, Loop, Random
+from data_gen.decoding.loop import PARTS, Decoded, FixedTree, Random
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import VERIFIERS, get_verifier
@@ -142,7 +142,7 @@ class Short(Late):
 
 
 @pytest.mark.parametrize("kind", [Decoder, GraphDecoder])
-def test_on_long_texts_a_chooser_gets_the_match_alone(pair: ModelPair, kind: type[Loop]) -> None:
+def test_on_long_texts_a_chooser_gets_the_match_alone(pair: ModelPair, kind: type[AnyDecoder]) -> None:
     """The same that a lookup rule gets there. Short and long texts keep the draft's cache right."""
     short = Short()
     more = {"length": 200} if kind is GraphDecoder else {}

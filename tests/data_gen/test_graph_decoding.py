@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from data_gen.decoding import graph, rehearse
+from data_gen.decoding import AnyDecoder, graph, rehearse
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.graph import GraphDecoder
-from data_gen.decoding.loop import PARTS, Chooser, FixedTree, Loop, Random
+from data_gen.decoding.loop import PARTS, Chooser, FixedTree, Random
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
@@ -125,7 +125,7 @@ def test_features_are_the_eager_ones(levels: tuple[str, ...], pair: ModelPair) -
     torch.testing.assert_close(choosers[0].seen, choosers[1].seen, atol=1e-5, rtol=1e-5)
 
 
-def steps_of(decoder: Loop) -> Iterator[Any]:
+def steps_of(decoder: AnyDecoder) -> Iterator[Any]:
     """Steps once the first, which allocates, is over."""
     steps = decoder.steps(PROMPT, torch.Generator().manual_seed(1))
     next(steps)

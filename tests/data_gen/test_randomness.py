@@ -16,9 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from data_gen.decoding import AnyDecoder
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.graph import GraphDecoder
-from data_gen.decoding.loop import FixedTree, Loop, Random
+from data_gen.decoding.loop import FixedTree, Random
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import distributions, get_verifier, on_slots
@@ -36,7 +37,7 @@ def pair() -> ModelPair:
     return nameless(random_llama(2, 2, 0, 256).double(), random_llama(2, 1, 1, 256).double())
 
 
-def made(kind: type[Loop], pair: ModelPair, verifier: str, chooser: FixedTree | Random) -> Loop:
+def made(kind: type[AnyDecoder], pair: ModelPair, verifier: str, chooser: FixedTree | Random) -> AnyDecoder:
     more = {"length": 96} if kind is GraphDecoder else {}
     return kind(pair, SAMPLING, get_verifier(verifier), chooser, **more)
 
@@ -50,7 +51,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch, invert: Invert) -> None:
 @pytest.mark.parametrize("verifier", ["specinfer", "traversal", "lifted_uniform"])
 @pytest.mark.parametrize("kind", [Decoder, GraphDecoder])
 def test_every_random_number_is_used_once(
-    kind: type[Loop], verifier: str, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+    kind: type[AnyDecoder], verifier: str, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the generator's order: those of the drafted tokens, then the verifier's node, then its extra token."""
     used: list[float] = []
@@ -102,7 +103,7 @@ class Scripted:
         return bool(self.script)
 
 
-def enumerated(decoder: Loop, steps: int, draws: Scripted) -> dict[tuple[tuple[int, ...], ...], float]:
+def enumerated(decoder: AnyDecoder, steps: int, draws: Scripted) -> dict[tuple[tuple[int, ...], ...], float]:
     """The probability of each sequence of steps, as the tokens that each of them commits."""
     found: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
     more = True
@@ -139,7 +140,7 @@ def survivals(rows: list[tuple[float, float]], length: int, bottom_up: bool) -> 
 )
 @pytest.mark.parametrize("kind", [Decoder, GraphDecoder])
 def test_steps_and_text_have_the_law_of_the_labels(
-    kind: type[Loop], verifier: str, length: int, steps: int, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+    kind: type[AnyDecoder], verifier: str, length: int, steps: int, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chains, exactly: P(text, accepted lengths) = P(text) times the labels' P(tau | text) of every step."""
     draws = Scripted()
