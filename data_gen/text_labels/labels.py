@@ -46,7 +46,7 @@ from torch.nn.functional import pad
 
 from data_gen.verification import get_verifier, styled
 from data_gen.verification.base import BottomUp, TopDown
-from data_gen.verification.distributions import SortedRows, divide, invert, most_likely
+from data_gen.verification.distributions import SortedRows, divide, invert, most_likely, row_sums
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import FirstPath
 from selector.actions import GREEDY, ActionSpace
@@ -178,7 +178,7 @@ class Walks:
         that the list is drafted, over that of the text's token in the text."""
         fixed_Mk, last_M = likely_Mk[:, :-1], likely_Mk[:, -1]
         off_MV = rows.q_NV[row_M].scatter_(-1, fixed_Mk, 0.0)  # q' up to a factor
-        mass_M = off_MV.sum(-1, dtype=torch.float64)
+        mass_M = row_sums(off_MV)
         certain_M = mass_M <= 0  # the last child is fixed, too
         off_MV[certain_M.nonzero()[:, 0], last_M[certain_M]] = 1.0
         mass_M = mass_M.where(~certain_M, 1.0)

@@ -5,7 +5,7 @@ A new verifier is one small class and one entry in `VERIFIERS`, or in `STYLED` i
 
 from data_gen.verification.acceptance import optimal_acceptance
 from data_gen.verification.base import BottomUp, Verdict, Verifier
-from data_gen.verification.greedy import Greedy, LiftedGreedy, SpecHub
+from data_gen.verification.greedy import Greedy, LiftedGreedy
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import Block, GreedyBlock, Naive, OnePath
 from data_gen.verification.selection import LiftedPriority, LiftedSpecTr, LiftedUniform, Priority, SpecTr
@@ -15,7 +15,7 @@ from selector.actions import GREEDY
 _TOP_DOWN: tuple[type[Verifier], ...] = (NSS, Naive, NaiveTree, SpecTr, SpecInfer, Khisti, Priority)
 _BOTTOM_UP: tuple[type[Verifier], ...] = (Block, GreedyBlock, Traversal, LiftedSpecTr, LiftedPriority, LiftedUniform)
 VERIFIERS = {cls.name: cls for cls in (*_TOP_DOWN, *_BOTTOM_UP)}  # all are lossless for i.i.d. drafts
-_GREEDY: tuple[type[Verifier], ...] = (Greedy, SpecHub, LiftedGreedy)
+_GREEDY: tuple[type[Verifier], ...] = (Greedy, LiftedGreedy)
 STYLED = {cls.name: cls for cls in _GREEDY}  # lossless for other drafts only
 
 # The verifier of copied chains. A copy gives its tokens probability 1, and on such a chain all verifiers have one law:

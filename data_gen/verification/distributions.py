@@ -139,12 +139,8 @@ class NodeDistributions:
         return p_MV, self._q_MV.double() * self._q_scale_M.unsqueeze(-1)
 
     def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
-        """`q`'s mass outside the entries before each one, and outside all of them, [M, k + 1]."""
-        q_MV = self._q_MV.clone()
-        masses = [q_MV.sum(-1, dtype=torch.float64)]
-        for entry_M in entries_Mk.unbind(-1):
-            masses.append(q_MV.scatter_(-1, entry_M.unsqueeze(-1), 0.0).sum(-1, dtype=torch.float64))
-        return torch.stack(masses, dim=-1) * self._q_scale_M.unsqueeze(-1)
+        """`q`'s mass outside the entries, [M]."""
+        return row_sums(self._q_MV.scatter(-1, entries_Mk, 0.0)) * self._q_scale_M
 
     def ones(self) -> Tensor:
         return torch.ones_like(self._p_scale_M)
@@ -324,7 +320,7 @@ class SortedDistributions(NodeDistributions):
 
     def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
         """As in `NodeDistributions`, with one sum over the vocabulary for all equal questions."""
-        asked_M = torch.cat([self.nodes_M.unsqueeze(-1), entries_Mk], dim=-1)
+        asked_M = torch.cat([self.nodes_M.unsqueeze(-1), entries_Mk.sort(dim=-1).values], dim=-1)
         each_m, inverse_M = asked_M.unique(dim=0, return_inverse=True)
         return NodeDistributions(self.rows, each_m[:, 0]).draft_mass_off(each_m[:, 1:])[inverse_M]
 

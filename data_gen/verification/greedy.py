@@ -1,6 +1,6 @@
 """Verifiers of greedy drafts: the k - 1 most likely tokens, and one that is drawn from the others.
 
-`greedy` (MDSD, Hu et al. 2025, arXiv 2502.18779) is top-down; `spechub` (Sun et al. 2024, arXiv 2411.05289) is its case
+`greedy` (MDSD, Hu et al. 2025, arXiv 2502.18779) is top-down; SpecHub (Sun et al. 2024, arXiv 2411.05289) is its case
 of pairs. `lifted_greedy` works bottom-up. With `m = w p` the target measure of a node of weight `w`, `T` its fixed
 children and `q'` the law of the drawn child `Y`, outside T:
 
@@ -37,7 +37,7 @@ class Drawn(NamedTuple):
 
     @classmethod
     def of(cls, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Drawn:
-        off_M = node.draft_mass_off(entries_Mk[:, :-1])[:, -1]
+        off_M = node.draft_mass_off(entries_Mk[:, :-1])
         scale_M = divide(torch.ones_like(off_M), off_M)
         p_Mk, q_Mk = node.at(entries_Mk)
         m_Mk, draft_Mk = weights_M.unsqueeze(-1) * p_Mk, scale_M.unsqueeze(-1) * q_Mk
@@ -73,20 +73,6 @@ class Greedy(TopDown):
         if entries_Mk.shape[-1] == 1:
             return node.cleared(node.residual(node.ones(), node.ones()), entries_Mk)
         return Drawn.of(node, node.ones(), entries_Mk).residual(node, node.ones(), entries_Mk)
-
-
-class SpecHub(Greedy):
-    """Pairs of the top token, which is the hub, and another token `x`; this is Greedy with k = 2.
-
-    SpecHub's linear program gives the pair `{hub, x}` the probability `q'(x)`.
-    """
-
-    name = "spechub"
-
-    def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        if entries_Mk.shape[-1] > 2:
-            raise ValueError(f"spechub verifies pairs; a node has {entries_Mk.shape[-1]} children")
-        return super().branching(node, entries_Mk)
 
 
 class LiftedGreedy(BottomUp):

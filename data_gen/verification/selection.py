@@ -246,7 +246,7 @@ def _scan(p_V: Array, q_V: Array, weight: float, k: int, alive_V: Array, flow_V:
             if not limited:
                 limited, rest = True, A**k
             rest = max(rest - m, 0.0)
-            after = _root(rest, k)
+            after = rest ** (1 / k)
             alive_V[n], flow_V[n] = min(m / (q * _powers(A, after, k)), 1.0), m
             A = after
         total += flow_V[n]
@@ -260,15 +260,6 @@ def _powers(a: float, b: float, k: int) -> float:
         last *= b
         total = total * a + last
     return total
-
-
-@jit
-def _root(x: float, k: int) -> float:
-    if k == 2:
-        return np.sqrt(x)
-    if k == 4:
-        return np.sqrt(np.sqrt(x))
-    return x ** (1 / k)
 
 
 class SpecTr(TopDownRule):

@@ -127,7 +127,8 @@ def draft_steps(node: NodeDistributions, entries_Mk: Tensor, style: str) -> Tens
     """
     if style == IID:
         return node.present(entries_Mk)
-    return 1 / node.draft_mass_off(entries_Mk)[:, :-1]
+    masses = (node.draft_mass_off(entries_Mk[:, :n]) for n in range(1, entries_Mk.shape[-1]))
+    return 1 / torch.stack([node.ones(), *masses], dim=-1)
 
 
 def rejections(node: NodeDistributions, w_M: Tensor, steps_Mk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
