@@ -2,12 +2,9 @@
 reads.
 
 A measure of speed names its rival and, unless it is this machine's, the clock: "replayed over plain decoding". Decoded
-ratios are paired, each prompt and round by itself, and their bounds are those of a 95% interval over *sources* (files
-that prompts come from); what was replayed has one standard error to each side. Tokens count up to the limit of a text.
-
-Of ratios of sums, the jackknife over sources gives the standard error of the logarithm, and Student's t the bounds,
-with one degree of freedom less than the effective number of sources (Kish). With six sources or more, such intervals
-contain the true ratio in 92 to 98% of cases. Clock noise, the training seed and the choice of the pair are left out.
+speeds are geometric means over prompts and rounds, and so their ratios are paired. Their bounds are those of a 95%
+interval over *sources* (files that prompts come from), which leaves out clock noise, the training seed and the choice
+of the pair; what was replayed has one standard error to each side. Tokens count up to the limit of a text.
 
 Legend: X prompts, R rounds.
 """
@@ -35,7 +32,7 @@ from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
 from selector.train.data import Texts
-from selector.train.replay import Ratio, jackknifed, ratio_of_speeds, speed_ratio
+from selector.train.replay import Ratio, ratio_of_speeds
 
 Rows = list[dict[str, Any]]  # of the journal
 DRAFTED, COPIED, TARGET = ORIGINS = ("drafted", "copied", "target")  # of new tokens
@@ -51,30 +48,11 @@ FIGURES = {
 LEVEL = 0.95
 
 
-def speed(sums_2: Tensor) -> Tensor:
-    return sums_2[..., 0] / sums_2[..., 1]
-
-
-def with_interval(
-    sums_XC: Tensor, source_X: Tensor, figure: Callable[[Tensor], Tensor] = speed_ratio
-) -> tuple[float, list[float]]:
-    """A positive figure of sums of positive columns, which have a row for each prompt or source, and the bounds of its
-    95% interval: 0 and infinity for a single source, unless the figure is exactly 1. `source_X` are int64."""
-    value = float(figure(sums_XC.double().sum(0)))
-    names, group_X = source_X.unique(return_inverse=True)
-    if len(names) == 1:
-        return value, [value, value] if value == 1 else [0.0, math.inf]
-    log = jackknifed(sums_XC, source_X, lambda sums_C: figure(sums_C).log())
-    shares_X = (sums_XC.double() / sums_XC.double().sum(0)).mean(-1)
-    shares_G = torch.zeros(len(names), dtype=torch.float64).index_add_(0, group_X, shares_X)
-    return value, _bounds(value, log.error, 1 / float(shares_G.square().sum()) - 1)
-
-
 def paired(logs_XR: Tensor, source_X: Tensor) -> tuple[float, list[float]]:
-    """The geometric mean of ratios that were each measured on one prompt in one round, and its 95% interval: a
-    t-interval of the mean logarithm over sources. The bounds of a single source are as in `with_interval`.
+    """The geometric mean of speeds or ratios that were each measured on one prompt in one round, and its 95% interval:
+    a t-interval of the mean logarithm over sources; 0 and infinity for a single source, unless the mean is exactly 1.
 
-    `logs_XR` are the ratios' logarithms. A prompt counts with the mean of its rounds, and a source with the mean of its
+    `logs_XR` are their logarithms. A prompt counts with the mean of its rounds, and a source with the mean of its
     prompts. `source_X` are int64.
     """
     names, group_X = source_X.unique(return_inverse=True)
@@ -83,12 +61,9 @@ def paired(logs_XR: Tensor, source_X: Tensor) -> tuple[float, list[float]]:
     value = math.exp(means_G.mean())
     if len(names) == 1:
         return value, [1.0, 1.0] if value == 1 else [0.0, math.inf]
-    return value, _bounds(value, float(means_G.std()) / math.sqrt(len(names)), len(names) - 1)
-
-
-def _bounds(value: float, error: float, freedom: float) -> list[float]:
-    factor = math.exp(stats.t.isf((1 - LEVEL) / 2, freedom) * error)  # the error is that of the logarithm
-    return [value / factor, value * factor]
+    error = float(means_G.std()) / math.sqrt(len(names))
+    factor = math.exp(stats.t.isf((1 - LEVEL) / 2, len(names) - 1) * error)
+    return value, [value / factor, value * factor]
 
 
 class Figure(NamedTuple):
@@ -236,8 +211,8 @@ def figures(rows: Rows) -> Iterator[Figure]:
 def _of_kind(setting: str, kind: str, methods: dict[str, Rows]) -> Iterator[Figure]:
     for method, own in methods.items():
         at = setting, method, kind
-        rounds_XR2 = torch.tensor([row["rounds"] for row in own], dtype=torch.float64)
-        yield Figure(*at, TOKENS_PER_SECOND, *_bounded(with_interval(rounds_XR2.sum(1), _sources(own), speed)))
+        tokens_XR, seconds_XR = torch.tensor([row["rounds"] for row in own], dtype=torch.float64).unbind(-1)
+        yield Figure(*at, TOKENS_PER_SECOND, *_interval((tokens_XR / seconds_XR).log(), own))
         yield Figure(*at, EFFICIENCY, total(own, "tokens") / total(own, "steps"))
         for origin, share in (shares(own) or {}).items():
             yield Figure(*at, f"{SHARE} {origin}", share)
@@ -251,16 +226,12 @@ def over(mine: Rows, other: Rows) -> tuple[float, float | None, float | None]:
     theirs = {row["prompt"]: row["rounds"] for row in other}
     both_X2R2 = torch.tensor([[row["rounds"], theirs[row["prompt"]]] for row in mine], dtype=torch.float64)
     mine_XR, other_XR = (both_X2R2[..., 0] / both_X2R2[..., 1]).unbind(1)
-    return _bounded(paired((mine_XR / other_XR).log(), _sources(mine)))
+    return _interval((mine_XR / other_XR).log(), mine)
 
 
-def _sources(rows: Rows) -> torch.Tensor:
+def _interval(logs_XR: Tensor, rows: Rows) -> tuple[float, float | None, float | None]:
     names = sorted({row["source"] for row in rows})
-    return torch.tensor([names.index(row["source"]) for row in rows])
-
-
-def _bounded(figure: tuple[float, list[float]]) -> tuple[float, float | None, float | None]:
-    value, (low, high) = figure
+    value, (low, high) = paired(logs_XR, torch.tensor([names.index(row["source"]) for row in rows]))
     return (value, low, high) if math.isfinite(high) else (value, None, None)
 
 
@@ -269,16 +240,12 @@ def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
     the time. A bound or an error that a single source leaves open is None."""
     mine = [row for row in rows if row["method"] == SELECTOR]
     found: dict[str, Any] = {"selector_time_share": total(mine, "select_seconds") / total(mine, "seconds")}
-    ratios = {
-        name: [each.value for each in table.figures if each[1:4] == (SELECTOR, ALL, decoded(rival))]
-        for name, rival in FIGURES.items()
-    }
+    own = [each for each in table.figures if (each.method, each.kind) == (SELECTOR, ALL)]
+    ratios = {name: [each.value for each in own if each.measure == decoded(rival)] for name, rival in FIGURES.items()}
     ratios["ratio_vs_static_traversal_gpu_like"] = [
-        each.value
-        for each in table.figures
-        if each.method == SELECTOR and each.measure.startswith(ON) and each.measure.endswith(f" over {AT_ROOT}")
+        each.value for each in own if each.measure.startswith(ON) and each.measure.endswith(f" over {AT_ROOT}")
     ]
-    found |= {name: statistics.mean(own) for name, own in ratios.items() if own}
+    found |= {name: statistics.mean(values) for name, values in ratios.items() if values}
     found["by_setting"] = []
     for each in config.sampling:
         setting = setting_name(each.temperature, each.top_p)

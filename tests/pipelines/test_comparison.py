@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from pipelines.config import Config
@@ -31,6 +32,7 @@ from tests.pipelines.runs import SMALL, demo_config, espalier, signed
 TEMPERATURES = (1.0, 0.2)
 TURNS = (0.5, 1.5)  # of two rounds the first is faster
 ERROR = 0.01
+TRIALS = 1500  # one standard error of a coverage of 95% is then 0.6 points
 CONFIG = demo_config(f"sampling=[{', '.join(f'{{temperature: {t}}}' for t in TEMPERATURES)}]")
 SPEEDS = {PLAIN: 50.0, ASSISTED: 80.0, BEST_STATIC: 100.0, AT_ROOT: 110.0, COPYING: 120.0, SELECTOR: 125.0}
 Rows = list[dict[str, Any]]
@@ -297,3 +299,29 @@ def test_the_next_step_is_named(inside: Path) -> None:
     said, program = next_step(config, told(NETWORK))
     assert said.startswith(f"The exported selector is {folder}. This program")
     assert compile(program, "program", "exec") and "temperature=0.2, top_k=0, top_p=0.9)" in program
+
+
+def test_paired_ratios_by_hand() -> None:
+    """Two prompts of one source and one of another, in two rounds: the sources' means are log 2 and log 8. With one
+    degree of freedom the bounds are 12.706 standard errors away, each error half the distance."""
+    logs_XR = torch.tensor([[2.0, 0.5], [1.0, 16.0], [8.0, 8.0]]).log()
+    value, (low, high) = tables.paired(logs_XR, torch.tensor([4, 4, 7]))
+    assert value == pytest.approx(4)
+    assert (low, high) == pytest.approx((4 / 2**12.7062, 4 * 2**12.7062), rel=1e-4)
+    assert tables.paired(logs_XR, torch.tensor([4, 4, 4])) == (pytest.approx(2 ** (5 / 3)), [0, math.inf])
+    assert tables.paired(0 * logs_XR, torch.tensor([4, 4, 4])) == (1, [1, 1])
+    assert tables.paired(0 * logs_XR + math.log(2), torch.tensor([4, 4, 7]))[1] == pytest.approx([2, 2])
+
+
+def test_paired_intervals_cover_the_true_ratio_as_often_as_they_say() -> None:
+    """Prompts of one source share a part of their ratio, rounds of one prompt another, and each round has noise."""
+    sources = 4
+    generator = torch.Generator().manual_seed(sources)
+    of, covered = torch.arange(sources).repeat_interleave(3), 0
+    for _ in range(TRIALS):
+        parts = (torch.randn(size, generator=generator) for size in ((sources, 1), (3 * sources, 1), (3 * sources, 2)))
+        source, prompt, noise = parts
+        value, (low, high) = tables.paired(math.log(1.2) + 0.2 * source[of] + 0.1 * prompt + 0.3 * noise, of)
+        assert low < value < high
+        covered += low <= 1.2 <= high
+    assert covered / TRIALS == pytest.approx(0.95, abs=0.02)
