@@ -16,14 +16,8 @@ from typing import Any, cast
 import torch
 import transformers.generation.logits_process as processors
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    StaticCache,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.cache_utils import DynamicCache, StaticCache
 from transformers.utils import ModelOutput
 
 from data_gen.decoding.decoder import Decoder

@@ -107,19 +107,15 @@ def check_shard(folder: Path, name: str, listed: dict[str, Any]) -> None:
         raise InputError(f"{path} is damaged (truncated or changed): remove it and run the data stage again")
 
 
-def differences(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """`key: old -> new` for every dotted key whose value differs."""
+def differences(recorded: dict[str, Any], current: dict[str, Any]) -> str:
+    """`key: old -> new` for the first two dotted keys whose value differs, and how many more do; empty if none does."""
     old, new = flat(recorded), flat(json.loads(json.dumps(current)))
     changed = {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
-    shown = {key: [json.dumps(value) for value in both] for key, both in changed.items()}
-    return [
-        f"{key}: " + " -> ".join(text if len(text) <= 60 else text[:57] + "..." for text in both)
-        for key, both in shown.items()
-    ]
-
-
-def listed_changes(changes: list[str]) -> str:
-    return "; ".join(changes[:2]) + (f"; and {len(changes) - 2} more" if len(changes) > 2 else "")
+    found = []
+    for key, both in changed.items():
+        shown = (text if len(text) <= 60 else text[:57] + "..." for text in map(json.dumps, both))
+        found.append(f"{key}: {' -> '.join(shown)}")
+    return "; ".join(found[:2]) + (f"; and {len(found) - 2} more" if len(found) > 2 else "")
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -140,8 +136,7 @@ class TraceStore:
         if self.path.exists():
             self.manifest = read_manifest(folder)
             if changes := differences(self.manifest["depends"], depends):
-                what = listed_changes(changes)
-                raise InputError(f"{folder}: made from other inputs ({what}); choose another name= or remove it")
+                raise InputError(f"{folder}: made from other inputs ({changes}); choose another name= or remove it")
         elif any(folder.rglob("*.parquet")):
             raise InputError(f"{folder} holds shards but no manifest.json; choose another name= or remove it")
         else:

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from data_gen.traces import differences, listed_changes
+from data_gen.traces import differences
 from pipelines.config import Config
 from selector.files import atomically, json_text, unwritable
 from selector.schema import FORMAT, InputError, sha256
@@ -78,7 +78,7 @@ class Stage:
         except InputError:
             return f"{path} is damaged: made again"
         if changes := differences(record["depends"], {"format": FORMAT, **self.depends}):
-            return f"made again: {listed_changes(changes)}"
+            return f"made again: {changes}"
         if record["finished"] and (damaged := _changed_file(self.config, record)):
             return f"{damaged} was changed or removed since it was written: made again"
         return None if record["finished"] and all(path.exists() for path in self.outputs) else ""
@@ -142,7 +142,7 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
     verify(config, stage)
     current = {"format": FORMAT, **current}
     if changes := differences({key: record["depends"].get(key) for key in current}, current):
-        made = f"the {stage} stage was run with other inputs ({listed_changes(changes)})"
+        made = f"the {stage} stage was run with other inputs ({changes})"
         raise InputError(f"{config.folder}: {made}: run it again")
 
 

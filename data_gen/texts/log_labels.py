@@ -20,19 +20,10 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.logs import LoggedText, Logs
 from data_gen.texts.prompts import Prompt, place_of, split_of
 from data_gen.traces import HIT, read_rows, space_of, text_schema, to_table
+from selector import schema
 from selector.actions import ActionSpace
 from selector.runtime.artefact import TokenStatistics
-from selector.schema import (
-    HIT_KEY,
-    KEYS,
-    LOG,
-    LONGEST_COUNTED,
-    LOOKUP_COLUMN,
-    TEXT_SCALARS,
-    TOKEN_SCALARS,
-    InputError,
-    survival_column,
-)
+from selector.schema import LOG, LONGEST_COUNTED, LOOKUP_COLUMN, InputError, survival_column
 from selector.train.data import SPLITS, Texts, to_texts
 
 VERIFIER = "naive"  # all verifiers agree on a chain at temperature 0
@@ -68,8 +59,8 @@ class Labeller:
 
     def table(self, texts: Sequence[LoggedText]) -> pa.Table:
         """A row of the trace store for each text."""
-        schema = text_schema([VERIFIER], False, self.space, [HIT])
-        return to_table([self._row(text) for text in texts], schema)
+        rows = [self._row(text) for text in texts]
+        return to_table(rows, text_schema([VERIFIER], False, self.space, [HIT]))
 
     def _row(self, text: LoggedText) -> dict[str, object]:
         root = text.start - 1  # the last prompt token
@@ -119,7 +110,7 @@ def with_features(table: pa.Table, tokens: TokenStatistics | None = None) -> Tex
     copied_R = texts.lookup_R.clamp(max=LONGEST_COUNTED)
     values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
     tokens, found_RF = TokenStatistics.fit(np.concatenate(keys), values_RK, texts.text_R.numpy())
-    begin, split_at = len(TEXT_SCALARS), len(TOKEN_SCALARS)
+    begin, split_at = len(schema.TEXT_SCALARS), len(schema.TOKEN_SCALARS)
     texts.scalars_RF[:, begin : begin + split_at] = torch.from_numpy(found_RF[:, :split_at])
     texts.scalars_RF[:, split_at - found_RF.shape[1] :] = torch.from_numpy(found_RF[:, split_at:])
     return replace(texts, tokens=tokens)
@@ -132,7 +123,7 @@ def _along(table: pa.Table, row: int, statistics: TokenStatistics) -> tuple[np.n
     start = table["start"][row].as_py() + 1
     known = DrafterKnowledge(tokens[:start], sampling, statistics)
     scalars_RF = np.empty((len(hits), len(LOG.scalars)), np.float32)
-    keys_RJ = np.empty((len(hits), len(KEYS) + len(HIT_KEY)), np.int64)
+    keys_RJ = np.empty((len(hits), len(schema.KEYS) + len(schema.HIT_KEY)), np.int64)
     for r in range(len(hits)):
         scalars_RF[r], keys_RJ[r] = known.scalars(LOG.levels[1]), known.keys()
         known.committed(tokens[start + r : start + r + 1], hits[r : r + 1])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from data_gen.texts.labelled import BEHAVIOUR
 from data_gen.texts.log_labels import read_log_texts
-from data_gen.traces import differences, listed_changes, read_manifest, read_texts, space_of
+from data_gen.traces import differences, read_manifest, read_texts, space_of
 from pipelines.config import Config
 from pipelines.pair import log
 from pipelines.pair.stage import prompts_depend
@@ -62,10 +62,8 @@ def load_traces(config: Config, pair: str) -> dict[str, Texts]:
     """The texts of every split; InputError unless they were made with this config and pair."""
     folder = traces_folder(config)
     verify(config, "data")
-    recorded = read_manifest(folder)["depends"]
-    changes = differences(recorded, {"format": FORMAT, **depends(config, pair)})
-    if changes:
-        raise InputError(f"{folder}: made from other inputs ({listed_changes(changes)}): run the data stage")
+    if changes := differences(read_manifest(folder)["depends"], {"format": FORMAT, **depends(config, pair)}):
+        raise InputError(f"{folder}: made from other inputs ({changes}): run the data stage")
     if config.logs.files:
         return read_log_texts(folder, sha256(folder / "manifest.json"))
     return {split: read_texts(folder, split, config.verifiers) for split in SPLITS}

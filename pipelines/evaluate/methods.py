@@ -197,12 +197,8 @@ def generation(
 ) -> Callable[[], torch.Tensor]:
     """The call of the target's `generate()` that continues a prompt."""
     inputs = torch.tensor([prompt], device=pair.device)
-    config = GenerationConfig(
-        max_new_tokens=limit,
-        eos_token_id=sorted(pair.eos_ids) or None,
-        pad_token_id=next(iter(pair.eos_ids), 0),
-        **sampling.generation,
-    )
+    pad, eos = next(iter(pair.eos_ids), 0), sorted(pair.eos_ids) or None
+    config = GenerationConfig(max_new_tokens=limit, eos_token_id=eos, pad_token_id=pad, **sampling.generation)
     generate: Any = pair.target.generate
     return partial(generate, inputs, attention_mask=torch.ones_like(inputs), generation_config=config, **drafts)
 

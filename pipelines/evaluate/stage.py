@@ -123,21 +123,17 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     found = {
         "summary": summary(config, table, decoded),
         "methods": entries(table, decoded),
-        "replayed": [
-            _described(each, key.temperature, key.top_p)
-            for key, own in compared.items()
-            for each in own
-            if not each.is_decoded
-        ],
+        "replayed": [_described(each, key) for key, own in compared.items() for each in own if not each.is_decoded],
         "decisions": chosen_of(result)["modes"],
         "greedy": greedy,
     }
     return Evaluation(found, table)
 
 
-def _described(method: Method | Assistant, temperature: float, top_p: float) -> dict[str, Any]:
-    setting = {"setting": setting_name(temperature, top_p), "temperature": temperature, "top_p": top_p}
-    return {**setting, "method": method.name, "verifier": method.verifier, "drafts": method.drafts}
+def _described(method: Method | Assistant, sampling: Sampling) -> dict[str, Any]:
+    at = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    about = {"method": method.name, "verifier": method.verifier, "drafts": method.drafts}
+    return {"setting": setting_name(**at), **at, **about}
 
 
 def _compared(
@@ -238,7 +234,7 @@ def _decode_all(
             decodings[method.identity].append(method.decode(pair, sampling, tokens, config.data.tokens, seed))
     rows = []
     for method in every:
-        own, about = decodings[method.identity], _described(method, setting.temperature, setting.top_p)
+        own, about = decodings[method.identity], _described(method, sampling)
         row = {"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source, **about, **vars(own[0])}
         rows.append({**row, "rounds": [[each.tokens, each.seconds] for each in own]})
     return rows

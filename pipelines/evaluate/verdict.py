@@ -178,21 +178,16 @@ def _label(entry: dict[str, Any]) -> str:
 
 def origins(evaluation: Evaluation) -> list[Cells]:
     """What the selector's tokens came from by sampling setting and kind of prompts, and its decoded speed there."""
-    found = evaluation.table
-    return [
-        {
-            "setting": setting,
-            "prompts": kind,
-            **{
-                origin: f"{found.of(setting, SELECTOR, f'{figures.SHARE} {origin}', kind).value:.0%}"
-                for origin in figures.ORIGINS
-            },
-            "over plain": _text(found.get(setting, SELECTOR, decoded(PLAIN), kind)),
-            "over the rule": _text(found.get(setting, SELECTOR, decoded(COPYING), kind)),
-        }
-        for setting, _ in evaluation.settings
-        for kind in found.kinds(setting)
-    ]
+    found, rows = evaluation.table, list[Cells]()
+    for setting, _ in evaluation.settings:
+        for kind in found.kinds(setting):
+            cells = {"setting": setting, "prompts": kind}
+            for origin in figures.ORIGINS:
+                cells[origin] = f"{found.of(setting, SELECTOR, f'{figures.SHARE} {origin}', kind).value:.0%}"
+            for words, rival in (("over plain", PLAIN), ("over the rule", COPYING)):
+                cells[words] = _text(found.get(setting, SELECTOR, decoded(rival), kind))
+            rows.append(cells)
+    return rows
 
 
 def show_words(title: str, evaluation: Evaluation) -> None:

@@ -133,14 +133,15 @@ def run(config: Config) -> None:
     if not stage.begin():
         return
     prompts = [pairs.encode(config, pair, prompt) for prompt in pairs.prompts_of(config, pair, "train")[:PROMPTS]]
-    lengths = context_lengths(config)
+    lengths, tokens = context_lengths(config), [token for prompt in prompts for token in prompt]
+    texts = [list(islice(cycle(tokens), max(2, length - timing.GROWN))) for length in lengths]  # they grow to these
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
         others = [name for name in config.verifiers if name != config.train.verifier]  # they differ only at branches
         cases: list[timing.Case] = [*product([config.train.verifier], FITTED + CHECKED)]
         cases += product(others, (each for each in FITTED if each.K > 1))
         steps = config.latency.repeats * len(cases)
         with ticking("timing decoding steps", steps) as tick:
-            samples = timing.real_steps(pair, cases, contexts(prompts, lengths), lengths[-1], steps, tick)
+            samples = timing.real_steps(pair, cases, texts, lengths[-1], steps, tick)
         fitted = [each for each in samples if each.step.action in FITTED]
         profile = timing.fitted(pair, fitted, lengths, stage.depends["device"])
         profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0))
@@ -182,12 +183,6 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
         "checked": config.train.verifier,
     }
     return Stage("latency", config, depends, (profile_path(config),))
-
-
-def contexts(prompts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """For each length the prompt, made of tokens of `prompts`, of a text that grows up to it."""
-    tokens = [token for prompt in prompts for token in prompt]
-    return [list(islice(cycle(tokens), max(2, length - timing.GROWN))) for length in lengths]
 
 
 def check(profile: LatencyProfile, verifier: str, samples: Sequence[timing.Sample]) -> list[dict[str, Any]]:

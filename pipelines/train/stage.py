@@ -162,14 +162,9 @@ def row_of(
             if mode.level:
                 predicted_RA = module.scores(own.texts, mode.level)
                 mode, common = judging.judge_jointly(own, predicted_RA, mode, rule.mode, profile, times)
-            modes.append(
-                {
-                    **mode.row(),
-                    **{"replay": asdict(each.ratio), "replay_rule": asdict(rule.ratio), "common": common},
-                    **{"static": list(base.action), "drafted": list(rule.mode.action)},
-                    "lookup_rule": list(rule.mode.rule or ()),
-                }
-            )
+            row = mode.row() | {"replay": asdict(each.ratio), "replay_rule": asdict(rule.ratio), "common": common}
+            row |= {"static": list(base.action), "drafted": list(rule.mode.action)}
+            modes.append(row | {"lookup_rule": list(rule.mode.rule or ())})
             ratios.append(best.ratio)
     error = sum(ratio.error**2 for ratio in ratios) ** 0.5 / len(ratios)
     gated = statistics.mean(ratio.value for ratio in ratios)

@@ -19,23 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from selector import schema
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode
 from selector.files import first_line, read_tensors
 from selector.latency import LatencyProfile, number
-from selector.schema import (
-    FORMAT,
-    FULL,
-    HIDDEN_STATES,
-    LOG,
-    MEANS,
-    MOST_COUNTED,
-    SCALARS_KEY,
-    SCHEMAS,
-    InputError,
-    Schema,
-    sha256,
-)
+from selector.schema import FORMAT, FULL, HIDDEN_STATES, LOG, SCALARS_KEY, SCHEMAS, InputError, Schema, sha256
 from selector.train.network import RootNetwork
 
 NAMED = f"espalier-selector-{FORMAT}"
@@ -77,7 +66,7 @@ class TokenStatistics:
 
     @classmethod
     def empty(cls) -> TokenStatistics:
-        K = len(MEANS)
+        K = len(schema.MEANS)
         return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, K)), np.zeros(K))
 
     def of(self, keys_J: Sequence[int]) -> Array:
@@ -103,7 +92,7 @@ class TokenStatistics:
         if not path.exists():
             return cls.empty()
         read = read_tensors(path)
-        N, K = len(read.get("keys_N", ())), len(MEANS)
+        N, K = len(read.get("keys_N", ())), len(schema.MEANS)
         _check(path, read, {"keys_N": (N,), "counts_N": (N,), "sums_NK": (N, K), "means_K": (K,)})
         return cls(read["keys_N"], *(read[name].astype(np.float64) for name in ("counts_N", "sums_NK", "means_K")))
 
@@ -115,7 +104,7 @@ def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:
 
 def _shrunk(counts_J: Array, sums_JK: Array, means_K: Array) -> Array:
     means_JK = (sums_JK + WEIGHT * means_K) / (counts_J + WEIGHT)[:, None]
-    return np.concatenate([means_JK, np.minimum(counts_J, MOST_COUNTED)[:, None]], axis=1)
+    return np.concatenate([means_JK, np.minimum(counts_J, schema.MOST_COUNTED)[:, None]], axis=1)
 
 
 @dataclass(frozen=True)
@@ -181,9 +170,9 @@ class ArtefactConfig:
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> ArtefactConfig:
         """Raises ValueError, KeyError, TypeError or AttributeError where the parts do not fit together."""
-        features, schema = values["features"], SCHEMAS[values["schema"]]
+        features, known = values["features"], SCHEMAS[values["schema"]]
         config = cls(
-            schema=schema,
+            schema=known,
             ranges=[(number(each["lowest"]), number(each["highest"])) for each in features["scalars"]],
             hidden_states=features["hidden_states"],
             space=ActionSpace.of_json(values["space"]),
@@ -191,7 +180,7 @@ class ArtefactConfig:
             modes=tuple(map(Mode.of, values["modes"])),
             **{name: values[name] for name in ("objective", "feature_level", "verifier", "pair")},
         )
-        if not config._fits() or features["early"] != schema.first or values["actions"] != config.to_json()["actions"]:
+        if not config._fits() or features["early"] != known.first or values["actions"] != config.to_json()["actions"]:
             raise ValueError("its parts do not fit together")
         config.facts.update({name: value for name, value in values.items() if name not in config.to_json()})
         return config

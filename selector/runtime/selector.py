@@ -34,16 +34,8 @@ from torch import Tensor
 from selector.actions import Action
 from selector.decision import NETWORK, NEVER, STATIC, Mode, nearest
 from selector.latency import MOST_TOKENS, LatencyProfile
-from selector.runtime.artefact import (
-    ArtefactConfig,
-    Features,
-    TokenStatistics,
-    check_files,
-    checked,
-    local_folder,
-    read_config,
-    read_weights,
-)
+from selector.runtime import artefact
+from selector.runtime.artefact import ArtefactConfig, Features, TokenStatistics, checked
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, LOG, MATCH, SCALARS_KEY, TEXT, InputError
 
@@ -264,16 +256,16 @@ def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | Non
         InputError: a file is missing, damaged or of another schema version, the download fails, or the profile is of
             another pair or lacks the verifier.
     """
-    folder = local_folder(folder)
-    check_files(folder)
-    config = read_config(folder / "config.json")
+    folder = artefact.local_folder(folder)
+    artefact.check_files(folder)
+    config = artefact.read_config(folder / "config.json")
     own = profile = LatencyProfile.load(folder / "latency.json")
     if latency is not None:
         profile = latency if isinstance(latency, LatencyProfile) else LatencyProfile.load(Path(latency))
     if profile.pair != config.pair["fingerprint"]:
         raise InputError(f"{folder}: the latency profile was measured with another pair")
     modes = config.modes if profile == own else [_moved(config, mode, profile, own) for mode in config.modes]
-    weights = read_weights(folder / "model.safetensors", config)
+    weights = artefact.read_weights(folder / "model.safetensors", config)
     return Selector(weights, config, profile, modes, TokenStatistics.load(folder))
 
 

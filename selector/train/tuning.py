@@ -70,8 +70,7 @@ def static_replay(timed: Timed, action: Action) -> Replayed:
     return replay(timed.survivals_RS, action_R, timed.seconds_of(action_R), timed.texts.size_X, timed.space)
 
 
-@dataclass(frozen=True)
-class Decided:
+class Decided(NamedTuple):
     """What a mode does at every root: the action, int64; the seconds of a step, decisions included; and whether the
     draft has a forward pass, bool."""
 
@@ -110,12 +109,11 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
             passes_R |= open_R & ~unknown_R
         open_R = open_R & space.needs_draft_A[chosen_R] & ~unknown_R
     passes_R |= space.needs_draft_A[action_R]
-    found = action_R, seconds_R, passes_R
+    found = Decided(action_R, seconds_R, passes_R)
     if mode.longest:
-        beyond_R, rule = timed.texts.length_R > mode.longest, decide(timed, {}, mode.without_network())
-        by_rule = rule.action_R, rule.seconds_R, rule.passes_R
+        beyond_R, by_rule = timed.texts.length_R > mode.longest, decide(timed, {}, mode.without_network())
         return Decided(*(torch.where(beyond_R, *each) for each in zip(by_rule, found, strict=True)))
-    return Decided(*found)
+    return found
 
 
 def replay_mode(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Replayed:
