@@ -72,7 +72,8 @@ def run(config: Config) -> None:
     kinds = {name: (each.split, each.sampling) for name, each in work.items()}
     missing = {*kinds.values()} - {kind for name, kind in kinds.items() if store.holds(name)}
     stage.replace()
-    stage.say(*plan(config))
+    for line in plan(config):  # a log's remarks are lines of their own
+        stage.say(line)
     seen, roots, started = Plausibility(), 0, time.perf_counter()
     for name in set(work) - set(todo):
         _judge(config, seen, Plausibility(**store.manifest["shards"][name]["plausibility"]))

@@ -335,6 +335,12 @@ def test_a_model_drafts_in_a_log_only_where_it_is_clearly_ahead_of_copies_alone(
         assert judging.keep_if_ahead(network, rule, fixed, times=lead).mode == rule.mode
 
 
+def test_what_is_left_out_of_a_log_is_said(tmp_path: Path) -> None:
+    log = write(tmp_path / "dirty.jsonl", [*(record(n) for n in range(40)), {"id": "no text"}])
+    said = espalier(tmp_path, "logs", str(log), "--name", "dirty", *SMALL, config="")
+    assert "data: 1 of 41 lines" in said and "No step times were given" in said
+
+
 def test_hvd_does_not_beat_who_is_told_everything() -> None:
     train, test = (logged.timed(seed=seed) for seed in (1, 2))
     best = fastest_possible(test.survivals_RS, test.seconds(), test.texts.size_X, test.space)
