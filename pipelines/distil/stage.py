@@ -17,7 +17,7 @@ from data_gen.models.checkpoints import fingerprint, load_model, load_tokenizer
 from data_gen.models.distilled import WEIGHTS, new_draft, save_draft
 from data_gen.models.pair import DTYPES, eos_ids, resolve_device, scored
 from pipelines.config import Config
-from pipelines.distil.texts import Sequences, Template, batches, held_out, write_texts
+from pipelines.distil.texts import BEGUN, FEW, Sequences, Template, batches, held_out, write_texts
 from pipelines.distil.training import cost, measured, speed, train
 from pipelines.pair.stage import all_prompts, by_split, prepared_prompts, target_name
 from pipelines.run import Stage, console, provenance, read_json, table, write_json
@@ -60,7 +60,7 @@ def run(config: Config) -> None:
         "target": fingerprint([target], tokenizer, eos_ids(target)),
         "prompts": {split: [[each.id, each.text] for each in prompts[split]] for split in ("train", "validation")},
         "system": config.prompts.system,
-        "texts": {**own.model_dump(mode="json", include=OF_TEXTS), "dtype": str(dtype)},
+        "texts": {**own.model_dump(mode="json", include=OF_TEXTS), "dtype": str(dtype), "begun": [BEGUN, FEW]},
         "seed": config.seed,
     }
     depends = {**made_from, "draft": own.model_dump(mode="json", exclude=OF_TEXTS)}

@@ -1,9 +1,10 @@
 """The texts on which a draft is trained: sequences sampled from the target, with what its next-token distributions are
 computed from; and its answers to held-out prompts. Each batch is a safetensors file.
 
-A sequence is a conversation in the target's chat template. The user's first turn is a prompt of the run, or begins
-with some of its tokens, or is all sampled. The target then samples an answer, the user's next turn, and so on to the
-end. A target without a template continues one prompt after the other.
+A sequence is a conversation in the target's chat template. The target samples the user's first turn, from nothing or
+from the first few tokens of a training prompt, then an answer, the user's next turn, and so on to the end (Magpie,
+arXiv 2406.08464). A target without a template writes texts one after the other. Whole prompts are not used: a draft
+that has learned their answers drafts better there than elsewhere, and a selector trained on them would draft too much.
 
 Legend: B, X sequences, T tokens of a sequence, V vocabulary, R tokens that the draft scores, D hidden width.
 """
@@ -37,7 +38,7 @@ from selector.schema import InputError
 
 HELD_OUT = "held_out.safetensors"
 TEMPERATURES = (1.0, 0.6, 1.0, 0.3, 0.8)  # of answers, by sequence in turn; a user's turn is sampled at 1
-WHOLE, BEGUN = 0.5, 0.25  # shares of conversations whose first turn is a prompt, or begins with some of its tokens
+BEGUN, FEW = 0.75, 4  # share of conversations that begin with tokens of a prompt, and how many tokens at most
 LONGEST_TURN = 96  # tokens of a user's turn that the target samples
 MARKS = "\x02one\x02", "\x02two\x02", "\x02three\x02"  # stand for turns, to find what the template puts between them
 LINEAR = 0.05  # the largest distance of logits from a linear map, as a share of their standard deviation
@@ -92,15 +93,12 @@ class Sampled(NamedTuple):
 
 def starts(template: Template | None, prompts: Sequence[list[int]], chance: random.Random) -> Iterator[Start]:
     """Beginnings of sequences, without end. `prompts` are token ids without the template."""
-    temperatures = cycle(TEMPERATURES)
+    temperatures, opening = cycle(TEMPERATURES), template.opening if template else []
     while True:
         for prompt in chance.sample(prompts, len(prompts)):
-            temperature, kind = next(temperatures), chance.random()
-            if template is None or kind < WHOLE:
-                yield _asked(template, prompt, temperature)
-            else:
-                words = chance.randint(1, max(1, min(len(prompt) // 2, 16))) if kind < WHOLE + BEGUN else 0
-                yield Start([*template.opening, *prompt[:words]], False, temperature)
+            begun = template is None or chance.random() < BEGUN
+            few = chance.randint(1, max(1, min(len(prompt) // 2, FEW))) if begun else 0
+            yield Start([*opening, *prompt[:few]], template is None, next(temperatures))
 
 
 @torch.inference_mode()
@@ -201,8 +199,7 @@ def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer
             begun = [next(further) for _ in range(own.batch)]
             save(write(target, template, begun, further, own.context, seed, tick), path)
     if not (folder / HELD_OUT).exists():
-        prompts = [*_prompts_with_room(config, tokenizer, "validation").values()]
-        begun = [_asked(template, ids) for ids in prompts]
+        begun = [_asked(template, ids) for ids in _prompts_with_room(config, tokenizer, "validation").values()]
         further, seed = starts(template, prompts, random.Random(0)), seed_of(config.seed, "distil", "held out")
         save(write(target, template, begun, further, own.context, seed), folder / HELD_OUT)
 
@@ -221,9 +218,9 @@ def held_out(config: Config, folder: Path, tokenizer: Any, ends: frozenset[int])
     return data, answers_XT, [prompt.kind for prompt in prompts]
 
 
-def _asked(template: Template | None, ids: Sequence[int], temperature: float = 1.0) -> Start:
+def _asked(template: Template | None, ids: Sequence[int]) -> Start:
     given = list(ids) if template is None else [*template.opening, *ids, *template.to_answer]
-    return Start(given, True, temperature)
+    return Start(given, True, 1.0)
 
 
 def _prompts_with_room(config: Config, tokenizer: Any, split: str) -> dict[Prompt, list[int]]:
