@@ -75,6 +75,8 @@ engine-llama: $(INSTALLED) $(VENV)/.llama ## the same with llama.cpp, which is b
 	PATH=$$PWD/.venv-vllm/bin:$$PATH CMAKE_PREFIX_PATH=$$(.venv-vllm/bin/python -m nanobind --cmake_dir) \
 		.venv-vllm/bin/python -m pip install --quiet --no-deps --no-build-isolation arctic-inference==0.3.0 || \
 		echo "arctic-inference 0.3.0 cannot be built: no suffix decoding"
+	.venv-vllm/bin/python -m pip install --quiet --no-deps --target .venv-vllm/sglang sglang==0.5.23 orjson ipython traitlets || \
+		echo "no wheel of sglang 0.5.23 for this machine"
 	@touch $@
 
 $(VENV)/.llama: $(INSTALLED)

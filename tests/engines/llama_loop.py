@@ -125,13 +125,10 @@ def main() -> None:
     methods = {PLAIN: None, NGRAM: LlamaPromptLookupDecoding(**lookup), COPIES: SelectedDrafts(copies)}
     methods[OURS] = SelectedDrafts(both, chains=drafter.chains)
     found = kept(FOLDER / "rounds.json", lambda: list(rounds(decoder, methods, held_out)))
-    answers = {name: [Answer(*each[n]) for each in found] for n, name in enumerate(methods)}
-    later = {name: [own._replace(seconds=own.seconds - own.first) for own in each] for name, each in answers.items()}
-    table = []
-    for scene, own in (("1", answers), ("1, after the first token", later)):
-        total = {name: sum(answer.seconds for answer in each) for name, each in own.items()}
-        table += [row(scene, name, own, total, NGRAM) for name in methods]
-    show(table)
+    turns = {name: [[Answer(*each[n])] for each in found] for n, name in enumerate(methods)}
+    later = {name: [[a._replace(seconds=a.seconds - a.first)] for (a,) in own] for name, own in turns.items()}
+    scenes = {"1": turns, "1, after the first token": later}
+    show([row(scene, name, own, 1, NGRAM) for scene, own in scenes.items() for name in methods])
 
 
 if __name__ == "__main__":

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
+from torch import Tensor
 from transformers import DynamicCache
 
 from data_gen.engines.drafter import CachedDrafter
@@ -75,8 +78,8 @@ def write_log(path: Path, answers: Sequence[Answer], drafter: CachedDrafter) -> 
         for own in answers:
             text, start = [*own.prompt, *own.tokens], len(own.prompt)
             accepted = []
-            for end, chain in enumerate(chains_along(drafter.model, text, start), start):
-                same = [ours == theirs for ours, theirs in zip(chain, text[end:], strict=False)]
+            for end, drafted in enumerate(chains_along(drafter.model, text, start), start):
+                same = [ours == theirs for ours, theirs in zip(drafted, text[end:], strict=False)]
                 accepted.append([*same, False].index(False))
             line: dict[str, Any] = {"prompt_token_ids": own.prompt, "generated_token_ids": own.tokens}
             line |= {"kind": own.kind, "source": own.source, "drafters": {"draft": {"accepted": accepted}}}
@@ -97,28 +100,42 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
     return json.loads(path.read_text())
 
 
-def row(scene: str, method: str, answers: dict[str, list[Answer]], seconds: dict[str, float], tuned: str) -> Any:
-    """One line of the table: tokens per second of all requests; that over no speculation and over the tuned n-gram
-    drafter; the same of single requests, paired by prompt, with 95% intervals over prompts; the kinds of prompts whose
-    requests gain least and most over no speculation; how many texts are those without speculation; and how many
-    drafted tokens were accepted, where the engine says so."""
-    speed = {name: sum(len(each.tokens) for each in own) / seconds[name] for name, own in answers.items()}
-    cell = {"at once": scene, "method": method, "tokens/s": f"{speed[method]:.1f}"}
-    own, sources = answers[method], sorted({each.source for each in answers[method]})
+def row(scene: str, method: str, turns: dict[str, list[list[Answer]]], at_once: int, tuned: str) -> Any:
+    """One line of the table: tokens per second of a server that answers so many requests at once; that over no
+    speculation and over the tuned n-gram drafter, as geometric means over turns; the same of single requests, paired by
+    prompt, each with its 95% interval; the kinds of prompts whose requests gain least and most over no speculation; how
+    many texts are those without speculation; and how many drafted tokens were accepted, where the engine says so."""
+    speeds = {name: [speed_of(turn) for turn in own] for name, own in turns.items()}
+    cell = {
+        "at once": scene,
+        "method": method,
+        "tokens/s": f"{at_once * statistics.geometric_mean(speeds[method]):.1f}",
+    }
+    own, sources = [*chain(*turns[method])], sorted({each.source for each in chain(*turns[method])})
+    source_X = torch.tensor([sources.index(each.source) for each in own])
     for rival in (PLAIN, tuned):
-        pairs = zip(own, answers[rival], strict=True)
-        speeds = [len(a.tokens) / a.seconds / (len(b.tokens) / b.seconds) for a, b in pairs]
-        ratio_X1 = torch.tensor(speeds, dtype=torch.float64).log().unsqueeze(-1)
-        value, (low, high) = paired(ratio_X1, torch.tensor([sources.index(each.source) for each in own]))
-        cell[f"over {rival}"] = f"{speed[method] / speed[rival]:.2f}"
-        cell[f"each over {rival}"] = f"{value:.2f} [{low:.2f}, {high:.2f}]"
+        speed_X, other_X = ([speed_of([each]) for each in chain(*turns[name])] for name in (method, rival))
+        ratio_X1 = torch.tensor([speed_X, other_X], dtype=torch.float64).log().diff(dim=0).neg().T
+        ratio_T1 = torch.tensor([speeds[method], speeds[rival]], dtype=torch.float64).log().diff(dim=0).neg().T
+        cell[f"over {rival}"] = with_interval(ratio_T1, torch.arange(len(ratio_T1)))
+        cell[f"each over {rival}"] = with_interval(ratio_X1, source_X)
         if rival == PLAIN:
             means = pd.Series(ratio_X1[:, 0].numpy()).groupby([each.kind for each in own]).mean()
             ends = (means.idxmin(), means.min()), (means.idxmax(), means.max())
             cell["least and most by kind"] = ", ".join(f"{kind} {math.exp(mean):.2f}" for kind, mean in ends)
-    equal = sum(a.tokens == b.tokens for a, b in zip(own, answers[PLAIN], strict=True))
+    equal = sum(a.tokens == b.tokens for a, b in zip(own, chain(*turns[PLAIN]), strict=True))
     drafted, accepted = (sum(step[n] for each in own for step in each.steps) for n in (0, 1))
     return cell | {"equal texts": f"{equal} of {len(own)}", "accepted": f"{accepted} of {drafted}"}
+
+
+def speed_of(turn: Sequence[Answer]) -> float:
+    """Tokens per second of one request among those of a turn."""
+    return sum(len(each.tokens) for each in turn) / sum(each.seconds for each in turn)
+
+
+def with_interval(ratio_X1: Tensor, group_X: Tensor) -> str:
+    value, (low, high) = paired(ratio_X1, group_X)
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def show(cells: Sequence[Any]) -> None:

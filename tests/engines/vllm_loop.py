@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain, product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -29,10 +31,10 @@ from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
 from pipelines.run import console
 from tests.engines.loop import PLAIN, TUNING, WRONG, Answer, kept, prompts, row, show, train, write_log
-from tests.engines.vllm_server import FOLDER, PYTHON, ask_all, custom, server
+from tests.engines.vllm_server import FOLDER, PYTHON, SERVER, ask_all, custom, server
 
 PORT, TIMED, TIMES, LONGEST = 8711, 24, 4, 20  # new tokens of an answer that times steps; how often; drafted tokens
-DRAFT, SAMPLED = str(SHIPPED.absolute()), 0.7
+DRAFT, SAMPLED, SGLANG = str(SHIPPED.absolute()), 0.7, Path(".venv-vllm/sglang")
 NGRAMS = [
     {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": n} for n in (2, 4, 8)
 ]
@@ -139,8 +141,20 @@ def law(answers: Sequence[Answer], selector: TextSelector) -> str:
     )
 
 
+def settings_are_accepted() -> None:
+    """By the engines' own checks; CalledProcessError where they are not."""
+    for name, more in (("vllm", ""), ("sglang", f":{SGLANG}")):
+        if name == "sglang" and not SGLANG.exists():
+            console.print(f"{SGLANG} does not exist: SGLang does not check its settings")
+            continue
+        environment = {**os.environ, **SERVER, "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": f"{Path.cwd()}{more}"}
+        command = [PYTHON, "-m", "tests.engines.arguments", name, resolved(SMOLLM2, "target"), DRAFT]
+        subprocess.run(command, env=environment, check=True)
+
+
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
+    settings_are_accepted()
     training, held_out = prompts()
     raw = {heat: FOLDER / f"answers-{heat:g}.json" for heat in (0.0, SAMPLED)}
     if not all(path.exists() for path in raw.values()):
@@ -177,7 +191,7 @@ def main() -> None:
             scenes = [scene for scene in SCENES if scene.temperature == heat]
             cells += measured(scenes, company, methods, held_out, training)
         show(cells)
-    sampled = answered(Scene(SAMPLED, 1), COMPANIES[0])[OURS]
+    sampled = [*chain(*answered(Scene(SAMPLED, 1), COMPANIES[0])[OURS])]
     console.print(law(sampled, TextSelector(both[SAMPLED], SAMPLED, chains=drafter.chains)))
 
 
@@ -186,28 +200,28 @@ def rounds_of() -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def answered(scene: Scene, company: Sequence[str]) -> dict[str, list[Answer]]:
-    """By method the answers of a scene in this company; the first turn, in which a server has not decoded as many
-    requests for a while, does not count where there are several."""
+def answered(scene: Scene, company: Sequence[str]) -> dict[str, list[list[Answer]]]:
+    """By method the answers of each turn of a scene in this company; the first turn, in which a server has not decoded
+    as many requests for a while, does not count where there are several."""
     found: dict[str, list[list[Answer]]] = {}
     for each in rounds_of():
         if (each["scene"], each["company"]) == (str(scene), list(company)):
             found.setdefault(each["method"], []).append([Answer(*own) for own in each["answers"]])
-    return {name: [*chain(*turns[scene.at_once > 1 :])] for name, turns in found.items()}
+    return {name: turns[scene.at_once > 1 :] for name, turns in found.items()}
 
 
 def compared(
-    scene: Scene, addresses: dict[str, str], rounds: int, held_out: Sequence[Prompt], training: Sequence[Prompt]
+    scene: Scene, addresses: dict[str, str], again: int, held_out: Sequence[Prompt], training: Sequence[Prompt]
 ) -> list[dict[str, Any]]:
     """The answers of all methods to each group of prompts, in rotating order."""
     names, found = list(addresses), []
-    for number, (again, group) in enumerate(product(range(rounds), scene.groups(held_out))):
+    for number, group in enumerate(scene.groups(held_out)):
         first, kinds = (number + again) % len(names), {each.kind for each in group}
         alike = [each for each in training if each.kind in kinds] if scene.by_kind else training
         others = [*alike, *training][: 3 * scene.at_once * (scene.at_once > 1)]
         for name in (*names[first:], *names[:first]):
             answers = ask_all(addresses[name], group, scene.at_once, scene.temperature, others)
-            found.append({"method": name, "answers": answers})
+            found.append({"scene": str(scene), "round": again, "method": name, "answers": answers})
     return found
 
 
@@ -218,27 +232,25 @@ def measured(
     held_out: Sequence[Prompt],
     training: Sequence[Prompt],
 ) -> list[Any]:
-    """The lines of the table, once a company has answered all scenes that compare two drafters or more."""
+    """The lines of the table, once a company has answered all scenes that compare two drafters or more. Servers start
+    anew for every round, as two that draft alike may differ by some percent as long as they run."""
     own = {scene: [name for name in company if name in scene.methods and name in methods] for scene in scenes}
     own = {scene: names for scene, names in own.items() if names[2:]}
-    with ExitStack() as stack:
-        at: dict[str, str] = {}
-        for scene, names in own.items():
-            if answered(scene, company):
-                continue
-            for name in (name for name in names if name not in at):
+    rounds = [scene.rounds if company == COMPANIES[0] else 1 for scene in own]
+    for again in range(max(rounds, default=0)):
+        done = {(each["scene"], each["round"], *each["company"]) for each in rounds_of()}
+        todo = [scene for scene in own if again < scene.rounds and (str(scene), again, *company) not in done]
+        with ExitStack() as stack:
+            at: dict[str, str] = {}
+            for name in dict.fromkeys(chain(*(own[scene] for scene in todo))):
                 at[name] = stack.enter_context(server(PORT + len(at), *methods[name]))
-                ask_all(at[name], training[:8], 8)
-            rounds = scene.rounds if company == COMPANIES[0] else 1
-            found = compared(scene, {name: at[name] for name in names}, rounds, held_out, training)
-            with (FOLDER / "rounds.jsonl").open("a") as file:
-                file.writelines(json.dumps({"scene": str(scene), "company": company, **each}) + "\n" for each in found)
-    cells = []
-    for scene in own:
-        told = answered(scene, company)
-        seconds = {name: sum(each.seconds for each in answers) / scene.at_once for name, answers in told.items()}
-        cells += [row(str(scene), name, told, seconds, NGRAM) for name in told]
-    return cells
+                ask_all(at[name], training[:24], 8)
+            for scene in todo:
+                found = compared(scene, {name: at[name] for name in own[scene]}, again, held_out, training)
+                with (FOLDER / "rounds.jsonl").open("a") as file:
+                    file.writelines(json.dumps({"company": company, **each}) + "\n" for each in found)
+    told = {scene: answered(scene, company) for scene in own}
+    return [row(str(scene), name, turns, scene.at_once, NGRAM) for scene, turns in told.items() for name in turns]
 
 
 if __name__ == "__main__":
