@@ -1,9 +1,10 @@
 """The loop with a real engine (`make engine-vllm`): vLLM on the CPU serves SmolLM2, its log and its step times train
 selectors, and these decide inside it.
 
-Methods are compared in companies of up to four servers, which answer a few held-out prompts each in turn: a machine
-may be a third faster an hour later. Six servers would fill the memory. While several requests are measured, others
-follow them, so that there are always as many. Every part is kept in `runs/vllm/`, and the same command goes on there.
+Methods are compared in companies of a few servers, which answer some held-out prompts each in random order: a machine
+may be a third faster an hour later. Servers start anew for every round, since two that do the same may differ by some
+percent as long as they run; a round has a third of the prompts, and intervals are over rounds. Six servers would fill
+the memory. Every part is kept in `runs/vllm/`, and the same command goes on there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -39,31 +41,33 @@ NGRAMS = [
     {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": n} for n in (2, 4, 8)
 ]
 NGRAM, SUFFIX, MODEL, COPIES, OURS = "n-gram, tuned", "suffix decoding", "draft model, tuned", "copies", "selector"
-COMPANIES = (PLAIN, NGRAM, COPIES, OURS), (PLAIN, NGRAM, SUFFIX, MODEL)
+TWIN = "n-gram, a second server"  # says how far apart two servers are that do the same
+COMPANIES = (PLAIN, NGRAM, TWIN, COPIES, OURS), (PLAIN, NGRAM, SUFFIX, MODEL)
+PARTS = 3  # of the held-out prompts, a part in each round
 
 
 class Scene(NamedTuple):
     temperature: float
     at_once: int
-    rounds: int = 1  # of the first company
     by_kind: bool = False  # requests of one kind at a time
     methods: tuple[str, ...] = (PLAIN, NGRAM, OURS)
 
     def __str__(self) -> str:
         return f"{self.at_once}{', by kind' * self.by_kind}, T = {self.temperature:g}"
 
-    def groups(self, held_out: Sequence[Prompt]) -> list[list[Prompt]]:
-        """The prompts that a method answers before the next one has its turn."""
+    def groups(self, held_out: Sequence[Prompt], again: int) -> list[list[Prompt]]:
+        """The prompts of a round that a method answers before the next one has its turn."""
+        size, kinds = 2 if self.at_once == 1 else 16, sorted({each.kind for each in held_out})
+        found = [list(held_out[begin : begin + size]) for begin in range(0, len(held_out), size)]
         if self.by_kind:
-            return [[own for own in held_out if own.kind == kind] for kind in sorted({each.kind for each in held_out})]
-        size = 2 if self.at_once == 1 else 16
-        return [list(held_out[begin : begin + size]) for begin in range(0, len(held_out), size)]
+            found = [[own for own in held_out if own.kind == kind] for kind in kinds]
+        return found[again % PARTS :: PARTS]
 
 
 WIDE = PLAIN, NGRAM, MODEL, COPIES, OURS
-SCENES = [Scene(0.0, 1, 2, methods=(*WIDE, SUFFIX))]  # suffix decoding knows texts that it has answered
-SCENES += [Scene(0.0, 4, 2, methods=COMPANIES[0]), Scene(0.0, 8, 3, methods=WIDE), Scene(0.0, 8, 2, by_kind=True)]
-SCENES += [Scene(SAMPLED, 1), Scene(SAMPLED, 8, 2)]
+SCENES = [Scene(0.0, 1, methods=(*WIDE, SUFFIX))]  # suffix decoding knows texts that it has answered
+SCENES += [Scene(0.0, 4, methods=WIDE[:2] + WIDE[3:]), Scene(0.0, 8, methods=(*WIDE, TWIN)), Scene(0.0, 8, True)]
+SCENES += [Scene(SAMPLED, 1), Scene(SAMPLED, 8)]
 
 
 def step_times(asked: Sequence[Prompt]) -> pd.DataFrame:
@@ -176,7 +180,7 @@ def main() -> None:
     ngram = kept(FOLDER / "ngram.json", lambda: tuned(NGRAMS, training[:TUNING]))
     checkpoint = {"method": "draft_model", "model": draft_as_checkpoint()}
     models = [{**checkpoint, "num_speculative_tokens": n} for n in (2, 4)]
-    methods: dict[str, tuple[Any, ...]] = {PLAIN: (None,), NGRAM: (ngram,)}
+    methods: dict[str, tuple[Any, ...]] = {PLAIN: (None,), NGRAM: (ngram,), TWIN: (ngram,)}
     if not subprocess.run([PYTHON, "-c", "import arctic_inference.suffix_decoding"], capture_output=True).returncode:
         methods[SUFFIX] = ({"method": "suffix"},)
     else:
@@ -201,25 +205,25 @@ def rounds_of() -> list[dict[str, Any]]:
 
 
 def answered(scene: Scene, company: Sequence[str]) -> dict[str, list[list[Answer]]]:
-    """By method the answers of each turn of a scene in this company; the first turn, in which a server has not decoded
-    as many requests for a while, does not count where there are several."""
-    found: dict[str, list[list[Answer]]] = {}
+    """By method the answers of each round of a scene in this company."""
+    found: dict[str, dict[int, list[Answer]]] = {}
     for each in rounds_of():
         if (each["scene"], each["company"]) == (str(scene), list(company)):
-            found.setdefault(each["method"], []).append([Answer(*own) for own in each["answers"]])
-    return {name: turns[scene.at_once > 1 :] for name, turns in found.items()}
+            own = found.setdefault(each["method"], {}).setdefault(each["round"], [])
+            own += [Answer(*answer) for answer in each["answers"]]
+    return {name: list(rounds.values()) for name, rounds in found.items()}
 
 
 def compared(
     scene: Scene, addresses: dict[str, str], again: int, held_out: Sequence[Prompt], training: Sequence[Prompt]
 ) -> list[dict[str, Any]]:
-    """The answers of all methods to each group of prompts, in rotating order."""
-    names, found = list(addresses), []
-    for number, group in enumerate(scene.groups(held_out)):
-        first, kinds = (number + again) % len(names), {each.kind for each in group}
+    """The answers of all methods to each group of prompts, in random order."""
+    found, order = [], random.Random(f"{scene} {again}")
+    for group in scene.groups(held_out, again):
+        kinds = {each.kind for each in group}
         alike = [each for each in training if each.kind in kinds] if scene.by_kind else training
         others = [*alike, *training][: 3 * scene.at_once * (scene.at_once > 1)]
-        for name in (*names[first:], *names[:first]):
+        for name in order.sample(list(addresses), len(addresses)):
             answers = ask_all(addresses[name], group, scene.at_once, scene.temperature, others)
             found.append({"scene": str(scene), "round": again, "method": name, "answers": answers})
     return found
@@ -232,17 +236,18 @@ def measured(
     held_out: Sequence[Prompt],
     training: Sequence[Prompt],
 ) -> list[Any]:
-    """The lines of the table, once a company has answered all scenes that compare two drafters or more. Servers start
-    anew for every round, as two that draft alike may differ by some percent as long as they run."""
+    """The lines of the table, once a company has answered all scenes that compare two drafters or more: every prompt
+    twice of greedy requests to the first company, else once."""
     own = {scene: [name for name in company if name in scene.methods and name in methods] for scene in scenes}
     own = {scene: names for scene, names in own.items() if names[2:]}
-    rounds = [scene.rounds if company == COMPANIES[0] else 1 for scene in own]
-    for again in range(max(rounds, default=0)):
+    times = 2 if company == COMPANIES[0] and scenes[0].temperature == 0 else 1
+    for again in range(times * PARTS):
         done = {(each["scene"], each["round"], *each["company"]) for each in rounds_of()}
-        todo = [scene for scene in own if again < scene.rounds and (str(scene), again, *company) not in done]
+        todo = [scene for scene in own if (str(scene), again, *company) not in done]
+        names = sorted({name for scene in todo for name in own[scene]})
         with ExitStack() as stack:
             at: dict[str, str] = {}
-            for name in dict.fromkeys(chain(*(own[scene] for scene in todo))):
+            for name in random.Random(again).sample(names, len(names)):
                 at[name] = stack.enter_context(server(PORT + len(at), *methods[name]))
                 ask_all(at[name], training[:24], 8)
             for scene in todo:

@@ -100,10 +100,13 @@ def ask_all(
     others: Sequence[Prompt] = (),
     **how: Any,
 ) -> list[Answer]:
-    """All answers, so many at once; `others` are asked after them, so that the last ones are not alone."""
+    """All answers, so many at once; some `others` are asked before them, so that they do not begin together, and the
+    rest after them, so that the last ones are not alone."""
     with ThreadPoolExecutor(at_once) as pool:
+        for prompt in others[:at_once]:
+            pool.submit(ask, address, prompt, temperature, **how)
         wanted = [pool.submit(ask, address, prompt, temperature, **how) for prompt in prompts]
-        for prompt in others:
+        for prompt in others[at_once:]:
             pool.submit(ask, address, prompt, temperature, **how)
         answers = [each.result() for each in wanted]
         pool.shutdown(cancel_futures=True)
