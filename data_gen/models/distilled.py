@@ -47,6 +47,12 @@ class ReducedHead(torch.nn.Module):
         return logits_TV.index_copy(-1, self.said_R[: len(self.weight)], few_TR)  # a self-check cuts the rows
 
 
+def said_by(model: PreTrainedModel) -> Tensor | None:
+    """The token ids that a model can say, int64 [R]; None: all."""
+    head = model.get_output_embeddings()
+    return head.said_R if isinstance(head, ReducedHead) else None
+
+
 def new_draft(target: PreTrainedModel, layers: Sequence[int], said_R: Tensor) -> PreTrainedModel:
     """A draft whose layers are copies of the target's `layers`, in its dtype on its device; its embeddings are the
     target's. It can say the token ids `said_R`, int64. InputError where the target has no such layers."""

@@ -49,7 +49,7 @@ from data_gen.verification.base import BottomUp, TopDown
 from data_gen.verification.distributions import SortedRows, divide, invert, most_likely, row_sums
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import FirstPath
-from selector.actions import GREEDY, ActionSpace
+from selector.actions import GREEDY, IID, ActionSpace
 
 ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once
 # M walks, one for every *cell* (a branching position and a K) and draw of its siblings:
@@ -81,7 +81,7 @@ class Walks:
         rows: SortedRows,
         tokens_B: Tensor,
         count: int,
-        weights_BL: dict[int, Tensor],
+        weight_BL: Tensor,
         likely_BK: Tensor | None = None,
     ) -> list[Tensor]:
         """P(at least that deep, along the text) / P(text) of branches at each of the first `count` positions, for each
@@ -90,7 +90,7 @@ class Walks:
         Args:
             rows: both models' distributions after consecutive tokens, at least max_L2 - 1 more than `count`.
             tokens_B: the token that follows each of them.
-            weights_BL: by bottom-up verifier, the entry weight of a branching position after a trunk of each length.
+            weight_BL: the entry weight of a branching position after a trunk of each length, for bottom-up verifiers.
             likely_BK: the draft's max_K most likely tokens at each of the `count` positions, for greedy branches.
         """
         widths = self.space.max_K - 1
@@ -99,7 +99,7 @@ class Walks:
         state: State = {"cell": cell_M, "k": 2 + cell_M % widths, "weight": one_M}
         state |= {("pulled", v): one_M for v in self.top_down}
         for v in self.bottom_up:
-            state["entry", v] = weights_BL[v].repeat_interleave(widths, dim=0)
+            state["entry", v] = weight_BL.repeat_interleave(widths, dim=0)
             state["left", v] = torch.ones_like(state["entry", v])
         levels: dict[int, list[Tensor]] = {v: [] for v in range(len(self.top_down) + len(self.bottom_up))}
         for level in range(self.space.max_L2):
@@ -303,26 +303,29 @@ class TextLabeller:
         siblings: int | None = 1,
         generator: torch.Generator | None = None,
         space: ActionSpace | None = None,
+        said_S: Tensor | None = None,
     ) -> None:
+        """`said_S` are the tokens that the draft can say, int64; None: all."""
         self.space = space = space or ActionSpace.default()
-        self.tokens_T = tokens_T
+        self.tokens_T, self._said = tokens_T, said_S
         self.roots = len(tokens_T) - self.space.depth
         if self.roots < 1:
             raise ValueError(f"{len(tokens_T)} tokens leave no root with a look-ahead of {self.space.depth}")
         self.verifiers = [labelled_verifier(name) for name in verifiers]
         self.branching = self.space.max_K > 1 and self.space.max_L2 > 0
-        self.walked: list[list[TopDown | BottomUp]] = [  # by style, the verifier of each verifier's branches
-            self.verifiers,
-            *([cast(TopDown | BottomUp, styled(each, style)) for each in self.verifiers] for style in space.styles),
-        ]
-        self.walks = [Walks(verifiers, siblings, generator, self.space) for verifiers in self.walked]
+        self.walks, self.walk_of = list[Walks](), list[list[int]]()  # by style; and the place of each verifier's there
+        for style in (IID, *space.styles):
+            own = [cast(TopDown | BottomUp, styled(each, style)) for each in self.verifiers]
+            rules = {type(each): each for each in own}  # many take the same rule for other styles
+            self.walks.append(Walks([*rules.values()], siblings, generator, space))
+            self.walk_of.append([[*rules].index(type(each)) for each in own])
         self.by_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
         self._p, self._q = list[Tensor](), list[Tensor]()  # of the text's own next tokens, block by block
         self._seen = 0
         self._rows: SortedRows | None = None  # of the last block
         self._waiting = 0  # how many of its last positions wait for the next block before branches begin there
         self._likely: Tensor | None = None  # the draft's most likely tokens at each position of the last block
-        self._branches: list[list[list[Tensor]]] = [[[] for _ in verifiers] for _ in self.walks]
+        self._branches: list[list[list[Tensor]]] = [[[] for _ in {*own}] for own in self.walk_of]
 
     def add(self, target_probs_BV: Tensor, draft_probs_BV: Tensor, draft_logits_BV: Tensor | None = None) -> None:
         """Both models after the next B tokens; the draft's logits rank tokens of probability 0 for greedy trees."""
@@ -342,7 +345,7 @@ class TextLabeller:
         self._q.append(q_B)
         if self.branching:
             begin = self._seen - len(target_probs_BV) - self._waiting
-            self._rows = SortedRows(*own, self._rows, self._waiting)
+            self._rows = SortedRows(*own, self._rows, self._waiting, self._said)
             if GREEDY in self.space.styles:
                 logits_BV = None if draft_logits_BV is None else draft_logits_BV[: len(next_B)]
                 likely_BK = most_likely(own[1], self.space.max_K, logits_BV)
@@ -353,11 +356,9 @@ class TextLabeller:
                 self._branch(self._rows, begin, count)
             self._waiting = len(self._rows.p_NV) - count
 
-    def _chain(self, since: int = 0) -> tuple[Tensor, list[Tensor]]:
-        """Chains from every root on, the first at `since`: running products of q/p, and each verifier's factor.
-
-        Each is [R, D + 1]. The factor is the products of `accept` top-down, and the entry weight bottom-up.
-        """
+    def _chain(self, since: int = 0) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Chains from every root on, the first at `since`: entry weights, running products of q/p, and each verifier's
+        factor; [R, D + 1] each. The factor is the products of `accept` top-down, and the entry weight bottom-up."""
         p_T, q_T = torch.cat(self._p)[since:], torch.cat(self._q)[since:]
         depth = self.space.depth
 
@@ -374,29 +375,27 @@ class TextLabeller:
             products(verifier.accept(p_TD, q_TD)) if isinstance(verifier, TopDown) else entry_TD
             for verifier in self.verifiers
         ]
-        return products(divide(q_TD, p_TD)), factors
+        return entry_TD, products(divide(q_TD, p_TD)), factors
 
     def _branch(self, rows: SortedRows, begin: int, count: int) -> None:
         device, space = rows.device, self.space
         tokens_B = self.tokens_T[begin + 1 : begin + 1 + len(rows.p_NV)].to(device)
         since = max(0, begin - space.max_L1)
-        _, chain = self._chain(since)
+        entry_TD, _, _ = self._chain(since)
         trunk_L = torch.arange(space.max_L1 + 1, device=device)
         root_BL = torch.arange(begin, begin + count, device=device).unsqueeze(-1) - trunk_L
-        weights_BL = {
-            v: chain[v][root_BL.clamp(min=since) - since, trunk_L.expand_as(root_BL)] * (root_BL >= 0)
-            for v in self.walks[0].bottom_up
-        }
+        weight_BL = entry_TD[root_BL.clamp(min=since) - since, trunk_L.expand_as(root_BL)] * (root_BL >= 0)
         for walks, branches in zip(self.walks, self._branches, strict=True):
-            for own, below in zip(branches, walks.down(rows, tokens_B, count, weights_BL, self._likely), strict=True):
-                own.append(below)
+            below = walks.down(rows, tokens_B, count, weight_BL, self._likely)
+            for own, each in zip(branches, below, strict=True):
+                own.append(each)
 
     def survivals(self) -> Tensor:
         """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once all blocks are added;
         the distributions after the last token are not needed."""
         if self._seen < len(self.tokens_T) - 1:
             raise ValueError(f"{len(self.tokens_T)} tokens need as many rows; there are {self._seen}")
-        drafted_TD, chain = self._chain()
+        _, drafted_TD, chain = self._chain()
         max_L2, result = self.space.max_L2, []
         for v, verifier in enumerate(self.verifiers):
             chain_RD = (drafted_TD * chain[v])[: self.roots]
@@ -405,7 +404,7 @@ class TextLabeller:
             for style, branches in enumerate(self._branches):
                 # i.i.d. branches on the first path are the chain's continuation
                 with_branches = self.branching and (style > 0 or not self.by_first_path[v])
-                below = torch.cat(branches[v]) if with_branches else None  # [branching position, K, level(, L1)]
+                below = torch.cat(branches[self.walk_of[style][v]]) if with_branches else None  # [B, K, level(, L1)]
                 for K, L1 in product(range(self.space.max_K - 1), range(self.space.max_L1 + 1)):
                     if below is None:
                         survivals.append(chain_RD[:, L1 + 1 : L1 + 1 + max_L2])

@@ -27,6 +27,7 @@ from data_gen import traces
 from data_gen.decoding import EAGER, decoder_for
 from data_gen.decoding.loop import Random
 from data_gen.features.root import ROW_NUMBERS, lookup_lengths, row_numbers
+from data_gen.models.distilled import said_by
 from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller, block_rows
@@ -321,7 +322,7 @@ def _label(
     following = [token for each, _ in rooted for token in each.text.tokens[each.text.start + 1 :]]
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *following))
     tokens_T = torch.tensor([0, *following], device=pair.device)  # the labeller does not read the first one
-    labeller = TextLabeller(tokens_T, recipe.verifiers, recipe.siblings, generator, SPACE)
+    labeller = TextLabeller(tokens_T, recipe.verifiers, recipe.siblings, generator, SPACE, said_by(pair.draft))
     together = fewer(block_rows(pair.vocabulary)) * (GPU_BLOCKS if pair.device.type == "cuda" else 1)
     waiting: list[list[Tensor]] = []  # blocks of probabilities and logits
     cut: ImpossibleToken | None = None

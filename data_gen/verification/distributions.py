@@ -8,8 +8,8 @@ Along a text, though, hundreds of trees ask for different `a` and `b` at one pos
 (`SortedRows`): with the tokens in ascending `q/p`, those with `q/p < a/b` stand first, and the sum of `(a p - b q)+` is
 `a P - b Q` with two prefix sums.
 
-Legend: N tree nodes, P positions of a text, M nodes taken at once, V vocabulary, k child-list entries, n draws
-for each of M rows. Scalars are float64.
+Legend: N tree nodes, P positions of a text, M nodes taken at once, V vocabulary, S tokens that the draft can say, k
+child-list entries, n draws for each of M rows. Scalars are float64.
 """
 
 from __future__ import annotations
@@ -241,11 +241,21 @@ def _passed(cdf_V: Tensor, at: Tensor) -> Tensor:
 
 
 class SortedRows(Rows):
-    """As `Rows`, with each row's tokens in ascending `q/p` and prefix sums of p and q in float64."""
+    """As `Rows`, with each row's tokens in ascending `q/p` and prefix sums of p and q in float64. Only tokens that the
+    draft can say are sorted; the others have `q/p = 0`, so they come before all of these."""
 
-    def __init__(self, p_PV: Tensor, q_PV: Tensor, before: SortedRows | None = None, kept: int = 0) -> None:
+    def __init__(
+        self,
+        p_PV: Tensor,
+        q_PV: Tensor,
+        before: SortedRows | None = None,
+        kept: int = 0,
+        said_S: Tensor | None = None,
+    ) -> None:
         """The last `kept` rows of `before` stand before the new ones. Its memory is reused, because new memory takes as
-        long as the sorts; so `before` must not be used any more."""
+        long as the sorts; so `before` must not be used any more. Outside the tokens `said_S`, int64, all q are 0; None:
+        any token may have some."""
+        self._said_S = said_S
         self._memory: dict[str, Tensor] = {} if before is None else before._memory
         self._old = slice(0) if before is None else slice(len(before.p_NV) - kept, len(before.p_NV))
         self._count, vocabulary = kept + len(p_PV), p_PV.shape[-1]
@@ -254,12 +264,13 @@ class SortedRows(Rows):
         for own_PV, new_PV in zip(mine, (p_PV, q_PV), strict=True):
             own_PV[kept:] = new_PV
         super().__init__(*mine)
-        self.ratio_PV = self._rows("ratio", vocabulary, wide, self.device)
-        self.tokens_PV = self._rows("tokens", vocabulary, torch.int64, self.device)
-        self.p_sum_PV, self.q_sum_PV = (
-            self._rows(name, vocabulary + 1, torch.float64, self.device) for name in ("sums of p", "sums of q")
+        said = vocabulary if said_S is None else len(said_S)
+        self.ratio_PS = self._rows("ratio", said, wide, self.device)
+        self.tokens_PS = self._rows("tokens", said, torch.int64, self.device)
+        self.p_sum_PS, self.q_sum_PS = (
+            self._rows(name, said + 1, torch.float64, self.device) for name in ("sums of p", "sums of q")
         )
-        together = max(1, SMALL // vocabulary) if self.device.type == "cpu" else len(p_PV)
+        together = max(1, SMALL // said) if self.device.type == "cpu" else len(p_PV)
         for begin in range(kept, self._count, together):
             self._sort(slice(begin, begin + together))
         if before is not None and before._ranked is not None:
@@ -267,13 +278,19 @@ class SortedRows(Rows):
             self._is_ranked_N[:kept] = before._is_ranked_N[self._old]
 
     def _sort(self, rows: slice) -> None:
-        p_PV, q_PV, scales = self.p_NV[rows], self.q_NV[rows], (self.p_scale_N[rows], self.q_scale_N[rows])
-        scale_P1 = (scales[1] / scales[0]).unsqueeze(-1).to(p_PV.dtype)
-        ratio_PV, tokens_PV = torch.where(p_PV > 0, q_PV / p_PV * scale_P1, torch.inf).sort(dim=-1)
-        self.ratio_PV[rows], self.tokens_PV[rows] = ratio_PV, tokens_PV
-        for sum_PV, each_PV, scale_P in zip((self.p_sum_PV, self.q_sum_PV), (p_PV, q_PV), scales, strict=True):
-            sum_PV[rows, 0] = 0
-            sum_PV[rows, 1:] = each_PV.gather(-1, tokens_PV).cumsum(-1, dtype=torch.float64) * scale_P.unsqueeze(-1)
+        p_PS, q_PS = self.p_NV[rows], self.q_NV[rows]
+        if self._said_S is not None:
+            p_PS, q_PS = (each_PV.index_select(-1, self._said_S) for each_PV in (p_PS, q_PS))
+        p_scale_P1, q_scale_P1 = self.p_scale_N[rows].unsqueeze(-1), self.q_scale_N[rows].unsqueeze(-1)
+        scale_P1 = (q_scale_P1 / p_scale_P1).to(p_PS.dtype)
+        ratio_PS, order_PS = torch.where(p_PS > 0, q_PS / p_PS * scale_P1, torch.inf).sort(dim=-1)
+        self.ratio_PS[rows], self.tokens_PS[rows] = ratio_PS, order_PS
+        self.p_sum_PS[rows, 0], self.q_sum_PS[rows, 0] = 0, 0
+        self.p_sum_PS[rows, 1:] = p_PS.gather(-1, order_PS).cumsum(-1, dtype=torch.float64) * p_scale_P1
+        self.q_sum_PS[rows, 1:] = q_PS.gather(-1, order_PS).cumsum(-1, dtype=torch.float64) * q_scale_P1
+        if self._said_S is not None:
+            self.tokens_PS[rows] = self._said_S[order_PS]
+            self.p_sum_PS[rows] += (1 - self.p_sum_PS[rows, -1:]).clamp(min=0)  # of all tokens with q = 0
 
     def _rows(self, name: str, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         old = self._memory.get(name, torch.empty(0, width, dtype=dtype, device=device))
@@ -295,20 +312,20 @@ class SortedRows(Rows):
 
     def draw(self, nodes_M: Tensor, uniform_Mn: Tensor) -> Tensor:
         """Tokens drawn from the draft's distributions, int64 [M, n], from uniform numbers in [0, 1)."""
-        total_M1 = self.q_sum_PV[nodes_M, -1:]
+        total_M1 = self.q_sum_PS[nodes_M, -1:]
         wanted_Mn = torch.minimum(uniform_Mn * total_M1, torch.nextafter(total_M1, torch.zeros_like(total_M1)))
-        start_Mn = nodes_M.unsqueeze(-1).expand_as(wanted_Mn) * self.q_sum_PV.shape[-1] + 1
-        place_Mn = self.leading(self.q_sum_PV, start_Mn, lambda sum_Mn: sum_Mn <= wanted_Mn)
-        return self.tokens_PV[nodes_M.unsqueeze(-1), place_Mn.clamp(max=self.tokens_PV.shape[-1] - 1)]
+        start_Mn = nodes_M.unsqueeze(-1).expand_as(wanted_Mn) * self.q_sum_PS.shape[-1] + 1
+        place_Mn = self.leading(self.q_sum_PS, start_Mn, lambda sum_Mn: sum_Mn <= wanted_Mn)
+        return self.tokens_PS[nodes_M.unsqueeze(-1), place_Mn.clamp(max=self.tokens_PS.shape[-1] - 1)]
 
     def leading(self, values: Tensor, start_M: Tensor, holds: Callable[[Tensor], Tensor]) -> Tensor:
-        """How many of V consecutive values fulfil `holds`, which is true for leading ones alone; one bisection for all
+        """How many of S consecutive values fulfil `holds`, which is true for leading ones alone; one bisection for all
         questions. `start_M` is the position of each question's first value in `values`."""
-        vocabulary, count_M = self.tokens_PV.shape[-1], torch.zeros_like(start_M)
-        for bit in reversed(range(vocabulary.bit_length())):
+        most, count_M = self.tokens_PS.shape[-1], torch.zeros_like(start_M)
+        for bit in reversed(range(most.bit_length())):
             probe_M = count_M + (1 << bit)
-            value_M = values.take(start_M + (probe_M - 1).clamp(max=vocabulary - 1))
-            count_M = torch.where(holds(value_M) & (probe_M <= vocabulary), probe_M, count_M)
+            value_M = values.take(start_M + (probe_M - 1).clamp(max=most - 1))
+            count_M = torch.where(holds(value_M) & (probe_M <= most), probe_M, count_M)
         return count_M
 
 
@@ -325,8 +342,8 @@ class SortedDistributions(NodeDistributions):
         return NodeDistributions(self.rows, each_m[:, 0]).draft_mass_off(each_m[:, 1:])[inverse_M]
 
     def excess_and_slope(self, a_M: Tensor, b_M: Tensor) -> tuple[Tensor, Tensor]:
-        start_M, threshold_M = self.nodes_M * self.rows.ratio_PV.shape[-1], a_M / b_M
-        below_M = self.rows.leading(self.rows.ratio_PV, start_M, lambda ratio_M: ratio_M < threshold_M)
-        at_M = self.nodes_M * self.rows.p_sum_PV.shape[-1] + below_M
-        q_M = self.rows.q_sum_PV.take(at_M)
-        return (a_M * self.rows.p_sum_PV.take(at_M) - b_M * q_M).clamp_(min=0), q_M
+        start_M, threshold_M = self.nodes_M * self.rows.ratio_PS.shape[-1], a_M / b_M
+        below_M = self.rows.leading(self.rows.ratio_PS, start_M, lambda ratio_M: ratio_M < threshold_M)
+        at_M = self.nodes_M * self.rows.p_sum_PS.shape[-1] + below_M
+        q_M = self.rows.q_sum_PS.take(at_M)
+        return (a_M * self.rows.p_sum_PS.take(at_M) - b_M * q_M).clamp_(min=0), q_M

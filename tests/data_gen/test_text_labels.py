@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from tests.data_gen.worlds import KINDS, World, normalised
 
 LABELLED = [name for name in VERIFIERS if name not in ("khisti", "greedy_block")]
 STYLES = ("greedy",)
+SMALL = ActionSpace(2, 1, 1)
 WORLDS = [
     *[(2, kind, 1, ActionSpace(3, 1, 2, styles=STYLES)) for kind in KINDS],
     *[(2, kind, 3, ActionSpace(2, 2, 2)) for kind in KINDS],
@@ -43,9 +45,11 @@ def random_text(length: int, vocabulary: int, seed: int, scale: float = 1.0) -> 
     return torch.cat([drawn_T[-1:], drawn_T[:-1]]), p_TV, q_TV
 
 
-def labels_by_blocks(text: tuple[Tensor, Tensor, Tensor], size: int, space: ActionSpace) -> Tensor:
+def labels_by_blocks(
+    text: tuple[Tensor, Tensor, Tensor], size: int, space: ActionSpace, siblings: int | None = None, said: Any = None
+) -> Tensor:
     tokens_T, p_TV, q_TV = text
-    labeller = TextLabeller(tokens_T, LABELLED, None, space=space)
+    labeller = TextLabeller(tokens_T, LABELLED, siblings, torch.Generator().manual_seed(0), space, said)
     for block in zip(p_TV.split(size), q_TV.split(size), strict=True):
         labeller.add(*block)
     return labeller.survivals()
@@ -185,6 +189,16 @@ def test_sorted_sums_are_those_of_the_unsorted_rows(vocabulary: int) -> None:
         assert torch.allclose(SortedRows(p_PV, q_PV).at(nodes_M).excess(a_M, b_M), meant, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("siblings", [None, 2])
+def test_tokens_that_the_draft_cannot_say_need_no_place_in_the_order(siblings: int | None) -> None:
+    tokens_T, p_TV, q_TV = random_text(24, 6, seed=9)
+    said_S = torch.tensor([1, 2, 5])
+    q_TV = torch.zeros_like(q_TV).index_copy(-1, said_S, q_TV[:, said_S])  # they need not sum to one
+    space = ActionSpace(3, 1, 2, styles=STYLES)
+    few, every = (labels_by_blocks((tokens_T, p_TV, q_TV), 7, space, siblings, said) for said in (said_S, None))
+    assert torch.allclose(few, every, rtol=0, atol=1e-12) and every.max() > 0.5
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_the_ends_of_the_unit_interval_draw_possible_tokens(dtype: torch.dtype) -> None:
     """Tokens of probability 0 stand first, last and between in the sorted rows; there p may be 0 as well."""
@@ -193,9 +207,6 @@ def test_the_ends_of_the_unit_interval_draw_possible_tokens(dtype: torch.dtype) 
     uniform_n = torch.tensor([0.0, 1e-300, 0.5, 1 - 2**-53], dtype=torch.float64)
     drawn_Pn = SortedRows(p_PV, q_PV).draw(torch.arange(2), uniform_n.expand(2, -1))
     assert (q_PV.gather(-1, drawn_Pn) > 0).all()
-
-
-SMALL = ActionSpace(2, 1, 1)
 
 
 @pytest.mark.parametrize(
