@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from data_gen.models.pair import ModelPair
 from pipelines.distil.texts import BEGUN, FEW, LONGEST_TURN, Sampled, Sequences, Start, Template, save, starts, write
-from pipelines.distil.training import distances
+from pipelines.distil.training import WEIGHT_DECAY, Muon, distances
 from selector.schema import sha256
 from tests.pipelines.runs import TARGET, at_call, espalier, outcome, patch
 
@@ -140,6 +140,21 @@ def test_the_loss_has_the_gradient_of_its_formula(monkeypatch: pytest.MonkeyPatc
     assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
     assert torch.allclose(slope, true_slope, atol=1e-6)
     assert 0 < overlap < covered < 1
+
+
+def test_muon_moves_matrices_as_that_of_torch_does() -> None:
+    """Torch's rounds to bfloat16."""
+    generator = torch.Generator().manual_seed(0)
+    mine = [torch.randn(*shape, generator=generator).requires_grad_() for shape in ((40, 24), (24, 40), (30, 30))]
+    other = [each.detach().clone().requires_grad_() for each in mine]
+    moves = Muon(mine, 0.01), torch.optim.Muon(other, 0.01, WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw")
+    for _ in range(5):
+        for own, its in zip(mine, other, strict=True):
+            own.grad = its.grad = torch.randn(own.shape, generator=generator)
+        for each in moves:
+            each.step()
+    for own, its in zip(mine, other, strict=True):
+        assert torch.allclose(own, its, rtol=0, atol=4e-4)
 
 
 def test_the_most_frequent_tokens_are_counted_where_they_were_drawn(tmp_path: Path) -> None:
