@@ -42,7 +42,7 @@ NGRAMS = [
 ]
 NGRAM, SUFFIX, MODEL, COPIES, OURS = "n-gram, tuned", "suffix decoding", "draft model, tuned", "copies", "selector"
 TWIN = "n-gram, a second server"  # says how far apart two servers are that do the same
-COMPANIES = (PLAIN, NGRAM, TWIN, COPIES, OURS), (PLAIN, NGRAM, SUFFIX, MODEL)
+COMPANIES = (PLAIN, NGRAM, COPIES, OURS), (PLAIN, NGRAM, SUFFIX, MODEL), (PLAIN, NGRAM, TWIN)
 PARTS = 3  # of the held-out prompts, a part in each round
 
 
@@ -66,7 +66,7 @@ class Scene(NamedTuple):
 
 WIDE = PLAIN, NGRAM, MODEL, COPIES, OURS
 SCENES = [Scene(0.0, 1, methods=(*WIDE, SUFFIX))]  # suffix decoding knows texts that it has answered
-SCENES += [Scene(0.0, 4, methods=WIDE[:2] + WIDE[3:]), Scene(0.0, 8, methods=(*WIDE, TWIN)), Scene(0.0, 8, True)]
+SCENES += [Scene(0.0, 4, methods=COMPANIES[0]), Scene(0.0, 8, methods=(*WIDE, TWIN)), Scene(0.0, 8, True)]
 SCENES += [Scene(SAMPLED, 1), Scene(SAMPLED, 8)]
 
 
