@@ -160,7 +160,6 @@ def test_a_missing_model_is_named_in_one_line(tmp_path: Path, pair_folders: tupl
 
 
 def test_a_target_spread_by_a_device_map_gives_the_same(pair: ModelPair, pair_folders: tuple[str, str]) -> None:
-    pytest.importorskip("accelerate", reason="the extra `large` is not installed")
     spread = ModelPair.load(*pair_folders, device_map="auto")
     assert spread.fingerprint == pair.fingerprint
     results = []
