@@ -32,6 +32,7 @@ from tests.pipelines.runs import SMALL, demo_config, espalier, signed
 TEMPERATURES = (1.0, 0.2)
 TURNS = (0.5, 1.5)  # of two rounds the first is faster
 ERROR = 0.01
+TRIALS = 1500  # one standard error of a coverage of 95% is then 0.6 points
 CONFIG = demo_config(f"sampling=[{', '.join(f'{{temperature: {t}}}' for t in TEMPERATURES)}]")
 SPEEDS = {PLAIN: 50.0, ASSISTED: 80.0, BEST_STATIC: 100.0, AT_ROOT: 110.0, COPYING: 120.0, SELECTOR: 125.0}
 Rows = list[dict[str, Any]]
@@ -168,6 +169,14 @@ def test_what_the_tokens_came_from_is_told_by_kind() -> None:
     assert origins(evaluation) == [{"setting": t, "prompts": kind, **cells} for t in ("T=1", "T=0.2") for kind in kinds]
 
 
+def test_intervals_are_paired() -> None:
+    """Prompts differ a lot, methods by a constant factor: speeds are uncertain, their ratios are not."""
+    found = evaluated(rows(spread=0.2)).table
+    speed, ratio = found.of("T=1", SELECTOR, tables.TOKENS_PER_SECOND), found.of("T=1", SELECTOR, decoded(BEST_STATIC))
+    assert speed.low and speed.high and speed.high / speed.low > 1.1
+    assert ratio.low and ratio.high and ratio.high - ratio.low < 1e-9
+
+
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     """A single source leaves bounds open; what is counted has none."""
     found = evaluated(rows(sources=1, spread=0.1)).table
@@ -302,3 +311,17 @@ def test_paired_ratios_by_hand() -> None:
     assert tables.paired(logs_XR, torch.tensor([4, 4, 4])) == (pytest.approx(2 ** (5 / 3)), [0, math.inf])
     assert tables.paired(0 * logs_XR, torch.tensor([4, 4, 4])) == (1, [1, 1])
     assert tables.paired(0 * logs_XR + math.log(2), torch.tensor([4, 4, 7]))[1] == pytest.approx([2, 2])
+
+
+def test_paired_intervals_cover_the_true_ratio_as_often_as_they_say() -> None:
+    """Prompts of one source share a part of their ratio, rounds of one prompt another, and each round has noise."""
+    sources = 4
+    generator = torch.Generator().manual_seed(sources)
+    of, covered = torch.arange(sources).repeat_interleave(3), 0
+    for _ in range(TRIALS):
+        parts = (torch.randn(size, generator=generator) for size in ((sources, 1), (3 * sources, 1), (3 * sources, 2)))
+        source, prompt, noise = parts
+        value, (low, high) = tables.paired(math.log(1.2) + 0.2 * source[of] + 0.1 * prompt + 0.3 * noise, of)
+        assert low < value < high
+        covered += low <= 1.2 <= high
+    assert covered / TRIALS == pytest.approx(0.95, abs=0.02)

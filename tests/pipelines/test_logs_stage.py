@@ -32,6 +32,7 @@ from selector.runtime.selector import Selector, Shapes, Tuned, joint_choice, loa
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed
 from selector.train.module import SelectorModule
+from selector.train.replay import fastest_possible
 from selector.train.tuning import StaticTable, best_static, judge_mode, tune_lookup_rule, tune_mode
 from tests.pipelines.runs import ROOT, espalier, evaluation_of, failure, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
@@ -338,6 +339,13 @@ def test_what_is_left_out_of_a_log_is_said(tmp_path: Path) -> None:
     log = write(tmp_path / "dirty.jsonl", [*(record(n) for n in range(40)), {"id": "no text"}])
     said = espalier(tmp_path, "logs", str(log), "--name", "dirty", *SMALL, config="")
     assert "data: 1 of 41 lines" in said and "No step times were given" in said
+
+
+def test_hvd_does_not_beat_who_is_told_everything() -> None:
+    train, test = (logged.timed(seed=seed) for seed in (1, 2))
+    best = fastest_possible(test.survivals_RS, test.seconds(), test.texts.size_X, test.space)
+    found = gains.hvd_replay(train, test, lookup_rule(train))
+    assert (found.seconds_X >= best.seconds_X * (1 - 1e-6)).all()
 
 
 def test_a_payoff_that_is_linear_is_found() -> None:
