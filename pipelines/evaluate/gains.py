@@ -1,6 +1,6 @@
 """What a selector gains on held-out texts of a log over fixed lengths and rules, from exact replay with the same times.
 
-Legend: R roots, X texts, A actions, F features.
+Legend: R roots, X texts, A actions.
 """
 
 from __future__ import annotations
@@ -12,29 +12,21 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
 from pipelines.evaluate.table import ALL, Figure, Table, compared, replayed
 from selector.actions import EMPTY, Action
 from selector.decision import NETWORK, LookupRule, Mode
 from selector.latency import LatencyProfile
-from selector.schema import DRAFTER, PRECEDENT_LENGTHS, TEXT
+from selector.schema import DRAFTER, TEXT
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches
 from selector.train.replay import Replayed, fastest_possible, ratio_of_speeds
-from selector.train.tuning import Predictions, decide, replay_mode, static_replay, tune_lookup_rule
+from selector.train.tuning import Predictions, decide, replay_mode, static_replay
 
 FIXED, ORACLE = "best fixed length", "oracle"
-HVD = "HVD's idea"
 CHARGED, ONE_LENGTH = ", decisions charged", ", one length, decisions charged"  # after a selector
 LEVELS = {TEXT: "token ids alone", DRAFTER: "with the drafter's hits"}
-UNIT = 0.5  # tokens of a payoff that count as one token of a match
-PAYOFF_SCALARS = (  # what a predicted payoff is linear in
-    *("match", "copied", "copied_mean_0.8", "copied_mean_0.95", "source_steady", "source_in_prompt"),
-    *("source_predicted", "second_match", "second_agrees"),
-    *(f"{name}_{count}" for name in ("seen", "agree") for count in PRECEDENT_LENGTHS),
-)
 Replays = dict[str, Replayed]  # by method
 
 
@@ -71,7 +63,6 @@ def selector_at(level: str) -> str:
 
 def measured(
     modes: BatchModes,
-    train: Timed,
     test: Timed,
     predicted: Predictions,
     profile: LatencyProfile,
@@ -79,7 +70,6 @@ def measured(
 ) -> Iterator[Figure]:
     """The figures of one batch size, over all kinds of work and for each; `predicted` are the network's predictions on
     the held-out texts `test`, and `taken` the seconds of the decisions of all requests of a step, both by level."""
-    hvd = hvd_replay(train, test, modes.rule)
     kinds = sorted(set(test.texts.kind_X))
     parts = {ALL: (test, predicted), **{kind: _of_kind(test, predicted, kind) for kind in kinds}}
     for mixed, (kind, part) in product((False, True)[: min(modes.fixed.batch, 2)], parts.items()):
@@ -90,7 +80,6 @@ def measured(
             found[name + CHARGED] = found[name].charged(0.0 if ruled else taken[level])
             if mixed:
                 found[name + ONE_LENGTH] = found[name + ONE_LENGTH].charged(taken[level])
-        found |= {} if mixed or kind != ALL else {HVD: hvd}
         yield from compared(place_of(modes.fixed, mixed), found, over, (PLAIN,), kind)
 
 
@@ -142,39 +131,3 @@ def _mixed(modes: BatchModes, timed: Timed, predicted: Predictions, profile: Lat
         found[name] = batches.select(tokens_RA, mode.joint) if mode.joint else found[COPYING]
         found[name + ONE_LENGTH] = batches.select(tokens_RA, modes.common[level], common=True)
     return found
-
-
-def hvd_replay(train: Timed, test: Timed, rule: Mode) -> Replayed:
-    """The replay of HVD's idea on held-out texts; `rule` is the lookup rule as tuned on the training texts."""
-    weights_F = payoff_weights(train)
-    own, held_out = (with_payoff(timed, weights_F) for timed in (train, test))
-    return replay_mode(held_out, {}, tune_lookup_rule(own, rule))
-
-
-def payoff_weights(train: Timed) -> Tensor:
-    """The regression of Hybrid Verified Decoding (HVD, arXiv 2606.01019): copy where a copy's predicted accepted length
-    is large. It follows the idea of the abstract, not the paper's predictor: the accepted length is linear in scalars
-    of the match, fitted at the training roots with a match. The threshold and both lengths are tuned.
-
-    Returns:
-        The weights of a constant 1 and of `PAYOFF_SCALARS`, float64 [F].
-    """
-    has_R = train.texts.scalar("match") > 0
-    own_RF, accepted_R = _payoff_scalars(train)[has_R], train.survivals_RS[has_R, train.space.depth :].sum(1).double()
-    ridge_FF = 1e-6 * max(len(own_RF), 1) * torch.eye(own_RF.shape[1], dtype=torch.float64)
-    return torch.linalg.solve(own_RF.T @ own_RF + ridge_FF, own_RF.T @ accepted_R)
-
-
-def with_payoff(timed: Timed, weights_F: Tensor) -> Timed:
-    """The texts with the predicted accepted length of a copy, in units of `UNIT`, in the place of the match, so that a
-    lookup rule copies by it."""
-    texts = timed.texts
-    payoff_R = (_payoff_scalars(timed) @ weights_F / UNIT).float()
-    scalars_RF = texts.scalars_RF.clone()
-    scalars_RF[:, texts.schema.index("match")] = payoff_R.where(texts.scalar("match") > 0, 0.0)
-    return replace(timed, texts=replace(texts, scalars_RF=scalars_RF))
-
-
-def _payoff_scalars(timed: Timed) -> Tensor:
-    columns = [timed.texts.scalar(name) for name in PAYOFF_SCALARS]
-    return torch.stack([torch.ones_like(columns[0]), *columns], dim=1).double()

@@ -59,10 +59,10 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     figures: list[Figure] = []
     tuned = BatchModes.by_batch(rows) if log.is_dense else {}
     for batch, each in watched(tuned.items(), "replay, by batch size"):
-        train, test = (timed(data[name], sampling, VERIFIER, profile, batch) for name in ("train", "test"))
+        test = timed(data["test"], sampling, VERIFIER, profile, batch)
         taken = {level: found["decision_seconds"][level][str(batch)] for level in LEVELS}
         shown = each._replace(selector={level: each.selector[level] for level in found["levels"]})
-        own = list(measured(shown, train, test, predicted, profile, taken))
+        own = list(measured(shown, test, predicted, profile, taken))
         found["by_batch"] += entries(Table(own), shown)
         figures += own
     return {"logs": found, "summary": None}, Table(figures)

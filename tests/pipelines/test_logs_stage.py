@@ -20,7 +20,7 @@ from data_gen.texts.log_labels import VERIFIER, Labeller, with_features
 from data_gen.texts.logs import read_logs, read_trace_log
 from data_gen.traces import read_texts
 from pipelines.evaluate import gains
-from pipelines.evaluate.gains import HVD, selector_at
+from pipelines.evaluate.gains import selector_at
 from pipelines.evaluate.methods import COPYING
 from pipelines.evaluate.table import Table, replayed
 from pipelines.latency.timings import profile_of, read_timings
@@ -32,7 +32,6 @@ from selector.runtime.selector import Selector, Shapes, Tuned, joint_choice, loa
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed
 from selector.train.module import SelectorModule
-from selector.train.replay import fastest_possible
 from selector.train.tuning import StaticTable, best_static, judge_mode, tune_lookup_rule, tune_mode
 from tests.pipelines.runs import ROOT, espalier, evaluation_of, failure, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
@@ -105,7 +104,6 @@ def test_all_figures_are_in_one_table(run: tuple[Path, str], logs: dict[str, Any
         }
         assert vars(over["all"].ratio) == entry["selector_over_rule"]
         assert vars(over["code"].ratio) == entry["by_kind"]["code"]["selector_over_rule"]
-    assert all(table.of(setting, selector_at(TEXT), replayed(HVD)).value > 0 for setting in equal)
 
 
 def test_what_is_printed_says_what_is_gained_and_where_it_is(run: tuple[Path, str]) -> None:
@@ -118,7 +116,7 @@ def test_what_is_printed_says_what_is_gained_and_where_it_is(run: tuple[Path, st
     ):
         assert words in said
     page = (folder / "runs/small/report.html").read_text()
-    assert "kind of work" in page and "HVD" in page
+    assert "kind of work" in page
     again = espalier(folder, "logs", *arguments(folder), config="")
     assert "reusing" in again and "batch 1, token ids alone" in again
 
@@ -339,22 +337,3 @@ def test_what_is_left_out_of_a_log_is_said(tmp_path: Path) -> None:
     log = write(tmp_path / "dirty.jsonl", [*(record(n) for n in range(40)), {"id": "no text"}])
     said = espalier(tmp_path, "logs", str(log), "--name", "dirty", *SMALL, config="")
     assert "data: 1 of 41 lines" in said and "No step times were given" in said
-
-
-def test_hvd_does_not_beat_who_is_told_everything() -> None:
-    train, test = (logged.timed(seed=seed) for seed in (1, 2))
-    best = fastest_possible(test.survivals_RS, test.seconds(), test.texts.size_X, test.space)
-    found = gains.hvd_replay(train, test, lookup_rule(train))
-    assert (found.seconds_X >= best.seconds_X * (1 - 1e-6)).all()
-
-
-def test_a_payoff_that_is_linear_is_found() -> None:
-    data = logged.timed()
-    match_R, seen_R = data.texts.scalar("match"), data.texts.scalar("seen_1")
-    seen_R.copy_((2 * seen_R).floor())
-    lookup_R = torch.where(match_R > 0, match_R.clamp(max=4) + seen_R, 0)
-    match_R.clamp_(max=4)
-    train = replace(data, texts=replace(data.texts, lookup_R=lookup_R.to(torch.uint8)))
-    payoff_R = gains.UNIT * gains.with_payoff(train, gains.payoff_weights(train)).texts.scalar("match")
-    assert payoff_R.tolist() == pytest.approx(lookup_R.tolist(), abs=1e-3)
-    assert "seen_1" in gains.PAYOFF_SCALARS and train.texts.scalar("match").tolist() == match_R.tolist()
