@@ -172,6 +172,9 @@ class Data(Section):
         None, ge=1, description="no more shards after this time, once there are some of every split and setting"
     )
     log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
+    decoded: float = Field(
+        0.1, ge=0, le=1, description="share of the training texts that speculative decoding writes, to check the labels"
+    )
     siblings: int = Field(2, ge=1, description="labels average over this many draws of the siblings of a text's tokens")
     features: Literal["light", "full"] = Field("light", description="full records hidden states, which takes disk")
     texts_per_shard: int = Field(32, ge=1, description="texts that the target writes at once, and that one file holds")

@@ -3,35 +3,43 @@
 DDTE (arXiv 2602.16994) compares verifiers with static trees from the root (Tables 2 and 3), with delayed trees and with
 a selector (Tables 4 to 7). Here each of them decodes the same held-out texts by exact replay, under every sampling
 setting, on this machine's step times, on those of `evaluate.clocks`, and by the paper's own model of time (equation
-11). Static trees are chosen on the training texts of each *cell*, a kind of prompts under a setting; a selector falls
-back to the setting's tree. Means are over cells, and errors, one standard error, over sources. MDSD (arXiv 2502.18779)
-compares how drafts are drawn: the acceptance that is possible with each.
+11). Means are over *cells*, a kind of prompts under a setting, and errors, one standard error, over sources.
 
-Legend: X texts, A actions, C cells, V vocabulary.
+A stopped stage goes on where it was: networks and replays are kept in the folder `comparing`.
+
+Legend: X texts, C cells, D depth.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise, product
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
+from matplotlib.figure import Figure as Picture
 from torch import Tensor
 
-from data_gen.drafting.sampled import draft_tree
-from data_gen.models.pair import CachedModel, ModelPair
-from data_gen.traces import read_manifest, space_of
-from data_gen.verification import get_verifier, optimal_acceptance
+from pipelines.compare.cells import (
+    AT_ROOT,
+    BOTH,
+    BY_STEPS,
+    HERE,
+    OF,
+    PRINTED,
+    SPACES,
+    TREES,
+    Network,
+    of_verifier,
+    replays,
+)
+from pipelines.compare.roots import drafted
 from pipelines.config import Config
-from pipelines.data.recorded import load_traces, settings_of, traces_folder
+from pipelines.data.recorded import load_traces, settings_of
 from pipelines.evaluate.stage import clocks
 from pipelines.evaluate.table import ALL, Figure, Table, replayed_figure
 from pipelines.latency.stage import load_profile
@@ -39,35 +47,29 @@ from pipelines.pair.stage import load_pair
 from pipelines.run import Stage, console, table, watched
 from pipelines.tracking import describe, mlflow_run, nested_run
 from pipelines.train.fitting import fitted, module_of
-from pipelines.train.judging import judge
+from pipelines.train.judging import statics
 from pipelines.train.result import inputs
 from pipelines.train.stage import trained
 from selector import latency
-from selector.actions import STYLES, Action, ActionSpace
-from selector.decision import Mode
+from selector.actions import Action
+from selector.files import atomically, json_text
 from selector.latency import LatencyProfile, Verification
-from selector.sampling import Sampling
-from selector.schema import LIGHT, sha256, survival_column
-from selector.train.data import SPLITS, Texts, Timed
+from selector.schema import LIGHT, sha256
+from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.replay import Ratio, Replayed, fastest_possible, jackknifed
-from selector.train.tuning import StaticTable, best_static, replay_mode
+from selector.train.replay import Ratio, jackknifed, speed_ratio
 
+T = TypeVar("T")
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
-TREES, GREEDY, COPIES, BOTH = SPACES = ("trees", "greedy trees", "copies", "greedy trees and copies")
-OF = {  # the actions of each kind of selector
-    TREES: ActionSpace.default(),
-    GREEDY: ActionSpace.recorded(),
-    COPIES: ActionSpace.with_lookups(),
-    BOTH: ActionSpace.of_pairs(),
-}
-AT_ROOT, DELAYED, PRINTED, ORACLE = "root tree", "delayed tree", "policy (eq. 12)", "oracle"
-BY_STEPS = ", by tokens per step"  # static trees that are chosen by tokens per step instead of speed
 RIVAL = "traversal", AT_ROOT
 WIDER = ("traversal", "lifted_uniform")  # verifiers whose selectors also choose among the further actions
 WITH_POLICY = "specinfer"  # the verifier with which the paper's selector is fastest
-HERE, IDEAL = "this machine", "eq. 11, draft pass 1/10"
-ROOTS, DRAWS, DEPTH = 4, 4, 6  # roots of each setting whose trees are drafted; trees of each; their depth
+AGAIN = (
+    ("specinfer", TREES),
+    ("traversal", TREES),
+    ("traversal", BOTH),
+)  # also with a second seed, and on unseen kinds
+IDEAL = "eq. 11, draft pass 1/10"
 
 
 def plan(config: Config) -> list[str]:
@@ -81,31 +83,65 @@ def stage_of(config: Config) -> Stage:
     """The stage with what it depends on; InputError without a latency profile or traces."""
     profile = load_profile(config)
     own = {**inputs(config, profile), "clocks": [sha256(path) for path in clocks(config, profile)]}
-    outputs = config.folder / "papers.parquet", config.folder / "papers"
+    outputs = config.folder / "papers.parquet", config.folder / "figure1.png"
     return Stage("compare", config, {**own, "verifiers": list(config.verifiers)}, outputs)
 
 
 def run(config: Config) -> None:
     stage = stage_of(config)
-    found, folder = stage.outputs
+    found, picture = stage.outputs
     if stage.begin():
         pair = load_pair(config)
         profile = load_profile(config, pair)
         splits = load_traces(config, profile.pair)
+        kept = Kept(config.folder / "comparing", stage.depends)
         with mlflow_run(config, "compare", SECTIONS) as mlflow:
             stage.replace()
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            modules = networks(config, splits, folder, mlflow)
-            every = all_clocks(config, profile)
-            figures = [*by_depth(config, splits["test"]), *drafted(config, pair)]
-            for name, clock in every.items():
-                figures += on_clock(config, name, clock, splits, modules, mlflow)
+            every, kinds = all_clocks(config, profile), list(dict.fromkeys(splits["test"].kind_X))
+            networks = watched(asked(config, kinds), "training regressors")
+            modules = {own: network(config, own, splits, kept, mlflow) for own in networks}
+            policies = {}
+            if WITH_POLICY in config.verifiers:
+                expected = with_expected(config, splits, modules[Network(WITH_POLICY, TREES, config.seed)])
+                clocked = watched(every.items(), "training policies")
+                policies = {clock: policy_of_ddte(config, clock, own, expected, kept, mlflow) for clock, own in clocked}
+            parts = {}
+            for name, sampling in watched([*product(config.verifiers, settings_of(config))], "replaying"):
+                mine = {own: module for own, module in modules.items() if own.verifier == name}
+                given = name, sampling, splits, every, mine, policies if name == WITH_POLICY else {}
+                parts[name, str(sampling)] = kept.get(f"replay {name} {sampling}", partial(replays, *given))
+            labelled = next(name for name in (WITH_POLICY, *config.verifiers) if name in config.verifiers)
+            drafts = kept.get("drafts", lambda: [*map(tuple, drafted(config, pair, labelled))])
+            figures = [*by_depth(config, splits["test"]), *map(Figure._make, drafts)]
+            figures += speeds(config, splits["test"], parts)
             Table(figures).write(found)
-            mlflow.log_artifact(str(found))
+            draw(Table(figures), config, picture)
+            for path in stage.outputs:
+                mlflow.log_artifact(str(path))
             describe(mlflow, f"{len(figures)} figures: {found.name}")
         stage.finish()
     show(Table.read(found))
+
+
+class Kept:
+    """What a stage has computed so far, by name, in a folder that begins anew with other inputs."""
+
+    def __init__(self, folder: Path, depends: Mapping[str, Any]) -> None:
+        self.folder, inputs = folder, folder / "inputs.json"
+        if not inputs.exists() or inputs.read_text() != json_text(depends):
+            shutil.rmtree(folder, ignore_errors=True)
+            with atomically(inputs) as partial_path:
+                partial_path.write_text(json_text(depends))
+
+    def get(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` returns: tensors in dicts, lists and tuples."""
+        path = self.folder / f"{name}.pt"
+        if not path.exists():
+            made = make()
+            with atomically(path) as partial_path:
+                torch.save(made, partial_path)
+        found: T = torch.load(path)
+        return found
 
 
 def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProfile]:
@@ -118,122 +154,106 @@ def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProf
     return {HERE: profile, **{path.stem: own for path, own in clocks(config, profile).items()}, IDEAL: ideal}
 
 
-def networks(
-    config: Config, splits: Mapping[str, Texts], folder: Path, mlflow: Any
-) -> dict[tuple[str, str], SelectorModule]:
-    """Trained regressors by verifier and kind of actions: each verifier over trees, `WIDER` ones over all kinds."""
-    asked = [(name, TREES) for name in config.verifiers]
-    asked += [(name, more) for name in WIDER if name in config.verifiers for more in SPACES[1:]]
-    found = {}
-    for name, actions in watched(asked, "training regressors"):
-        texts = {split: replace(own, space=OF[actions]) for split, own in splits.items()}
-        module = module_of(config, "regressor", LIGHT, [], space=OF[actions].to_json())
-        with nested_run(mlflow, f"{name}, {actions}") as nested:
-            place = folder / f"{name}, {actions}", nested.info.run_id
-            found[name, actions] = fitted(config, module, texts, name, [], *place)
+def asked(config: Config, kinds: list[str]) -> list[Network]:
+    """The regressors: each verifier's over trees, `WIDER` ones' over all kinds of actions, and some once more."""
+    found = [Network(name, TREES, config.seed) for name in config.verifiers]
+    found += [Network(name, more, config.seed) for name in WIDER if name in config.verifiers for more in SPACES[1:]]
+    again = [own for own in found if own[:2] in AGAIN]
+    found += [own._replace(seed=config.seed + 1) for own in again]
+    return found + [own._replace(without=kind) for own in again for kind in kinds]
+
+
+def network(config: Config, own: Network, splits: Mapping[str, Texts], kept: Kept, mlflow: Any) -> SelectorModule:
+    seeded = config.model_copy(update={"seed": own.seed})
+    module = module_of(seeded, "regressor", LIGHT, [], space=OF[own.actions].to_json())
+    name = f"{own.verifier}, {own.actions}, seed {own.seed}" + (own.without and f", without {own.without}")
+
+    def make() -> dict[str, Tensor]:
+        texts = of_verifier(splits, own.verifier, own.actions, own.without)
+        with nested_run(mlflow, name) as nested:
+            place = kept.folder / name, nested.info.run_id
+            return fitted(seeded, module, texts, own.verifier, [], *place).state_dict()
+
+    module.load_state_dict(kept.get(name, make))
+    return module.eval()
+
+
+@torch.no_grad()
+def with_expected(config: Config, splits: Mapping[str, Texts], module: SelectorModule) -> dict[str, Texts]:
+    """The texts with the survivals that a regressor expects in the labels' place. A label is that of the one text which
+    stands there, and the logarithm in equation 12 would punish deep trees for its noise."""
+    found = of_verifier(splits, WITH_POLICY, TREES)
+    for split in ("train", "validation"):
+        expected = torch.cat([own.exp().half() for own in module.outputs(found[split])])
+        found[split] = replace(found[split], survivals={WITH_POLICY: expected})
     return found
 
 
-def on_clock(
-    config: Config,
-    clock: str,
-    profile: LatencyProfile,
-    splits: Mapping[str, Texts],
-    modules: Mapping[tuple[str, str], SelectorModule],
-    mlflow: Any,
+def policy_of_ddte(
+    config: Config, clock: str, profile: LatencyProfile, expected: Mapping[str, Texts], kept: Kept, mlflow: Any
+) -> SelectorModule:
+    """Equation 12, trained for one clock; without the hidden states that the paper's network sees, too."""
+    own = config.model_copy(update={"train": config.train.model_copy(update={"verifier": WITH_POLICY})})
+    module = module_of(own, "policy", LIGHT, [], space=OF[TREES].to_json())
+    name = f"{PRINTED}, {clock}"
+
+    def make() -> dict[str, Tensor]:
+        settings = settings_of(config)
+        train, validation = (
+            [Timed(expected[split].setting_of(sampling), WITH_POLICY, profile) for sampling in settings]
+            for split in ("train", "validation")
+        )
+        with nested_run(mlflow, name) as nested:
+            given = own, module, dict(expected), validation, statics(train), kept.folder / name, nested.info.run_id
+            return trained(*given).state_dict()
+
+    module.load_state_dict(kept.get(name, make))
+    return module.eval()
+
+
+def speeds(
+    config: Config, texts: Texts, parts: Mapping[tuple[str, str], Mapping[tuple[str, str], Tensor]]
 ) -> Iterator[Figure]:
-    """The speed of every verifier with every method over Traversal's static trees at the root: the mean over cells, the
-    least cell, and each cell. And tokens per step."""
-    found: dict[tuple[str, str], list[Tensor]] = defaultdict(list)  # tokens, seconds and steps of each setting, [3, X]
-    settings, root_A = settings_of(config), torch.tensor([tree.L1 == 0 or tree.K == 1 for tree in OF[TREES].trees])
-    for name, sampling in watched(list(product(config.verifiers, settings)), f"replaying, {clock}"):
-        train, test = (_timed(splits[split], sampling, name, profile, TREES) for split in ("train", "test"))
-        tables = StaticTable.of(train), StaticTable.of(test)
-        for method, allowed_A in ((AT_ROOT, root_A), (DELAYED, root_A | True)):
-            for by_steps in (False, True)[: 1 + (clock == HERE)]:
-                own = _best_tree_by_kind(train.texts, test.texts, tables, allowed_A, by_steps)
-                found[name, method + BY_STEPS * by_steps].append(own)
-        oracle = fastest_possible(test.survivals_RS, test.seconds(), test.texts.size_X, test.space)
-        found[name, ORACLE].append(_totals(oracle))
-        for (_, actions), module in ((key, own) for key, own in modules.items() if key[0] == name):
-            place = splits, sampling, name, profile, actions
-            found[name, f"selector, {actions}"].append(_network_or_tree(*place, module, best_static(train, tables[0])))
-    if WITH_POLICY in config.verifiers:
-        found[WITH_POLICY, PRINTED] = _policy_of_ddte(config, clock, profile, splits, mlflow)
-    texts = [splits["test"].setting_of(sampling) for sampling in settings]
-    cells = [(str(s), kind) for s, own in zip(settings, texts, strict=True) for kind in own.kind_X]
-    names, sources = list(dict.fromkeys(cells)), [source for own in texts for source in own.source_X]
+    """Tokens per step and per second of every verifier with every method, on each clock; and its speed over Traversal's
+    static trees at the root, over its own, and of selectors over that of i.i.d. trees alone: means over cells, the
+    least cell, and over Traversal each cell."""
+    settings = settings_of(config)
+    each = [texts.setting_of(sampling) for sampling in settings]
+    cells = [(str(sampling), kind) for sampling, own in zip(settings, each, strict=True) for kind in own.kind_X]
+    names, sources = list(dict.fromkeys(cells)), [source for own in each for source in own.source_X]
     cell_X = torch.tensor([names.index(cell) for cell in cells])
     source_X = torch.tensor([sorted(set(sources)).index(source) for source in sources])
-    rival = RIVAL if RIVAL in found else (config.verifiers[0], AT_ROOT)
-    rival_3X, measure = torch.cat(found[rival], dim=1), f"replayed on {clock} over {' '.join(rival)}"
-    for (name, method), parts in found.items():
-        label, own_3X = f"{name}: {method}", torch.cat(parts, dim=1)
+    sums = {
+        (clock, name, method): torch.cat([parts[name, str(sampling)][clock, method] for sampling in settings], dim=1).T
+        for name in config.verifiers
+        for clock, method in parts[name, str(settings[0])]
+    }
+    rival = RIVAL if RIVAL[0] in config.verifiers else (config.verifiers[0], AT_ROOT)
+    for (clock, name, method), own_X3 in sums.items():
+        label = f"{name}: {method}"
+        if clock == HERE:
+            yield replayed_figure(ALL, label, "replayed tokens per step", over_cells(own_X3[:, ::2], cell_X, source_X))
         if method.endswith(BY_STEPS):
-            mean = over_cells(own_3X[::2].T, cell_X, source_X)
-            yield replayed_figure(ALL, label.removesuffix(BY_STEPS), "replayed tokens per step", mean)
             continue
-        columns = torch.cat([own_3X[:2], rival_3X[:2]]).T
-        yield replayed_figure(ALL, label, measure, over_cells(columns, cell_X, source_X))
-        sums_CN = torch.zeros(len(names), 4, dtype=torch.float64).index_add_(0, cell_X, columns.double())
-        ratio_C = sums_CN[:, 0] / sums_CN[:, 1] / (sums_CN[:, 2] / sums_CN[:, 3])
-        yield Figure(ALL, label, ALL, f"{measure}, least cell", float(ratio_C.min()))
-        for (setting, kind), ratio in zip(names, ratio_C.tolist(), strict=True):
-            yield Figure(setting, label, kind, measure, ratio)
-
-
-def _totals(replayed: Replayed) -> Tensor:
-    return torch.stack([replayed.tokens_X, replayed.seconds_X, replayed.steps_X])
-
-
-def _timed(texts: Texts, sampling: Sampling, verifier: str, profile: LatencyProfile, actions: str) -> Timed:
-    return Timed(replace(texts, space=OF[actions]).setting_of(sampling), verifier, profile)
-
-
-def _best_tree_by_kind(
-    train: Texts, test: Texts, tables: tuple[StaticTable, StaticTable], allowed_A: Tensor, by_steps: bool
-) -> Tensor:
-    chosen_X = torch.zeros(len(test), dtype=torch.int64)
-    cost_XA = tables[0].steps_XA if by_steps else tables[0].seconds_XA
-    for kind in set(test.kind_X):
-        own_X = torch.tensor([each == kind for each in train.kind_X])
-        own_X = own_X if bool(own_X.any()) else ~own_X
-        worth_A = tables[0].tokens_XA[own_X].sum(0) / cost_XA[own_X].sum(0)
-        chosen_X[[each == kind for each in test.kind_X]] = worth_A.where(allowed_A, 0.0).argmax()
-    return torch.stack([each_XA.gather(1, chosen_X.unsqueeze(-1))[:, 0] for each_XA in tables[1]])
-
-
-def _network_or_tree(
-    splits: Mapping[str, Texts],
-    sampling: Sampling,
-    verifier: str,
-    profile: LatencyProfile,
-    actions: str,
-    module: SelectorModule,
-    base: Mode,
-) -> Tensor:
-    validation, test = (_timed(splits[split], sampling, verifier, profile, actions) for split in SPLITS[1:])
-    (judged,) = judge(module, [validation], [base])
-    mode = judged.mode if judged.pays else base
-    return _totals(replay_mode(test, module.predictions(test.texts, mode), mode))
-
-
-def _policy_of_ddte(
-    config: Config, clock: str, profile: LatencyProfile, splits: Mapping[str, Texts], mlflow: Any
-) -> list[Tensor]:
-    """Equation 12, trained for one clock. Unlike our selectors it decides at every root, as in the paper."""
-    own = config.model_copy(update={"train": config.train.model_copy(update={"verifier": WITH_POLICY})})
-    texts = {split: replace(each, space=OF[TREES]) for split, each in splits.items()}
-    settings, place = settings_of(config), (WITH_POLICY, profile, TREES)
-    by_split = {split: [_timed(each, sampling, *place) for sampling in settings] for split, each in splits.items()}
-    bases = [best_static(each, StaticTable.of(each)) for each in by_split["train"]]
-    module = module_of(own, "policy", LIGHT, [], space=OF[TREES].to_json())
-    folder = config.folder / "papers" / f"{PRINTED}, {clock}"
-    with nested_run(mlflow, folder.name) as nested:
-        module = trained(own, module, texts, by_split["validation"], bases, folder, nested.info.run_id)
-    modes = [judged.mode for judged in judge(module, by_split["validation"], bases)]
-    each = zip(by_split["test"], modes, strict=True)
-    return [_totals(replay_mode(test, module.predictions(test.texts, mode), mode, policy=True)) for test, mode in each]
+        seconds = over_cells(own_X3[:, :2], cell_X, source_X)
+        yield replayed_figure(ALL, label, f"replayed tokens per second on {clock}", seconds)
+        rivals = {" ".join(rival): rival, "its own root tree": (name, AT_ROOT)}
+        if method.startswith("selector"):
+            rivals["its selector of trees"] = name, f"selector, {TREES}, seed {config.seed}"
+        for words, other in rivals.items():
+            columns_X4, measure = (
+                torch.cat([own_X3[:, :2], sums[clock, *other][:, :2]], dim=1),
+                f"replayed on {clock} over {words}",
+            )
+            yield replayed_figure(ALL, label, measure, over_cells(columns_X4, cell_X, source_X))
+            ratios = []
+            for number, (setting, kind) in enumerate(names):
+                in_cell = cell_X == number
+                ratios.append(jackknifed(columns_X4[in_cell], source_X[in_cell]))
+                if other == rival:
+                    yield replayed_figure(setting, label, measure, ratios[-1], kind)
+            least = min(ratios, key=lambda ratio: ratio.value)
+            yield replayed_figure(ALL, label, f"{measure}, least cell", least)
 
 
 def over_cells(columns_XN: Tensor, cell_X: Tensor, source_X: Tensor) -> Ratio:
@@ -244,82 +264,61 @@ def over_cells(columns_XN: Tensor, cell_X: Tensor, source_X: Tensor) -> Ratio:
 
     def mean(sums_C: Tensor) -> Tensor:
         sums_CN = sums_C.unflatten(-1, spread_XCN.shape[1:])
-        first, *second = (sums_CN[..., n] / sums_CN[..., n + 1] for n in range(0, sums_CN.shape[-1], 2))
-        return (first / second[0] if second else first).nanmean(-1)
+        ratio_C = speed_ratio(sums_CN) if sums_CN.shape[-1] == 4 else sums_CN[..., 0] / sums_CN[..., 1]
+        return ratio_C.nanmean(-1)
 
     return jackknifed(spread_XCN.flatten(1), source_X, mean)
 
 
 def by_depth(config: Config, texts: Texts) -> Iterator[Figure]:
     """DDTE, Figure 1: the acceptance at each depth of K branches from the root, given that the depth above was
-    accepted; means over the roots of the held-out texts, by setting and verifier."""
+    accepted; over all roots of the held-out texts, by setting and verifier."""
     space = OF[TREES]
     for sampling, name in product(settings_of(config), config.verifiers):
-        survivals_S = Timed(replace(texts, space=space).setting_of(sampling), name, None).survivals_RS.mean(0)  # type: ignore[arg-type]
+        own = of_verifier({"": texts}, name, TREES)[""].setting_of(sampling)
+        labels_RS = own.labels(name, slice(None), space)
+        sums_XS = torch.zeros(len(own), labels_RS.shape[1] + 1, dtype=torch.float64)
+        sums_XS.index_add_(0, own.text_R, torch.nn.functional.pad(labels_RS.double(), (0, 1), value=1.0))
         for K in range(1, space.max_K + 1):
             action = Action(K, 0, space.max_L2) if K > 1 else space.chain(space.max_L2)
-            places = space.survival_of_AD[space.index(action)][: space.max_L2]
-            reached = [1.0, *survivals_S[places].tolist()]
-            for depth, (above, here) in enumerate(pairwise(reached), 1):
-                yield Figure(str(sampling), name, ALL, f"acceptance at depth {depth}, K={K}", here / max(above, 1e-9))
+            reached = [-1, *space.survival_of_AD[space.index(action)][: space.max_L2].tolist()]
+            for depth in range(1, len(reached)):
+                columns_X2 = sums_XS[:, [reached[depth], reached[depth - 1]]]
+                ratio = jackknifed(columns_X2, own.source_number_X, lambda sums: sums[..., 0] / sums[..., 1])
+                yield replayed_figure(str(sampling), name, f"replayed acceptance at depth {depth}, K={K}", ratio)
 
 
-@torch.inference_mode()
-def drafted(config: Config, pair: ModelPair) -> Iterator[Figure]:
-    """At a few roots of held-out texts: MDSD's optimal acceptance of K drafts, by how they are drawn; and block
-    efficiencies as in DDTE, from the exact laws of trees that are drafted there: of Khisti, which has no labels, and of
-    a verifier with labels, for comparison with these."""
-    labelled = next(name for name in (WITH_POLICY, *config.verifiers) if name in config.verifiers)
-    for sampling in watched([setting.build() for setting in config.sampling], "drafting trees"):
-        found: dict[str, list[float]] = defaultdict(list)
-        for row, space in _spaced_rows(config, sampling, labelled):
-            root = row["start"] + row["roots"] // 2
-            target, draft = CachedModel(pair.target), CachedModel(pair.draft)
-            for model in (target, draft):
-                model.fill(row["tokens"][:root])
-            generator = torch.Generator(device=pair.device).manual_seed(config.seed)
-            q_V = sampling.draft.probabilities(draft.extend(row["tokens"][root : root + 1]).logits_WV[0])
-            action, efficiencies = Action(4, 0, DEPTH), defaultdict(list)
-            for _ in range(DRAWS):
-                tree = draft_tree(draft, q_V, action, sampling.draft, generator)
-                draft.keep([])
-                tokens_N = tree.tree.tokens_N.clone()
-                tokens_N[0] = row["tokens"][root]
-                passed = target.forward(tokens_N, tree.tree.depths_N, tree.tree.ancestors_NN())
-                target.keep([])
-                p_NV = sampling.probabilities(passed.logits_WV)
-                for name in ("khisti", labelled):
-                    efficiencies[name].append(get_verifier(name).block_efficiency(tree.tree, p_NV, tree.probs_NV))
-            for K, style in product((2, 3, 4), STYLES):
-                found[f"optimal acceptance, K={K}, {style}"].append(optimal_acceptance(p_NV[0], q_V, K, style))
-            for name, values in efficiencies.items():
-                found[f"drafted tokens per step, {action}, {name}"].append(sum(values) / DRAWS)
-            survivals_RS = torch.tensor(row[survival_column(labelled)]).view(row["roots"], -1)
-            label = space.efficiencies(survivals_RS[row["roots"] // 2].float())[space.index(action)]
-            found[f"labelled tokens per step, {action}, {labelled}"].append(float(label))
-        for measure, values in found.items():
-            own_R = torch.tensor(values)
-            error = Ratio(float(own_R.mean()), float(own_R.std() / len(own_R) ** 0.5))
-            yield replayed_figure(str(sampling), "drafts", measure, error)
+def draw(found: Table, config: Config, path: Path) -> None:
+    """Figure 1 of DDTE as a picture: acceptance by depth, a panel for each verifier, and the distance of draft and
+    target; means over settings."""
+    picture = Picture(figsize=(14, 8), layout="constrained")
+    panels = picture.subplots(2, -(-(len(config.verifiers) + 1) // 2), sharex=True, squeeze=False).flat
+    settings, depths = [str(setting) for setting in settings_of(config)], range(1, OF[TREES].max_L2 + 1)
 
+    def mean(method: str, measure: str) -> float:
+        return sum(found.of(setting, method, measure).value for setting in settings) / len(settings)
 
-def _spaced_rows(config: Config, sampling: Sampling, verifier: str) -> Iterator[tuple[dict[str, Any], ActionSpace]]:
-    folder, columns = traces_folder(config), ["tokens", "start", "roots", survival_column(verifier)]
-    names = sorted(name for name in read_manifest(folder)["shards"] if name.startswith("test/"))
-    shards = [pq.read_table(folder / name, columns=[*columns, "temperature", "top_p"]) for name in names]
-    own = (pc.field("temperature") == sampling.temperature) & (pc.field("top_p") == sampling.top_p)
-    mine = pa.concat_tables(shards).filter(own & (pc.field("roots") > 0))
-    for number in range(ROOTS):  # evenly: the texts are ordered by the prompts' lengths
-        yield mine.slice(len(mine) * number // ROOTS, 1).to_pylist()[0], space_of(shards[0])
+    for name, panel in zip(config.verifiers, panels, strict=False):
+        for K in range(1, OF[TREES].max_K + 1):
+            panel.plot(
+                depths, [mean(name, f"replayed acceptance at depth {depth}, K={K}") for depth in depths], label=f"K={K}"
+            )
+        panel.set(title=name, xlabel="depth", ylabel="acceptance", ylim=(0, 1))
+        panel.legend()
+    last = picture.axes[len(config.verifiers)]
+    last.plot(range(len(depths)), [mean("drafts", f"L1 distance at depth {depth}") for depth in range(len(depths))])
+    last.set(title="draft and target", xlabel="depth", ylabel="L1 distance", ylim=(0, 2))
+    with atomically(path) as partial_path:
+        picture.savefig(partial_path, format="png")
 
 
 def show(found: Table) -> None:
+    """Print tokens per step, and speeds over the rival's on each clock; the other figures are in the file."""
     for measure in dict.fromkeys(each.measure for each in found.figures if each.setting == each.kind == ALL):
-        if "least cell" in measure:
+        if "least cell" in measure or "its own" in measure or "per second" in measure or "its selector" in measure:
             continue
         rows = []
         for method in found.methods(ALL, measure):
-            least = found.get(ALL, method, f"{measure}, least cell")
-            mean = found.of(ALL, method, measure).text(3)
-            rows.append({"method": method, "mean": mean, "least cell": str(least or "")})
+            mean, least = found.of(ALL, method, measure), found.get(ALL, method, f"{measure}, least cell")
+            rows.append({"method": method, "mean": mean.text(3), "least cell": least.text(3) if least else ""})
         console.print(table(rows, measure))

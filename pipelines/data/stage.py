@@ -28,7 +28,6 @@ from selector.schema import FULL, InputError
 from selector.train.data import SPLITS
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data")
-DECODED = 0.1  # share of the training texts that speculative decoding writes, as a check of the labels
 
 
 def plan(config: Config) -> list[str]:
@@ -145,7 +144,7 @@ def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
             texts = tuple((prompts[n % len(prompts)], n // len(prompts)) for n in range(count))
             if sampling.temperature == 0:  # all greedy texts of one prompt are the same
                 texts = texts[: len(prompts)]
-            decoded = round(DECODED * len(texts)) if split == "train" else 0
+            decoded = round(config.data.decoded * len(texts)) if split == "train" else 0
             yield Work(split, sampling, texts[:decoded], decoded=True)
             # shorter prompts are padded to longer ones
             yield Work(split, sampling, tuple(sorted(texts[decoded:], key=lambda each: len(each[0].text))))

@@ -7,6 +7,7 @@ Block efficiencies are in tokens, times in seconds.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -165,12 +166,14 @@ class SelectorModule(pl.LightningModule):
     def scores(self, texts: Texts, level: str | None = None) -> Tensor:
         """Predicted block efficiencies of all actions, in tokens, or a policy's logits; float32 [R, A], undefined at
         roots without features. It is asked with the features of `level`, or all that it sees if None."""
-        parts = []
+        outputs = self.outputs(texts, level)
+        return torch.cat([self.space.efficiencies(own.exp()) if self.is_regressor else own for own in outputs])
+
+    def outputs(self, texts: Texts, level: str | None = None) -> Iterator[Tensor]:
+        """What the network says at all roots, in parts: logarithms of survivals [R, S], or logits [R, A]."""
         for part in torch.arange(len(texts.length_R)).split(ROWS_AT_ONCE):
             passed_B1 = torch.full((len(part), 1), float(level != self.schema.levels[0]))
-            outputs = self.network(*texts.features(part, self.is_full), passed_B1)
-            parts.append(self.space.efficiencies(outputs.exp()) if self.is_regressor else outputs)
-        return torch.cat(parts)
+            yield self.network(*texts.features(part, self.is_full), passed_B1)
 
     def predictions(self, texts: Texts, mode: Mode) -> dict[str, Tensor]:
         """The scores with each of the feature levels that a mode asks with, [R, A] each."""

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.compare.stage import AT_ROOT, DELAYED, HERE, IDEAL, ORACLE, PRINTED, over_cells
+from pipelines.compare.cells import AT_ROOT, DELAYED, HERE, ORACLE, PRINTED
+from pipelines.compare.stage import IDEAL, over_cells
 from pipelines.evaluate.table import ALL, Table
 from tests.pipelines.runs import SMALL, espalier
 
@@ -17,30 +18,44 @@ CLOCK = str(Path(__file__).parents[2] / "configs" / "clocks" / "h100_qwen2.5-32b
 def test_every_method_of_every_verifier_is_compared_on_every_clock(copy: Path) -> None:
     words = [*SMALL, f"evaluate.clocks=[{CLOCK}]"]
     said = espalier(copy, "compare", *words)
-    found = Table.read(copy / "runs" / "demo" / "papers.parquet")
+    own = copy / "runs" / "demo"
+    found = Table.read(own / "papers.parquet")
     for clock in (HERE, Path(CLOCK).stem, IDEAL):
         measure = f"replayed on {clock} over traversal {AT_ROOT}"
         methods = found.methods(ALL, measure)
-        assert f"specinfer: {PRINTED}" in methods and len(methods) == 3 * 4 + 2 * 3 + 1
+        assert f"specinfer: {PRINTED}" in methods and len(methods) == 3 * 5 + 2 * 3 + 1 + 3 * 2
         assert found.of(ALL, f"traversal: {AT_ROOT}", measure).value == 1
         for name in ("specinfer", "traversal", "lifted_uniform"):
             oracle = found.of(ALL, f"{name}: {ORACLE}", measure).value
             assert oracle >= found.of(ALL, f"{name}: {DELAYED}", measure).value > 0
+            assert found.of(ALL, f"{name}: {AT_ROOT}", f"replayed on {clock} over its own root tree").value == 1
         cells = [
             each.value for each in found.figures if each.measure == measure and each.method == f"specinfer: {AT_ROOT}"
         ]
         mean, *each = cells  # the mean over cells comes first
         assert mean == pytest.approx(sum(each) / len(each)) and len(each) >= 2
-    depth = [each for each in found.figures if each.measure == "acceptance at depth 1, K=4"]
+        assert found.of(ALL, f"specinfer: {AT_ROOT}", f"{measure}, least cell").value == pytest.approx(min(each))
+    depth = [each for each in found.figures if each.measure == "replayed acceptance at depth 1, K=4"]
     assert len(depth) == 6 and all(0 < each.value <= 1 + 1e-6 for each in depth)
-    optimal = {
-        each.measure: each.value
-        for each in found.figures
-        if each.measure.startswith("optimal") and each.setting == "T=1"
-    }
-    assert optimal["optimal acceptance, K=2, iid"] < optimal["optimal acceptance, K=2, without_replacement"] <= 1
-    assert {each.method for each in found.figures if "drafted tokens per step" in each.measure} == {"drafts"}
+    figure = {each.measure: each.value for each in found.figures if each.setting == "T=1" and each.method == "drafts"}
+    assert figure["optimal acceptance, K=2, iid"] < figure["optimal acceptance, K=2, without_replacement"] <= 1
+    assert all(0 < value <= 1 + 1e-6 for measure, value in figure.items() if "over the optimum" in measure)
+    assert 0 < figure["L1 distance at depth 0"] < 2
+    assert (own / "figure1.png").stat().st_size > 0
     assert "least cell" in said and "reusing" in espalier(copy, "compare", *words)
+
+
+def test_a_stopped_comparison_goes_on(copy: Path) -> None:
+    """Networks and replays that are there are not made again, and the figures are the same."""
+    espalier(copy, "compare", *SMALL)
+    own = copy / "runs" / "demo"
+    before, record = Table.read(own / "papers.parquet").figures, own / "stages" / "compare.json"
+    record.write_text(record.read_text().replace('"finished": true', '"finished": false'))
+    made = {path: path.stat().st_mtime_ns for path in (own / "comparing").glob("*.pt")}
+    (gone := next(path for path in made if path.name.startswith("replay"))).unlink()
+    assert "reusing" not in espalier(copy, "compare", *SMALL)
+    changed = [path for path, time in made.items() if path.stat().st_mtime_ns != time]
+    assert changed == [gone] and Table.read(own / "papers.parquet").figures == before
 
 
 def test_means_are_over_cells_and_errors_over_sources() -> None:

@@ -1,0 +1,133 @@
+"""The replay of every method with one verifier under one sampling setting, on every clock.
+
+A *cell* is a kind of prompts under a setting. Each cell's labels are made lawful by themselves, static trees are chosen
+on its training texts, and where a selector does not decide, it drafts the cell's static tree. Whether it decides is
+judged on the setting's validation texts of all kinds.
+
+Legend: X texts, A actions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pipelines.train.judging import judge
+from selector.actions import Action, ActionSpace
+from selector.decision import Mode
+from selector.latency import LatencyProfile
+from selector.sampling import Sampling
+from selector.train.data import Texts, Timed
+from selector.train.module import SelectorModule
+from selector.train.replay import Replayed, fastest_possible
+from selector.train.tuning import StaticTable, best_static, replay_mode, static_replay
+
+TREES, GREEDY, COPIES, BOTH = SPACES = ("trees", "greedy trees", "copies", "greedy trees and copies")
+OF = {  # the actions of each kind of selector
+    TREES: ActionSpace.default(),
+    GREEDY: ActionSpace.recorded(),
+    COPIES: ActionSpace.with_lookups(),
+    BOTH: ActionSpace.of_pairs(),
+}
+HERE = "this machine"
+AT_ROOT, DELAYED, PRINTED, ORACLE = "root tree", "delayed tree", "policy (eq. 12)", "oracle"
+STATIC = {  # which trees are tried as static ones
+    AT_ROOT: torch.tensor([tree.L1 == 0 if tree.K > 1 else tree.L2 == 0 for tree in OF[TREES].trees]),
+    f"{DELAYED} of 8": torch.tensor([tree.L1 + tree.L2 <= 8 for tree in OF[TREES].trees]),
+    DELAYED: torch.ones(len(OF[TREES].trees), dtype=torch.bool),
+}
+BY_STEPS = ", by tokens per step"  # static trees that are chosen by tokens per step instead of speed
+
+
+class Network(NamedTuple):
+    """A regressor: its verifier, kind of actions and seed, and the kind of prompts that its training left out."""
+
+    verifier: str
+    actions: str
+    seed: int
+    without: str = ""
+
+
+def of_verifier(splits: Mapping[str, Texts], verifier: str, actions: str, without: str = "") -> dict[str, Texts]:
+    """The texts with one verifier's labels of some actions."""
+    found = {}
+    for split, texts in splits.items():
+        own = replace(texts, survivals={verifier: texts.survivals[verifier]}, space=OF[actions])
+        found[split] = own.take(torch.tensor([kind != without for kind in own.kind_X]).nonzero()[:, 0])
+    return found
+
+
+def replays(
+    verifier: str,
+    sampling: Sampling,
+    splits: Mapping[str, Texts],
+    clocks: Mapping[str, LatencyProfile],
+    modules: Mapping[Network, SelectorModule],
+    policies: Mapping[str, SelectorModule],
+) -> dict[tuple[str, str], Tensor]:
+    """Tokens, seconds and steps of each held-out text, float64 [3, X], by clock and method.
+
+    `modules` are the verifier's networks, and `policies` its policies of equation 12 by clock, if there are any.
+    """
+
+    @cache
+    def texts(split: str, actions: str, without: str) -> Texts:
+        return of_verifier(splits, verifier, actions, without)[split].setting_of(sampling)
+
+    @cache
+    def timed(split: str, actions: str, kind: str = "", without: str = "") -> Timed:
+        own = texts(split, actions, without)
+        index_X = torch.tensor([each == kind for each in own.kind_X]).nonzero()[:, 0]
+        return Timed(own.take(index_X) if len(index_X) else own, verifier, clocks[HERE])
+
+    kind_X = texts("test", TREES, "").kind_X
+    at = {kind: torch.tensor([each == kind for each in kind_X]) for kind in dict.fromkeys(kind_X)}
+    found: dict[tuple[str, str], Tensor] = defaultdict(lambda: torch.zeros(3, len(kind_X), dtype=torch.float64))
+    for clock, profile in clocks.items():
+        trees, tables = dict[str, Action](), list[StaticTable]()
+        for kind, own_X in at.items():
+            train, test = (timed(split, TREES, kind).on(profile) for split in ("train", "test"))
+            tables.append(chosen_on := StaticTable.of(train))
+            static = torch.stack(StaticTable.of(test))
+            for method, allowed_A in STATIC.items():
+                best = chosen_on.best(allowed_A)
+                found[clock, method][:, own_X] = static[..., best]
+                if clock == HERE:
+                    most = int(chosen_on.efficiencies().where(allowed_A, 0.0).argmax())
+                    found[clock, method + BY_STEPS][:, own_X] = static[..., most]
+            trees[kind] = OF[TREES].trees[best]
+            oracle = fastest_possible(test.survivals_RS, test.seconds(), test.texts.size_X, test.space)
+            found[clock, ORACLE][:, own_X] = _totals(oracle)
+        train = timed("train", TREES).on(profile)
+        base = best_static(train, StaticTable(*map(torch.cat, zip(*tables, strict=True))))
+        for network, module in modules.items():
+            _, actions, seed, without = network
+            method = f"selector, {actions}" + (", unseen kind" if without else f", seed {seed}")
+            (judged,) = judge(module, [timed("validation", actions, "", without).on(profile)], [base])
+            for kind in [without] if without else at:
+                test = timed("test", actions, kind).on(profile)
+                mode = replace(judged.mode, action=trees[kind])
+                own = _replayed(test, module, mode) if judged.pays else static_replay(test, trees[kind])
+                found[clock, method][:, at[kind]] = _totals(own)
+        if policy := policies.get(clock):
+            # unlike our selectors it decides at every root, as in the paper
+            (judged,) = judge(policy, [timed("validation", TREES).on(profile)], [base])
+            for kind, own_X in at.items():
+                found[clock, PRINTED][:, own_X] = _totals(
+                    _replayed(timed("test", TREES, kind).on(profile), policy, judged.mode)
+                )
+    return dict(found)
+
+
+def _replayed(test: Timed, module: SelectorModule, mode: Mode) -> Replayed:
+    return replay_mode(test, module.predictions(test.texts, mode), mode, policy=not module.is_regressor)
+
+
+def _totals(replayed: Replayed) -> Tensor:
+    return torch.stack([replayed.tokens_X, replayed.seconds_X, replayed.steps_X])
