@@ -39,11 +39,7 @@ def tokenizer_of(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def save_pair(
-    folder: Path,
-    vocabulary: int = VOCABULARY,
-    positions: int = 512,
-    peaked: float = 0.6,
-    readable: bool = False,
+    folder: Path, vocabulary: int = VOCABULARY, positions: int = 512, peaked: float = 0.6, readable: bool = False
 ) -> tuple[str, str]:
     """Random models with peaked distributions; the draft is the target's first layer, so that both overlap. In a
     `readable` pair tokens that are no printable text are improbable."""

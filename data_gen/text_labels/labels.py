@@ -77,12 +77,7 @@ class Walks:
         self.style = verifiers[0].style
 
     def down(
-        self,
-        rows: SortedRows,
-        tokens_B: Tensor,
-        count: int,
-        weight_BL: Tensor,
-        likely_BK: Tensor | None = None,
+        self, rows: SortedRows, tokens_B: Tensor, count: int, weight_BL: Tensor, likely_BK: Tensor | None = None
     ) -> list[Tensor]:
         """P(at least that deep, along the text) / P(text) of branches at each of the first `count` positions, for each
         verifier: float64 [count, max_K - 1, max_L2] if it is top-down, [count, max_K - 1, max_L2, L] if bottom-up.

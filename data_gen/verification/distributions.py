@@ -245,12 +245,7 @@ class SortedRows(Rows):
     draft can say are sorted; the others have `q/p = 0`, so they come before all of these."""
 
     def __init__(
-        self,
-        p_PV: Tensor,
-        q_PV: Tensor,
-        before: SortedRows | None = None,
-        kept: int = 0,
-        said_S: Tensor | None = None,
+        self, p_PV: Tensor, q_PV: Tensor, before: SortedRows | None = None, kept: int = 0, said_S: Tensor | None = None
     ) -> None:
         """The last `kept` rows of `before` stand before the new ones. Its memory is reused, because new memory takes as
         long as the sorts; so `before` must not be used any more. Outside the tokens `said_S`, int64, all q are 0; None:

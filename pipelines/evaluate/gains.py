@@ -62,11 +62,7 @@ def selector_at(level: str) -> str:
 
 
 def measured(
-    modes: BatchModes,
-    test: Timed,
-    predicted: Predictions,
-    profile: LatencyProfile,
-    taken: dict[str, float],
+    modes: BatchModes, test: Timed, predicted: Predictions, profile: LatencyProfile, taken: dict[str, float]
 ) -> Iterator[Figure]:
     """The figures of one batch size, over all kinds of work and for each; `predicted` are the network's predictions on
     the held-out texts `test`, and `taken` the seconds of the decisions of all requests of a step, both by level."""

@@ -24,20 +24,7 @@ from data_gen.models.gguf import FILE, SMOLLM2, WHEEL, resolved
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
 from pipelines.run import console
-from tests.engines.loop import (
-    CONTEXT,
-    PLAIN,
-    TOKENS,
-    TUNING,
-    WRONG,
-    Answer,
-    kept,
-    prompts,
-    row,
-    show,
-    train,
-    write_log,
-)
+from tests.engines.loop import CONTEXT, PLAIN, TOKENS, TUNING, WRONG, Answer, kept, prompts, row, show, train, write_log
 
 FOLDER, TIMED = Path("runs/llama"), 32
 NGRAM, COPIES, OURS = "prompt lookup, tuned", "copies", "selector"
