@@ -28,7 +28,7 @@ from selector.actions import Action, ActionSpace
 
 SETTINGS = Sampling(0.2), Sampling(0.6, top_k=6)
 TREE = Action(2, 0, 2)
-DRAFTED, CONTINUED, SIBLINGS, TEXTS = 6, 8, 400, 10
+DRAFTED, CONTINUED, SIBLINGS, PARTS, TEXTS = 6, 8, 100, 16, 10
 VERIFIERS = "specinfer", "traversal", "lifted_uniform"
 
 
@@ -89,11 +89,11 @@ def main(path: Path) -> None:
                     torch.stack([p_V, p_of[a], p_V]),
                     torch.stack([q_V, q_of[a], q_V]),
                 )
-                halves = torch.stack(
-                    [label_text(*given, VERIFIERS, SIBLINGS // 2, generator, space)[:, 0, at] for _ in range(2)]
+                parts = torch.stack(
+                    [label_text(*given, VERIFIERS, SIBLINGS, generator, space)[:, 0, at] for _ in range(PARTS)]
                 )
-                labels += own * halves.mean(0)
-                variance += own**2 * (halves[0] - halves[1]).square() / 4
+                labels += own * parts.mean(0)
+                variance += own**2 * parts.var(0) / PARTS
         for number, name in enumerate(VERIFIERS):
             low = enumerated[name] + (1 - mass), enumerated[name] + 3 * (1 - mass)
             label = float(labels[number]) + (1 - continued), float(labels[number]) + 3 * (1 - continued)
