@@ -46,21 +46,16 @@ BY_STEPS = ", by tokens per step"  # static trees that are chosen by tokens per 
 
 
 class Network(NamedTuple):
-    """A regressor: its verifier, kind of actions and seed, and the kind of prompts that its training left out."""
+    """A regressor: its verifier and its kind of actions."""
 
     verifier: str
     actions: str
-    seed: int
-    without: str = ""
 
 
-def of_verifier(splits: Mapping[str, Texts], verifier: str, actions: str, without: str = "") -> dict[str, Texts]:
+def of_verifier(splits: Mapping[str, Texts], verifier: str, actions: str) -> dict[str, Texts]:
     """The texts with one verifier's labels of some actions."""
-    found = {}
-    for split, texts in splits.items():
-        own = replace(texts, survivals={verifier: texts.survivals[verifier]}, space=OF[actions])
-        found[split] = own.take(torch.tensor([kind != without for kind in own.kind_X]).nonzero()[:, 0])
-    return found
+    own = {split: {verifier: texts.survivals[verifier]} for split, texts in splits.items()}
+    return {split: replace(texts, survivals=own[split], space=OF[actions]) for split, texts in splits.items()}
 
 
 def replays(
@@ -77,16 +72,12 @@ def replays(
     """
 
     @cache
-    def texts(split: str, actions: str, without: str) -> Texts:
-        return of_verifier(splits, verifier, actions, without)[split].setting_of(sampling)
-
-    @cache
-    def timed(split: str, actions: str, kind: str = "", without: str = "") -> Timed:
-        own = texts(split, actions, without)
+    def timed(split: str, actions: str, kind: str = "") -> Timed:
+        own = of_verifier(splits, verifier, actions)[split].setting_of(sampling)
         index_X = torch.tensor([each == kind for each in own.kind_X]).nonzero()[:, 0]
         return Timed(own.take(index_X) if len(index_X) else own, verifier, clocks[HERE])
 
-    kind_X = texts("test", TREES, "").kind_X
+    kind_X = timed("test", TREES).texts.kind_X
     at = {kind: torch.tensor([each == kind for each in kind_X]) for kind in dict.fromkeys(kind_X)}
     found: dict[tuple[str, str], Tensor] = defaultdict(lambda: torch.zeros(3, len(kind_X), dtype=torch.float64))
     for clock, profile in clocks.items():
@@ -107,21 +98,18 @@ def replays(
         train = timed("train", TREES).on(profile)
         base = best_static(train, StaticTable(*map(torch.cat, zip(*tables, strict=True))))
         for network, module in modules.items():
-            _, actions, seed, without = network
-            method = f"selector, {actions}" + (", unseen kind" if without else f", seed {seed}")
-            (judged,) = judge(module, [timed("validation", actions, "", without).on(profile)], [base])
-            for kind in [without] if without else at:
-                test = timed("test", actions, kind).on(profile)
+            (judged,) = judge(module, [timed("validation", network.actions).on(profile)], [base])
+            for kind, own_X in at.items():
+                test = timed("test", network.actions, kind).on(profile)
                 mode = replace(judged.mode, action=trees[kind])
                 own = _replayed(test, module, mode) if judged.pays else static_replay(test, trees[kind])
-                found[clock, method][:, at[kind]] = _totals(own)
+                found[clock, f"selector, {network.actions}"][:, own_X] = _totals(own)
         if policy := policies.get(clock):
             # unlike our selectors it decides at every root, as in the paper
             (judged,) = judge(policy, [timed("validation", TREES).on(profile)], [base])
             for kind, own_X in at.items():
-                found[clock, PRINTED][:, own_X] = _totals(
-                    _replayed(timed("test", TREES, kind).on(profile), policy, judged.mode)
-                )
+                test = timed("test", TREES, kind).on(profile)
+                found[clock, PRINTED][:, own_X] = _totals(_replayed(test, policy, judged.mode))
     return dict(found)
 
 

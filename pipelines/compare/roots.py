@@ -68,18 +68,15 @@ def drafted(config: Config, pair: ModelPair, labelled: str) -> Iterator[Figure]:
             for depth, distance in enumerate(torch.stack(distances).mean(0).tolist()):
                 found[f"L1 distance at depth {depth}"].append([distance, 1.0])
             mean = {name: sum(values) / DRAWS for name, values in tokens.items()}
-            for name, value in mean.items():
-                found[f"drafted tokens per step, {TREE}, {name}"].append([value, 1.0])
-            label = float(row["labelled"])
-            found[f"labelled tokens per step, {TREE}, {labelled}"].append([label, 1.0])
+            for name in mean:
+                found[f"drafted tokens per step, {TREE}, {name}"].append([mean[name], 1.0])
+            found[f"labelled tokens per step, {TREE}, {labelled}"].append([float(row["labelled"]), 1.0])
             found[f"drafted {KHISTI} over {labelled}, {TREE}"].append([mean[KHISTI], mean[labelled]])
-            found[f"labelled over drafted {labelled}, {TREE}"].append([label, mean[labelled]])
             for measure, pair_of in _accepted(p_NV[0], q_V, generator):
                 found[measure].append(pair_of)
         for measure, columns in found.items():
-            ratio = jackknifed(
-                torch.tensor(columns), torch.arange(len(columns)), lambda sums_C: sums_C[..., 0] / sums_C[..., 1]
-            )
+            given = torch.tensor(columns), torch.arange(len(columns))
+            ratio = jackknifed(*given, lambda sums_C: sums_C[..., 0] / sums_C[..., 1])
             yield replayed_figure(str(sampling), "drafts", measure, ratio)
 
 

@@ -24,19 +24,7 @@ import torch
 from matplotlib.figure import Figure as Picture
 from torch import Tensor
 
-from pipelines.compare.cells import (
-    AT_ROOT,
-    BOTH,
-    BY_STEPS,
-    HERE,
-    OF,
-    PRINTED,
-    SPACES,
-    TREES,
-    Network,
-    of_verifier,
-    replays,
-)
+from pipelines.compare.cells import AT_ROOT, BY_STEPS, HERE, OF, PRINTED, SPACES, TREES, Network, of_verifier, replays
 from pipelines.compare.roots import drafted
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, settings_of
@@ -64,11 +52,6 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evalua
 RIVAL = "traversal", AT_ROOT
 WIDER = ("traversal", "lifted_uniform")  # verifiers whose selectors also choose among the further actions
 WITH_POLICY = "specinfer"  # the verifier with which the paper's selector is fastest
-AGAIN = (
-    ("specinfer", TREES),
-    ("traversal", TREES),
-    ("traversal", BOTH),
-)  # also with a second seed, and on unseen kinds
 IDEAL = "eq. 11, draft pass 1/10"
 
 
@@ -97,12 +80,12 @@ def run(config: Config) -> None:
         kept = Kept(config.folder / "comparing", stage.depends)
         with mlflow_run(config, "compare", SECTIONS) as mlflow:
             stage.replace()
-            every, kinds = all_clocks(config, profile), list(dict.fromkeys(splits["test"].kind_X))
-            networks = watched(asked(config, kinds), "training regressors")
+            every = all_clocks(config, profile)
+            networks = watched(asked(config), "training regressors")
             modules = {own: network(config, own, splits, kept, mlflow) for own in networks}
             policies = {}
             if WITH_POLICY in config.verifiers:
-                expected = with_expected(config, splits, modules[Network(WITH_POLICY, TREES, config.seed)])
+                expected = with_expected(config, splits, modules[Network(WITH_POLICY, TREES)])
                 clocked = watched(every.items(), "training policies")
                 policies = {clock: policy_of_ddte(config, clock, own, expected, kept, mlflow) for clock, own in clocked}
             parts = {}
@@ -154,25 +137,21 @@ def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProf
     return {HERE: profile, **{path.stem: own for path, own in clocks(config, profile).items()}, IDEAL: ideal}
 
 
-def asked(config: Config, kinds: list[str]) -> list[Network]:
-    """The regressors: each verifier's over trees, `WIDER` ones' over all kinds of actions, and some once more."""
-    found = [Network(name, TREES, config.seed) for name in config.verifiers]
-    found += [Network(name, more, config.seed) for name in WIDER if name in config.verifiers for more in SPACES[1:]]
-    again = [own for own in found if own[:2] in AGAIN]
-    found += [own._replace(seed=config.seed + 1) for own in again]
-    return found + [own._replace(without=kind) for own in again for kind in kinds]
+def asked(config: Config) -> list[Network]:
+    """The regressors: each verifier's over trees, and `WIDER` ones' over all kinds of actions."""
+    found = [Network(name, TREES) for name in config.verifiers]
+    return found + [Network(name, more) for name in WIDER if name in config.verifiers for more in SPACES[1:]]
 
 
 def network(config: Config, own: Network, splits: Mapping[str, Texts], kept: Kept, mlflow: Any) -> SelectorModule:
-    seeded = config.model_copy(update={"seed": own.seed})
-    module = module_of(seeded, "regressor", LIGHT, [], space=OF[own.actions].to_json())
-    name = f"{own.verifier}, {own.actions}, seed {own.seed}" + (own.without and f", without {own.without}")
+    module = module_of(config, "regressor", LIGHT, [], space=OF[own.actions].to_json())
+    name = f"{own.verifier}, {own.actions}"
 
     def make() -> dict[str, Tensor]:
-        texts = of_verifier(splits, own.verifier, own.actions, own.without)
+        texts = of_verifier(splits, *own)
         with nested_run(mlflow, name) as nested:
             place = kept.folder / name, nested.info.run_id
-            return fitted(seeded, module, texts, own.verifier, [], *place).state_dict()
+            return fitted(config, module, texts, own.verifier, [], *place).state_dict()
 
     module.load_state_dict(kept.get(name, make))
     return module.eval()
@@ -235,23 +214,19 @@ def speeds(
             yield replayed_figure(ALL, label, "replayed tokens per step", over_cells(own_X3[:, ::2], cell_X, source_X))
         if method.endswith(BY_STEPS):
             continue
-        seconds = over_cells(own_X3[:, :2], cell_X, source_X)
-        yield replayed_figure(ALL, label, f"replayed tokens per second on {clock}", seconds)
+        speed = over_cells(own_X3[:, :2], cell_X, source_X)
+        yield replayed_figure(ALL, label, f"replayed tokens per second on {clock}", speed)
         rivals = {" ".join(rival): rival, "its own root tree": (name, AT_ROOT)}
         if method.startswith("selector"):
-            rivals["its selector of trees"] = name, f"selector, {TREES}, seed {config.seed}"
+            rivals["its selector of trees"] = name, f"selector, {TREES}"
         for words, other in rivals.items():
-            columns_X4, measure = (
-                torch.cat([own_X3[:, :2], sums[clock, *other][:, :2]], dim=1),
-                f"replayed on {clock} over {words}",
-            )
+            measure = f"replayed on {clock} over {words}"
+            columns_X4 = torch.cat([own_X3[:, :2], sums[clock, *other][:, :2]], dim=1)
             yield replayed_figure(ALL, label, measure, over_cells(columns_X4, cell_X, source_X))
-            ratios = []
-            for number, (setting, kind) in enumerate(names):
-                in_cell = cell_X == number
-                ratios.append(jackknifed(columns_X4[in_cell], source_X[in_cell]))
-                if other == rival:
-                    yield replayed_figure(setting, label, measure, ratios[-1], kind)
+            of_cell = [cell_X == number for number in range(len(names))]
+            ratios = [jackknifed(columns_X4[in_cell], source_X[in_cell]) for in_cell in of_cell]
+            for (setting, kind), ratio in zip(names, ratios, strict=True) if other == rival else ():
+                yield replayed_figure(setting, label, measure, ratio, kind)
             least = min(ratios, key=lambda ratio: ratio.value)
             yield replayed_figure(ALL, label, f"{measure}, least cell", least)
 
@@ -300,9 +275,8 @@ def draw(found: Table, config: Config, path: Path) -> None:
 
     for name, panel in zip(config.verifiers, panels, strict=False):
         for K in range(1, OF[TREES].max_K + 1):
-            panel.plot(
-                depths, [mean(name, f"replayed acceptance at depth {depth}, K={K}") for depth in depths], label=f"K={K}"
-            )
+            accepted = [mean(name, f"replayed acceptance at depth {depth}, K={K}") for depth in depths]
+            panel.plot(depths, accepted, label=f"K={K}")
         panel.set(title=name, xlabel="depth", ylabel="acceptance", ylim=(0, 1))
         panel.legend()
     last = picture.axes[len(config.verifiers)]

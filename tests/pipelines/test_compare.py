@@ -23,23 +23,21 @@ def test_every_method_of_every_verifier_is_compared_on_every_clock(copy: Path) -
     for clock in (HERE, Path(CLOCK).stem, IDEAL):
         measure = f"replayed on {clock} over traversal {AT_ROOT}"
         methods = found.methods(ALL, measure)
-        assert f"specinfer: {PRINTED}" in methods and len(methods) == 3 * 5 + 2 * 3 + 1 + 2 * 2
+        assert f"specinfer: {PRINTED}" in methods and len(methods) == 3 * 5 + 2 * 3 + 1
         assert found.of(ALL, f"traversal: {AT_ROOT}", measure).value == 1
         for name in ("specinfer", "traversal", "lifted_uniform"):
             oracle = found.of(ALL, f"{name}: {ORACLE}", measure).value
             assert oracle >= found.of(ALL, f"{name}: {DELAYED}", measure).value > 0
             assert found.of(ALL, f"{name}: {AT_ROOT}", f"replayed on {clock} over its own root tree").value == 1
-        cells = [
-            each.value for each in found.figures if each.measure == measure and each.method == f"specinfer: {AT_ROOT}"
-        ]
-        mean, *each = cells  # the mean over cells comes first
+        method = f"specinfer: {AT_ROOT}"
+        mean, *each = [own.value for own in found.figures if (own.measure, own.method) == (measure, method)]
         assert mean == pytest.approx(sum(each) / len(each)) and len(each) >= 2
-        assert found.of(ALL, f"specinfer: {AT_ROOT}", f"{measure}, least cell").value == pytest.approx(min(each))
-    depth = [each for each in found.figures if each.measure == "replayed acceptance at depth 1, K=4"]
-    assert len(depth) == 6 and all(0 < each.value <= 1 + 1e-6 for each in depth)
+        assert found.of(ALL, method, f"{measure}, least cell").value == pytest.approx(min(each))
+    depth = [own.value for own in found.figures if own.measure == "replayed acceptance at depth 1, K=4"]
+    assert len(depth) == 6 and 0 < min(depth) <= max(depth) <= 1 + 1e-6
     figure = {each.measure: each.value for each in found.figures if each.setting == "T=1" and each.method == "drafts"}
     assert figure["optimal acceptance, K=2, iid"] < figure["optimal acceptance, K=2, without_replacement"] <= 1
-    assert all(0 < value <= 1 + 1e-6 for measure, value in figure.items() if "over the optimum" in measure)
+    assert all(0 < value < 1.5 for measure, value in figure.items() if "over the optimum" in measure)  # of 16 draws
     assert 0 < figure["L1 distance at depth 0"] < 2
     assert (own / "figure1.png").stat().st_size > 0
     assert "least cell" in said and "reusing" in espalier(copy, "compare", *words)

@@ -108,13 +108,8 @@ def test_all_figures_are_in_one_table(run: tuple[Path, str], logs: dict[str, Any
 
 def test_what_is_printed_says_what_is_gained_and_where_it_is(run: tuple[Path, str]) -> None:
     folder, said = run
-    for words in (
-        "T=0, batch 1, token ids alone",
-        "T=0, batch 32, with the drafter's hits",
-        "of the lookup rule",
-        "runs/small",
-    ):
-        assert words in said
+    expected = "T=0, batch 1, token ids alone", "T=0, batch 32, with the drafter's hits", "of the lookup rule"
+    assert all(words in said for words in (*expected, "runs/small"))
     page = (folder / "runs/small/report.html").read_text()
     assert "kind of work" in page
     again = espalier(folder, "logs", *arguments(folder), config="")
@@ -201,7 +196,7 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     for level, mode in modes.selector.items():
         assert mode.decider == "network" and mode.level == level and mode.joint > 0
     taken = dict.fromkeys(LOG.levels, 1e-3)
-    found = list(gains.entries(Table(gains.measured(modes, train, test, told[1], logged.profile(), taken)), modes))
+    found = list(gains.entries(Table(gains.measured(modes, test, told[1], logged.profile(), taken)), modes))
     assert [(entry["level"], entry["mixed"]) for entry in found] == [
         (own, m) for m in (False, True) for own in LOG.levels
     ]
