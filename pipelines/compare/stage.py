@@ -34,7 +34,7 @@ from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
 from pipelines.run import Stage, console, table, watched
 from pipelines.tracking import describe, mlflow_run, nested_run
-from pipelines.train.fitting import fitted, module_of
+from pipelines.train.fitting import OWN, fitted, module_of
 from pipelines.train.judging import statics
 from pipelines.train.result import inputs
 from pipelines.train.stage import trained
@@ -77,21 +77,22 @@ def run(config: Config) -> None:
         pair = load_pair(config)
         profile = load_profile(config, pair)
         splits = load_traces(config, profile.pair)
-        kept = Kept(config.folder / "comparing", stage.depends)
         with mlflow_run(config, "compare", SECTIONS) as mlflow:
+            kept = Kept(config.folder / "comparing", stage.depends, mlflow)
             stage.replace()
             every = all_clocks(config, profile)
-            networks = watched(asked(config), "training regressors")
-            modules = {own: network(config, own, splits, kept, mlflow) for own in networks}
-            policies = {}
-            if WITH_POLICY in config.verifiers:
-                expected = with_expected(config, splits, modules[Network(WITH_POLICY, TREES)])
-                clocked = watched(every.items(), "training policies")
-                policies = {clock: policy_of_ddte(config, clock, own, expected, kept, mlflow) for clock, own in clocked}
+            modules = {own: network(config, own, splits, kept) for own in watched(asked(config), "training regressors")}
+            asked_of = [(name, IDEAL) for name in config.verifiers if name not in (WITH_POLICY, *WIDER)]
+            asked_of += [(WITH_POLICY, clock) for clock in every if WITH_POLICY in config.verifiers]
+            policies = {
+                each: policy_of_ddte(config, modules[Network(each[0], TREES)], *each, every[each[1]], splits, kept)
+                for each in watched(asked_of, "training policies")
+            }
             parts = {}
             for name, sampling in watched([*product(config.verifiers, settings_of(config))], "replaying"):
                 mine = {own: module for own, module in modules.items() if own.verifier == name}
-                given = name, sampling, splits, every, mine, policies if name == WITH_POLICY else {}
+                clocked = {clock: own for (other, clock), own in policies.items() if other == name}
+                given = name, sampling, splits, every, mine, clocked
                 parts[name, str(sampling)] = kept.get(f"replay {name} {sampling}", partial(replays, *given))
             labelled = next(name for name in (WITH_POLICY, *config.verifiers) if name in config.verifiers)
             drafts = kept.get("drafts", lambda: [*map(tuple, drafted(config, pair, labelled))])
@@ -109,8 +110,8 @@ def run(config: Config) -> None:
 class Kept:
     """What a stage has computed so far, by name, in a folder that begins anew with other inputs."""
 
-    def __init__(self, folder: Path, depends: Mapping[str, Any]) -> None:
-        self.folder, inputs = folder, folder / "inputs.json"
+    def __init__(self, folder: Path, depends: Mapping[str, Any], mlflow: Any) -> None:
+        self.folder, self.mlflow, inputs = folder, mlflow, folder / "inputs.json"
         if not inputs.exists() or inputs.read_text() != json_text(depends):
             shutil.rmtree(folder, ignore_errors=True)
             with atomically(inputs) as partial_path:
@@ -118,13 +119,25 @@ class Kept:
 
     def get(self, name: str, make: Callable[[], T]) -> T:
         """What `make` returns: tensors in dicts, lists and tuples."""
-        path = self.folder / f"{name}.pt"
+        path = self.folder / f"{name.replace('/', ' of ')}.pt"
         if not path.exists():
             made = make()
             with atomically(path) as partial_path:
                 torch.save(made, partial_path)
         found: T = torch.load(path)
         return found
+
+    def module(
+        self, name: str, untrained: SelectorModule, train: Callable[[Path, str], SelectorModule]
+    ) -> SelectorModule:
+        """A module as `train` returns it, which is given a folder and an MLflow run."""
+
+        def make() -> dict[str, Tensor]:
+            with nested_run(self.mlflow, name) as nested:
+                return train(self.folder / name, nested.info.run_id).state_dict()
+
+        untrained.load_state_dict(self.get(name, make))
+        return untrained.eval()
 
 
 def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProfile]:
@@ -143,51 +156,38 @@ def asked(config: Config) -> list[Network]:
     return found + [Network(name, more) for name in WIDER if name in config.verifiers for more in SPACES[1:]]
 
 
-def network(config: Config, own: Network, splits: Mapping[str, Texts], kept: Kept, mlflow: Any) -> SelectorModule:
+def network(config: Config, own: Network, splits: Mapping[str, Texts], kept: Kept) -> SelectorModule:
     module = module_of(config, "regressor", LIGHT, [], space=OF[own.actions].to_json())
-    name = f"{own.verifier}, {own.actions}"
 
-    def make() -> dict[str, Tensor]:
-        texts = of_verifier(splits, *own)
-        with nested_run(mlflow, name) as nested:
-            place = kept.folder / name, nested.info.run_id
-            return fitted(config, module, texts, own.verifier, [], *place).state_dict()
+    def train(*place: Any) -> SelectorModule:
+        return fitted(config, module, of_verifier(splits, *own), own.verifier, [], *place)
 
-    module.load_state_dict(kept.get(name, make))
-    return module.eval()
+    return kept.module(", ".join(own), module, train)
 
 
 @torch.no_grad()
-def with_expected(config: Config, splits: Mapping[str, Texts], module: SelectorModule) -> dict[str, Texts]:
-    """The texts with the survivals that a regressor expects in the labels' place. A label is that of the one text which
-    stands there, and the logarithm in equation 12 would punish deep trees for its noise."""
-    found = of_verifier(splits, WITH_POLICY, TREES)
-    for split in ("train", "validation"):
+def with_expected(splits: Mapping[str, Texts], module: SelectorModule, verifier: str) -> dict[str, Texts]:
+    """The texts with a regressor's survivals for labels, which are of one text: the logarithm would punish their noise."""
+    found = of_verifier(splits, verifier, TREES)
+    for split in OWN:
         expected = torch.cat([own.exp().half() for own in module.outputs(found[split])])
-        found[split] = replace(found[split], survivals={WITH_POLICY: expected})
+        found[split] = replace(found[split], survivals={verifier: expected})
     return found
 
 
 def policy_of_ddte(
-    config: Config, clock: str, profile: LatencyProfile, expected: Mapping[str, Texts], kept: Kept, mlflow: Any
+    config: Config, regressor: SelectorModule, name: str, clock: str, profile: LatencyProfile, splits: Any, kept: Kept
 ) -> SelectorModule:
-    """Equation 12, trained for one clock; without the hidden states that the paper's network sees, too."""
-    own = config.model_copy(update={"train": config.train.model_copy(update={"verifier": WITH_POLICY})})
+    """Equation 12, trained for one clock and a verifier's labels; without the paper's hidden states."""
+    own = config.model_copy(update={"train": config.train.model_copy(update={"verifier": name})})
     module = module_of(own, "policy", LIGHT, [], space=OF[TREES].to_json())
-    name = f"{PRINTED}, {clock}"
 
-    def make() -> dict[str, Tensor]:
-        settings = settings_of(config)
-        train, validation = (
-            [Timed(expected[split].setting_of(sampling), WITH_POLICY, profile) for sampling in settings]
-            for split in ("train", "validation")
-        )
-        with nested_run(mlflow, name) as nested:
-            given = own, module, dict(expected), validation, statics(train), kept.folder / name, nested.info.run_id
-            return trained(*given).state_dict()
+    def train(*place: Any) -> SelectorModule:
+        expected, settings = with_expected(splits, regressor, name), settings_of(config)
+        timed = {split: [Timed(expected[split].setting_of(each), name, profile) for each in settings] for split in OWN}
+        return trained(own, module, expected, timed["validation"], statics(timed["train"]), *place)
 
-    module.load_state_dict(kept.get(name, make))
-    return module.eval()
+    return kept.module(f"{name}, {PRINTED}, {clock}", module, train)
 
 
 def speeds(
