@@ -167,7 +167,7 @@ def network(config: Config, own: Network, splits: Mapping[str, Texts], kept: Kep
 
 @torch.no_grad()
 def with_expected(splits: Mapping[str, Texts], module: SelectorModule, verifier: str) -> dict[str, Texts]:
-    """The texts with a regressor's survivals for labels, which are of one text: the logarithm would punish their noise."""
+    """The texts with a regressor's survivals for labels, which are of one text: the logarithm punishes their noise."""
     found = of_verifier(splits, verifier, TREES)
     for split in OWN:
         expected = torch.cat([own.exp().half() for own in module.outputs(found[split])])
