@@ -70,7 +70,7 @@ def drafted(config: Config, pair: ModelPair, labelled: str) -> Iterator[Figure]:
             mean = {name: sum(values) / DRAWS for name, values in tokens.items()}
             for name in mean:
                 found[f"drafted tokens per step, {TREE}, {name}"].append([mean[name], 1.0])
-            found[f"labelled tokens per step, {TREE}, {labelled}"].append([float(row["labelled"]), 1.0])
+            found[f"labelled over drafted {labelled}, {TREE}"].append([float(row["labelled"]), mean[labelled]])
             found[f"drafted {KHISTI} over {labelled}, {TREE}"].append([mean[KHISTI], mean[labelled]])
             for measure, pair_of in _accepted(p_NV[0], q_V, generator):
                 found[measure].append(pair_of)
