@@ -15,6 +15,7 @@ import os
 import random
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import chain, product
 from pathlib import Path
@@ -245,11 +246,12 @@ def measured(
         done = {(each["scene"], each["round"], *each["company"]) for each in rounds_of()}
         todo = [scene for scene in own if (str(scene), again, *company) not in done]
         names = sorted({name for scene in todo for name in own[scene]})
-        with ExitStack() as stack:
-            at: dict[str, str] = {}
-            for name in random.Random(again).sample(names, len(names)):
-                at[name] = stack.enter_context(server(PORT + len(at), *methods[name]))
-                ask_all(at[name], training[:24], 8)
+        with ExitStack() as stack, ThreadPoolExecutor(2) as starting:
+            order = random.Random(again).sample(names, len(names))
+            begun = starting.map(stack.enter_context, [server(PORT + n, *methods[x]) for n, x in enumerate(order)])
+            at = dict(zip(order, begun, strict=True))
+            for address in at.values():
+                ask_all(address, training[:24], 8)
             for scene in todo:
                 found = compared(scene, {name: at[name] for name in own[scene]}, again, held_out, training)
                 with (FOLDER / "rounds.jsonl").open("a") as file:

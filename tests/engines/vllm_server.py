@@ -21,13 +21,8 @@ from tests.engines.wrong import COUNT
 FOLDER, PYTHON = Path("runs/vllm"), ".venv-vllm/bin/python"
 SERVER = {
     **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
-    **{
-        "OMP_NUM_THREADS": "2",
-        "KMP_BLOCKTIME": "0",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_PLUGINS": "",
-    },
+    **{"OMP_NUM_THREADS": "2", "KMP_BLOCKTIME": "0"},
+    **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_PLUGINS": ""},
 }
 OPTIONS = f"--served-model-name smol --dtype float32 --enforce-eager --max-model-len {CONTEXT}"
 
