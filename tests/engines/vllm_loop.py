@@ -71,18 +71,17 @@ SCENES += [Scene(0.0, 4, methods=COMPANIES[0]), Scene(0.0, 8, methods=(*WIDE, TW
 SCENES += [Scene(SAMPLED, 1), Scene(SAMPLED, 8)]
 
 
-def step_times(asked: Sequence[Prompt]) -> pd.DataFrame:
+def step_times(asked: Sequence[Prompt], heat: float) -> pd.DataFrame:
     """Seconds of a step by requests, mean verified tokens and draft passes: how much longer longer answers take."""
     rows, file, most = [], FOLDER / "wrong.txt", 2 * max(count for count, _ in WRONG)
     file.write_text("0 0")
     with server(PORT, custom("tests.engines.wrong.WrongTokens", most), {"draft": DRAFT}) as address:
-        ask_all(address, asked[:2], 2)
+        ask_all(address, asked[:2], 2, heat)
         for _, batch, (count, passes) in product(range(TIMES), (1, 4, 8), WRONG):
             file.write_text(f"{count} {passes}")
-            short, long = (
-                max(each.seconds for each in ask_all(address, asked[:batch], batch, tokens=tokens, to_the_end=True))
-                for tokens in (4, 4 + TIMED)
-            )
+            size = asked[:batch], batch, heat
+            turns = [ask_all(address, *size, tokens=tokens, to_the_end=True) for tokens in (4, 4 + TIMED)]
+            short, long = (max(each.seconds for each in turn) for turn in turns)
             seconds = (long - short) / TIMED  # the prompts' passes are in both
             rows.append({"batch": batch, "context": 100, "verified": count + 1, "passes": passes, "seconds": seconds})
     columns = list(rows[0])
@@ -166,18 +165,19 @@ def main() -> None:
         with server(PORT, NGRAMS[0]) as address:
             for heat, path in raw.items():
                 path.write_text(json.dumps(ask_all(address, training, 8, heat)))
-    timings = FOLDER / "timings.csv"
-    if not timings.exists():
-        step_times(training).to_csv(timings, index=False)
-    console.print(timings.read_text())
+    timings = {heat: FOLDER / f"timings-{heat:g}.csv" for heat in raw}
+    for heat, path in timings.items():
+        if not path.exists():
+            step_times(training, heat).to_csv(path, index=False)
+        console.print(path.read_text())
     drafter, logs = CachedDrafter.load(DRAFT, SMOLLM2), {heat: FOLDER / f"log-{heat:g}.jsonl" for heat in raw}
     for heat, path in raw.items():
         if not logs[heat].exists():
             write_log(logs[heat], [Answer(*each) for each in json.loads(path.read_text())], drafter)
-    copies = train(logs[0.0], timings, "vllm-copies", "logs.drafter=none")
-    both = {
-        heat: train(log, timings, f"vllm-{heat:g}", f"sampling=[{{temperature: {heat}}}]") for heat, log in logs.items()
-    }
+    copies = train(logs[0.0], timings[0.0], "vllm-copies", "logs.drafter=none")
+    both = dict[float, Path]()
+    for heat, log in logs.items():
+        both[heat] = train(log, timings[heat], f"vllm-{heat:g}", f"sampling=[{{temperature: {heat}}}]")
     ngram = kept(FOLDER / "ngram.json", lambda: tuned(NGRAMS, training[:TUNING]))
     checkpoint = {"method": "draft_model", "model": draft_as_checkpoint()}
     models = [{**checkpoint, "num_speculative_tokens": n} for n in (2, 4)]
