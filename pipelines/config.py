@@ -75,6 +75,7 @@ class SetOfPrompts(Section):
     name: str = Field(description=f"one of {', '.join(SETS)}")
     file: Path | None = Field(None, description="read instead of the hub: JSON lines, Parquet or plain text")
     prompts: int | None = Field(None, ge=1, description="how many are taken, its tasks in turn; null: all")
+    kind: str | None = Field(None, min_length=1, description="the kind of all its prompts; null: its tasks")
 
     @model_validator(mode="after")
     def _known(self) -> SetOfPrompts:

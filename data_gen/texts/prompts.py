@@ -261,11 +261,13 @@ class PromptSet:
     kinds: dict[str, str] = field(default_factory=dict)  # other names for some of the tasks that `kind` gives
 
 
-MULTI_TURN = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+TASKS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+MULTI_TURN = dict.fromkeys(TASKS, "multi_turn")
 CODE = "Write a Python program that solves this problem.\n\n{question_content}\n\n{starter_code}"
 TRANSLATE = "Translate from English to {to}:\n\n{{translation[en]}}"
 LIVECODE = "hf://datasets/livecodebench/code_generation_lite/*.jsonl"
 SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
+FLORES = "https://raw.githubusercontent.com/Helsinki-NLP/OPUS-MT-testsets/master/datasets/facebook/flores/flores101_dataset/devtest/eng.devtest"
 SUBTITLES = "hf://datasets/Helsinki-NLP/open_subtitles@refs%2Fconvert%2Fparquet/en-hi/train/*.parquet"
 SETS = {
     "math500": PromptSet({"path": "HuggingFaceH4/MATH-500", "split": "test"}, ("{problem}",)),
@@ -274,12 +276,8 @@ SETS = {
     "litbench": PromptSet({"path": "SAA-Lab/LitBench-Train"}, ("{prompt}",)),
     "opus_books": PromptSet({"path": "Helsinki-NLP/opus_books", "name": "en-fr"}, (TRANSLATE.format(to="French"),)),
     "opus_subtitles": PromptSet({"path": "parquet", "data_files": SUBTITLES}, (TRANSLATE.format(to="Hindi"),)),
-    "spec_bench": PromptSet(
-        {"path": "json", "data_files": SPEC_BENCH},
-        ("{turns[0]}",),
-        "{category}",
-        dict.fromkeys(MULTI_TURN, "multi_turn"),
-    ),
+    "flores": PromptSet({"path": "text", "data_files": FLORES}, ("Translate from English to French:\n\n{text}",)),
+    "spec_bench": PromptSet({"path": "json", "data_files": SPEC_BENCH}, ("{turns[0]}",), "{category}", MULTI_TURN),
     "mt_bench": PromptSet({"path": "HuggingFaceH4/mt_bench_prompts"}, ("{turns[0]}", "{prompt[0]}"), "{category}"),
     "gsm8k": PromptSet({"path": "openai/gsm8k", "name": "main", "split": "test"}, ("{question}",)),
     "humaneval": PromptSet({"path": "openai/openai_humaneval", "split": "test"}, ("{prompt}",)),
@@ -287,9 +285,10 @@ SETS = {
 }
 
 
-def read_set(name: str, file: Path | None = None) -> tuple[list[Prompt], int]:
-    """The prompts of a set, in its order, and its number of records. Empty and repeated texts give no prompt.
-    InputError where the hub or the file cannot be read, or a record has other fields; names the set and the record."""
+def read_set(name: str, file: Path | None = None, called: str | None = None) -> tuple[list[Prompt], int]:
+    """The prompts of a set, in its order, and its number of records; their kinds are its tasks, or `called`. Empty and
+    repeated texts give no prompt. InputError where the hub or the file cannot be read, or a record has other fields;
+    names the set and the record."""
     own = SETS[name]
     where = f"prompts.sets: {name}: {file or own.hub['path']}"
     prompts: dict[str, Prompt] = {}
@@ -297,7 +296,7 @@ def read_set(name: str, file: Path | None = None) -> tuple[list[Prompt], int]:
     for number, record in enumerate(_records(name, file), 1):
         try:
             text = next((text for template in own.prompts if (text := _filled(template, record)) is not None), None)
-            kind = _filled(own.kind, record) or (file.stem if file and not own.hub else name)
+            kind = called or _filled(own.kind, record) or (file.stem if file and not own.hub else name)
         except ValueError as error:
             raise InputError(f"{where}: record {number}: {error}") from error
         if text is None:

@@ -10,9 +10,10 @@ Legend: X texts, A actions.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from selector.actions import Action, ActionSpace
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
+from selector.schema import FULL, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Replayed, fastest_possible
@@ -34,9 +36,13 @@ OF = {  # the actions of each kind of selector
     GREEDY: ActionSpace.recorded(),
     COPIES: ActionSpace.with_lookups(),
     BOTH: ActionSpace.of_pairs(),
+    (HIDDEN := "trees, with hidden states"): ActionSpace.default(),
 }
+CLAIMED = ("specinfer", "traversal")  # DDTE: the first one's selector is faster than the other's static trees
+BOTTOM_UP = ("traversal", "lifted_uniform")  # DDTE has no policy of theirs
 HERE = "this machine"
 AT_ROOT, DELAYED, PRINTED, ORACLE = "root tree", "delayed tree", "policy (eq. 12)", "oracle"
+RIVAL = "traversal", AT_ROOT  # that speeds are over
 STATIC = {  # which trees are tried as static ones
     AT_ROOT: torch.tensor([tree.L1 == 0 if tree.K > 1 else tree.L2 == 0 for tree in OF[TREES].trees]),
     f"{DELAYED} of 8": torch.tensor([tree.L1 + tree.L2 <= 8 for tree in OF[TREES].trees]),
@@ -50,6 +56,18 @@ class Network(NamedTuple):
 
     verifier: str
     actions: str
+
+    @property
+    def level(self) -> str:
+        return FULL if self.actions == HIDDEN else LIGHT
+
+
+def asked(verifiers: Sequence[str], features: str) -> list[Network]:
+    """Each verifier's over trees; with hidden states, if the traces have them, those of DDTE's claim; and over further
+    actions the bottom-up ones'."""
+    found = [(name, TREES) for name in verifiers] + [(name, HIDDEN) for name in CLAIMED if features == FULL]
+    found += [*product(BOTTOM_UP, SPACES[1:])]
+    return [Network(*own) for own in found if own[0] in verifiers]
 
 
 def of_verifier(splits: Mapping[str, Texts], verifier: str, actions: str) -> dict[str, Texts]:
@@ -66,10 +84,8 @@ def replays(
     modules: Mapping[Network, SelectorModule],
     policies: Mapping[str, SelectorModule],
 ) -> dict[tuple[str, str], Tensor]:
-    """Tokens, seconds and steps of each held-out text, float64 [3, X], by clock and method.
-
-    `modules` are the verifier's networks, and `policies` its policies of equation 12 by clock, if there are any.
-    """
+    """Tokens, seconds and steps of each held-out text, float64 [3, X], by clock and method. `modules` are the
+    verifier's networks, and `policies` its policies of equation 12 by clock, if there are any."""
 
     @cache
     def timed(split: str, actions: str, kind: str = "") -> Timed:
@@ -97,19 +113,15 @@ def replays(
             found[clock, ORACLE][:, own_X] = _totals(oracle)
         train = timed("train", TREES).on(profile)
         base = best_static(train, StaticTable(*map(torch.cat, zip(*tables, strict=True))))
-        for network, module in modules.items():
-            (judged,) = judge(module, [timed("validation", network.actions).on(profile)], [base])
+        deciding = [(f"selector, {own.actions}", own.actions, module) for own, module in modules.items()]
+        deciding += [(PRINTED, TREES, policies[clock])] if clock in policies else []
+        for method, actions, module in deciding:
+            (judged,) = judge(module, [timed("validation", actions).on(profile)], [base])
+            decides = judged.pays or method == PRINTED  # as in the paper, where it always does
             for kind, own_X in at.items():
-                test = timed("test", network.actions, kind).on(profile)
-                mode = replace(judged.mode, action=trees[kind])
-                own = _replayed(test, module, mode) if judged.pays else static_replay(test, trees[kind])
-                found[clock, f"selector, {network.actions}"][:, own_X] = _totals(own)
-        if policy := policies.get(clock):
-            # unlike our selectors it decides at every root, as in the paper
-            (judged,) = judge(policy, [timed("validation", TREES).on(profile)], [base])
-            for kind, own_X in at.items():
-                test = timed("test", TREES, kind).on(profile)
-                found[clock, PRINTED][:, own_X] = _totals(_replayed(test, policy, judged.mode))
+                test, mode = timed("test", actions, kind).on(profile), replace(judged.mode, action=trees[kind])
+                own = _replayed(test, module, mode) if decides else static_replay(test, trees[kind])
+                found[clock, method][:, own_X] = _totals(own)
     return dict(found)
 
 

@@ -20,11 +20,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pandas
 import torch
 from matplotlib.figure import Figure as Picture
 from torch import Tensor
 
-from pipelines.compare.cells import AT_ROOT, BY_STEPS, HERE, OF, PRINTED, SPACES, TREES, Network, of_verifier, replays
+from pipelines.compare.cells import BOTH, BY_STEPS, HERE, OF, RIVAL, TREES, Network, asked, of_verifier, replays
 from pipelines.compare.roots import drafted
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, settings_of
@@ -34,7 +35,7 @@ from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
 from pipelines.run import Stage, console, table, watched
 from pipelines.tracking import describe, mlflow_run, nested_run
-from pipelines.train.fitting import OWN, fitted, module_of
+from pipelines.train.fitting import OWN, fitted, module_of, seen
 from pipelines.train.judging import statics
 from pipelines.train.result import inputs
 from pipelines.train.stage import trained
@@ -42,16 +43,13 @@ from selector import latency
 from selector.actions import Action
 from selector.files import atomically, json_text
 from selector.latency import LatencyProfile, Verification
-from selector.schema import LIGHT, sha256
+from selector.schema import sha256
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, jackknifed, speed_ratio
 
 T = TypeVar("T")
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
-RIVAL = "traversal", AT_ROOT
-WIDER = ("traversal", "lifted_uniform")  # verifiers whose selectors also choose among the further actions
-WITH_POLICY = "specinfer"  # the verifier with which the paper's selector is fastest
 IDEAL = "eq. 11, draft pass 1/10"
 
 
@@ -81,12 +79,12 @@ def run(config: Config) -> None:
             kept = Kept(config.folder / "comparing", stage.depends, mlflow)
             stage.replace()
             every = all_clocks(config, profile)
-            modules = {own: network(config, own, splits, kept) for own in watched(asked(config), "training regressors")}
-            asked_of = [(name, IDEAL) for name in config.verifiers if name not in (WITH_POLICY, *WIDER)]
-            asked_of += [(WITH_POLICY, clock) for clock in every if WITH_POLICY in config.verifiers]
+            networks = asked(config.verifiers, config.data.features)
+            modules = {own: network(config, own, splits, kept) for own in watched(networks, "training regressors")}
+            of_paper = [*product((name for name in config.verifiers if (name, BOTH) not in networks), every)]
             policies = {
                 each: policy_of_ddte(config, modules[Network(each[0], TREES)], *each, every[each[1]], splits, kept)
-                for each in watched(asked_of, "training policies")
+                for each in watched(of_paper, "training policies")
             }
             parts = {}
             for name, sampling in watched([*product(config.verifiers, settings_of(config))], "replaying"):
@@ -94,8 +92,7 @@ def run(config: Config) -> None:
                 clocked = {clock: own for (other, clock), own in policies.items() if other == name}
                 given = name, sampling, splits, every, mine, clocked
                 parts[name, str(sampling)] = kept.get(f"replay {name} {sampling}", partial(replays, *given))
-            labelled = next(name for name in (WITH_POLICY, *config.verifiers) if name in config.verifiers)
-            drafts = kept.get("drafts", lambda: [*map(tuple, drafted(config, pair, labelled))])
+            drafts = kept.get("drafts", lambda: [*map(tuple, drafted(config, pair, config.verifiers[0]))])
             figures = [*by_depth(config, splits["test"]), *map(Figure._make, drafts)]
             figures += speeds(config, splits["test"], parts)
             Table(figures).write(found)
@@ -150,14 +147,8 @@ def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProf
     return {HERE: profile, **{path.stem: own for path, own in clocks(config, profile).items()}, IDEAL: ideal}
 
 
-def asked(config: Config) -> list[Network]:
-    """The regressors: each verifier's over trees, and `WIDER` ones' over all kinds of actions."""
-    found = [Network(name, TREES) for name in config.verifiers]
-    return found + [Network(name, more) for name in WIDER if name in config.verifiers for more in SPACES[1:]]
-
-
 def network(config: Config, own: Network, splits: Mapping[str, Texts], kept: Kept) -> SelectorModule:
-    module = module_of(config, "regressor", LIGHT, [], space=OF[own.actions].to_json())
+    module = module_of(config, "regressor", *seen(own.level, splits["train"]), space=OF[own.actions].to_json())
 
     def train(*place: Any) -> SelectorModule:
         return fitted(config, module, of_verifier(splits, *own), own.verifier, [], *place)
@@ -178,16 +169,16 @@ def with_expected(splits: Mapping[str, Texts], module: SelectorModule, verifier:
 def policy_of_ddte(
     config: Config, regressor: SelectorModule, name: str, clock: str, profile: LatencyProfile, splits: Any, kept: Kept
 ) -> SelectorModule:
-    """Equation 12, trained for one clock and a verifier's labels; without the paper's hidden states."""
+    """Equation 12, trained for one clock and a verifier's labels, with the hidden states that the traces have."""
     own = config.model_copy(update={"train": config.train.model_copy(update={"verifier": name})})
-    module = module_of(own, "policy", LIGHT, [], space=OF[TREES].to_json())
+    module = module_of(own, "policy", *seen(config.data.features, splits["train"]), space=OF[TREES].to_json())
 
     def train(*place: Any) -> SelectorModule:
         expected, settings = with_expected(splits, regressor, name), settings_of(config)
         timed = {split: [Timed(expected[split].setting_of(each), name, profile) for each in settings] for split in OWN}
         return trained(own, module, expected, timed["validation"], statics(timed["train"]), *place)
 
-    return kept.module(f"{name}, {PRINTED}, {clock}", module, train)
+    return kept.module(f"{name}, policy, {clock}", module, train)
 
 
 def speeds(
@@ -207,7 +198,7 @@ def speeds(
         for name in config.verifiers
         for clock, method in parts[name, str(settings[0])]
     }
-    rival = RIVAL if RIVAL[0] in config.verifiers else (config.verifiers[0], AT_ROOT)
+    rival = RIVAL if RIVAL[0] in config.verifiers else (config.verifiers[0], RIVAL[1])
     for (clock, name, method), own_X3 in sums.items():
         label = f"{name}: {method}"
         if clock == HERE:
@@ -216,7 +207,7 @@ def speeds(
             continue
         speed = over_cells(own_X3[:, :2], cell_X, source_X)
         yield replayed_figure(ALL, label, f"replayed tokens per second on {clock}", speed)
-        rivals = {" ".join(rival): rival, "its own root tree": (name, AT_ROOT)}
+        rivals = {" ".join(rival): rival, "its own root tree": (name, RIVAL[1])}
         if method.startswith("selector"):
             rivals["its selector of trees"] = name, f"selector, {TREES}"
         for words, other in rivals.items():
@@ -267,21 +258,12 @@ def draw(found: Table, config: Config, path: Path) -> None:
     """Figure 1 of DDTE as a picture: acceptance by depth, a panel for each verifier, and the distance of draft and
     target; means over settings."""
     picture = Picture(figsize=(14, 8), layout="constrained")
-    panels = picture.subplots(2, -(-(len(config.verifiers) + 1) // 2), sharex=True, squeeze=False).flat
-    settings, depths = [str(setting) for setting in settings_of(config)], range(1, OF[TREES].max_L2 + 1)
-
-    def mean(method: str, measure: str) -> float:
-        return sum(found.of(setting, method, measure).value for setting in settings) / len(settings)
-
-    for name, panel in zip(config.verifiers, panels, strict=False):
-        for K in range(1, OF[TREES].max_K + 1):
-            accepted = [mean(name, f"replayed acceptance at depth {depth}, K={K}") for depth in depths]
-            panel.plot(depths, accepted, label=f"K={K}")
-        panel.set(title=name, xlabel="depth", ylabel="acceptance", ylim=(0, 1))
-        panel.legend()
-    last = picture.axes[len(config.verifiers)]
-    last.plot(range(len(depths)), [mean("drafts", f"L1 distance at depth {depth}") for depth in range(len(depths))])
-    last.set(title="draft and target", xlabel="depth", ylabel="L1 distance", ylim=(0, 2))
+    panels = picture.subplots(2, -(-(len(config.verifiers) + 1) // 2), squeeze=False).flat
+    figures = pandas.DataFrame(found.figures)
+    told = figures["measure"].str.extract(r"(?P<what>.*) at depth (?P<depth>\d+)(?:, )?(?P<K>.*)").dropna()
+    for ((what, method), rows), panel in zip(told.join(figures).groupby(["what", "method"]), panels, strict=False):
+        values = rows.astype({"depth": int}).pivot_table("value", "depth", "K")  # a mean
+        values.plot(ax=panel, title=method, ylabel=what, ylim=(0, 2 if what.startswith("L1") else 1))
     with atomically(path) as partial_path:
         picture.savefig(partial_path, format="png")
 

@@ -225,7 +225,7 @@ def _write_prompts(config: Config, tokenizer: Any, path: Path) -> None:
 
 def _taken_from_sets(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prompt], str]]:
     for own in config.prompts.sets:
-        prompts, records = read_set(own.name, own.file)
+        prompts, records = read_set(own.name, own.file, own.kind)
         kept, said = config.prompts.form.fit(tokenizer, prompts)
         if len(kept) < (own.prompts or 1):
             raise InputError(f"prompts.sets: {own.name} gives {len(kept)} prompts, not {own.prompts or 1}: {said}")

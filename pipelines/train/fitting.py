@@ -16,6 +16,7 @@ from torch import Tensor
 from pipelines.config import Config
 from pipelines.tracking import tracking_uri
 from selector.decision import Mode
+from selector.schema import FULL, HIDDEN_STATES
 from selector.train.data import Texts, Timed
 from selector.train.module import Roots, SelectorModule
 
@@ -39,6 +40,11 @@ def module_of(config: Config, objective: str, level: str, hidden_widths: list[in
     rate = config.train.learning_rate or min(FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5)
     network = config.train.network if objective == "regressor" else POLICY_NETWORK
     return SelectorModule(objective, level, hidden_widths, network, rate, **further)
+
+
+def seen(level: str, texts: Texts) -> tuple[str, list[int]]:
+    """A feature level, and the widths of the hidden states that it has in the traces."""
+    return level, [texts.hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else []
 
 
 def fitted(

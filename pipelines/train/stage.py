@@ -21,13 +21,13 @@ from pipelines.pair.log import SQUARED, why_untrained
 from pipelines.run import Stage, console, table, watched, write_json
 from pipelines.tracking import describe, log_traces, mlflow_run, named, nested_run
 from pipelines.train import judging
-from pipelines.train.fitting import OWN, fitted, module_of
+from pipelines.train.fitting import OWN, fitted, module_of, seen
 from pipelines.train.result import chosen_of, inputs
 from selector.actions import Action
 from selector.decision import Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
-from selector.schema import DRAFTER, FULL, HIDDEN_STATES, LIGHT, LOG
+from selector.schema import DRAFTER, FULL, LIGHT, LOG
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio
@@ -92,10 +92,9 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
             with nested_run(mlflow, f"train-{name}{rate}") as nested:
                 log_traces(mlflow, traces_folder(config), OWN)
                 run_id = nested.info.run_id
-                widths = [texts.hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else []
                 given: dict[str, Any] = {"schema": texts.schema.name, "space": texts.space.to_json()}
                 given |= {"squared_weight": SQUARED} if config.logs.files else {}
-                module = module_of(config, objective, level, widths, **given)
+                module = module_of(config, objective, *seen(level, texts), **given)
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
                 facts = {"objective": objective, "feature_level": level}
                 mlflow.log_params(facts)

@@ -29,6 +29,7 @@ RECORDS: list[tuple[str, dict[str, Any], str, str]] = [  # set, a record of its 
     ("litbench", {"prompt": "A ship.", "chosen_story": "It sank.", "rejected_story": ""}, "A ship.", "litbench"),
     ("opus_books", {"id": "0", "translation": {"en": "Good day.", "fr": ""}}, TRANSLATE.format("French"), "opus_books"),
     ("opus_subtitles", {"translation": {"en": "Good day.", "hi": ""}}, TRANSLATE.format("Hindi"), "opus_subtitles"),
+    ("flores", {"text": "Good day."}, TRANSLATE.format("French"), "flores"),
     ("spec_bench", {"question_id": 5, "category": "qa", "turns": ["Who?"]}, "Who?", "qa"),
     ("spec_bench", {"question_id": 5, "category": "qa", "turns": "Who?"}, "Who?", "qa"),
     ("mt_bench", {"question_id": 81, "category": "writing", "turns": ["Go.", "Rewrite."]}, "Go.", "writing"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.compare.cells import AT_ROOT, DELAYED, HERE, ORACLE, PRINTED
+from pipelines.compare.cells import AT_ROOT, DELAYED, HERE, HIDDEN, ORACLE, PRINTED
 from pipelines.compare.stage import IDEAL, over_cells
 from pipelines.evaluate.table import ALL, Table
 from tests.pipelines.runs import SMALL, espalier
@@ -16,15 +16,16 @@ CLOCK = str(Path(__file__).parents[2] / "configs" / "clocks" / "h100_qwen2.5-32b
 
 
 def test_every_method_of_every_verifier_is_compared_on_every_clock(copy: Path) -> None:
-    words = [*SMALL, f"evaluate.clocks=[{CLOCK}]"]
-    said = espalier(copy, "compare", *words)
-    own = copy / "runs" / "demo"
+    words = [*SMALL, f"evaluate.clocks=[{CLOCK}]", "data.features=full", "name=full"]
+    said = [espalier(copy, stage, *words) for stage in ("latency", "data", "compare")][-1]
+    own = copy / "runs" / "full"
     found = Table.read(own / "papers.parquet")
     for clock in (HERE, Path(CLOCK).stem, IDEAL):
         measure = f"replayed on {clock} over traversal {AT_ROOT}"
         methods = found.methods(ALL, measure)
-        assert f"specinfer: {PRINTED}" in methods and len(methods) == 3 * 5 + 2 * 3 + 1
+        assert f"specinfer: {PRINTED}" in methods and len(methods) == 3 * 5 + 2 * 3 + 1 + 2
         assert found.of(ALL, f"traversal: {AT_ROOT}", measure).value == 1
+        assert {f"{name}: selector, {HIDDEN}" for name in ("specinfer", "traversal")} <= {*methods}
         for name in ("specinfer", "traversal", "lifted_uniform"):
             oracle = found.of(ALL, f"{name}: {ORACLE}", measure).value
             assert oracle >= found.of(ALL, f"{name}: {DELAYED}", measure).value > 0

@@ -54,14 +54,15 @@ def test_the_configs_of_large_pairs_make_their_plans(
 
 
 def test_sets_are_read_fitted_and_split(here: Path, inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [*overrides(here, "math500", "spec_bench"), "prompts.chat=true", "prompts.longer=drop"]
+    sets = (own.replace("20}]", "20, kind: all}]") for own in overrides(here, "math500", "spec_bench"))
+    options = [*sets, "prompts.chat=true", "prompts.longer=drop"]
     options += ["prompts.tokens=100", "prompts.system=be brief", "data.tokens=8", "name=sets"]
     run("pair", DEMO, options, plan=False)
     said = " ".join(capsys.readouterr().out.split())
     assert "1 of them are longer than prompts.tokens=100 and are left out; taken: 20 math500" in said
     config = demo_config(*options)
     kept = read_prompts(config.folder / "pair" / "prompts.jsonl")
-    assert [sum(prompt.kind == kind for prompt in kept) for kind in ("math500", "qa")] == [20, 20]
+    assert [sum(prompt.kind == kind for prompt in kept) for kind in ("math500", "all")] == [20, 20]
     pair = ModelPair.load(config.pair.target, config.pair.draft, device="cpu")
     found = {split: prompts_of(config, pair, split) for split in SPLITS}
     assert sorted(prompt.id for each in found.values() for prompt in each) == sorted(prompt.id for prompt in kept)
