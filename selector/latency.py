@@ -55,7 +55,7 @@ class Table:
         return {}  # earlier answers: hundreds of actions share a few forward passes
 
 
-def check_grid(grid: Sequence[int]) -> None:
+def check_grid(grid: Sequence[float]) -> None:
     if not grid or any(b <= a for a, b in pairwise([-1, *grid])):
         raise ValueError("sizes must ascend, from 0 on")
 
@@ -72,7 +72,7 @@ def number(value: object) -> float:
 FREE = NO_LAG = Table([0], [0], [[0.0]])  # zero seconds
 
 
-def along(grid: Sequence[int], values: Sequence[float], x: float, stepped: bool) -> float:
+def along(grid: Sequence[float], values: Sequence[float], x: float, stepped: bool) -> float:
     """A value at any size, linear between the timed ones and extrapolated beyond the largest. With `stepped`, a size in
     between costs what the next larger one does, because engines capture graphs at a few sizes and pad."""
     if x > grid[-1]:
@@ -102,13 +102,14 @@ class Batches:
     def at(self, batch: int, tokens: int) -> tuple[Table, Table]:
         """The draft's forward pass and the rest of a step for a batch size, the latter for 1 to `tokens` tokens."""
         lengths = sorted({length for table in self.target for length in table.lengths})
-        every = list(range(1, tokens + 1))
+        between = (size for table in self.target for size in table.sizes if 1 < size < tokens)  # means of requests
+        every = sorted({*range(1, tokens + 1), *between})
         return (
             Table(lengths, [1, 2], [self._seconds(self.draft, length, batch, [1, 2]) for length in lengths]),
             Table(lengths, every, [self._seconds(self.target, length, batch, every) for length in lengths]),
         )
 
-    def _seconds(self, tables: list[Table], length: int, batch: int, sizes: list[int]) -> list[float]:
+    def _seconds(self, tables: list[Table], length: int, batch: int, sizes: Sequence[int]) -> list[float]:
         timed = [(table.sizes, [table.at(length, size) for size in table.sizes]) for table in tables]
         each = ([along(*own, size, self.stepped) for own in timed] for size in sizes)
         return [along(self.sizes, values, batch, self.stepped) for values in each]

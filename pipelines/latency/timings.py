@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +26,7 @@ class Row(BaseModel, extra="forbid"):
 
     batch: Annotated[int, Field(gt=0, le=MOST_REQUESTS)]  # requests that are decoded together
     context: Annotated[Count, Field(gt=0)]  # tokens of each request before the step
-    verified: Count  # tokens of each request in the target's forward pass, with the root; 0 without one
+    verified: Annotated[float, Field(ge=0, lt=2**31)]  # mean tokens of a request, with the root; 0 without a pass
     passes: Count  # forward passes of the draft
     seconds: Annotated[float, Field(gt=0, lt=3600)]  # of the whole step
 
@@ -106,7 +106,7 @@ def profile_of(
     )
 
 
-def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, dict[int, float]]:
+def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, dict[Any, float]]:
     """Seconds of a draft pass, of drafting once per step, and of the rest of a step by verified tokens; the first two
     are 0 without a drafter. Rows without draft passes are taken as they are. The others are fitted by least squares,
 
@@ -136,7 +136,7 @@ def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, 
         raise InputError(f"{place}: drafting cannot be told from verification: add a row of 0 verified tokens")
     if draft < -1e-12 or min(target.values()) < 1e-12:
         raise InputError(f"{place}: by least squares, a pass of the draft or the target takes no time")
-    return max(0.0, draft), once, dict(sorted(target.items()))
+    return max(0.0, draft), once, {own if own % 1 else int(own): target[own] for own in sorted(target)}
 
 
 def misfit(rows: pd.DataFrame, profile: LatencyProfile) -> str:
@@ -148,5 +148,5 @@ def misfit(rows: pd.DataFrame, profile: LatencyProfile) -> str:
         predicted = own.target.at(length, row.verified) + (row.passes > 0) * own.draft.at(length, 2)
         predicted += max(row.passes - 1, 0) * own.draft.at(length, 1)
         if (error := abs(predicted / row.seconds - 1)) > worst:
-            worst, place = error, f"batch {row.batch}, context {length}, {row.verified} verified, {row.passes} passes"
+            worst, place = error, f"batch {row.batch}, context {length}, {row.verified:g} verified, {row.passes} passes"
     return f"the step times miss a row by {worst:.1%}, the most ({place})" if worst > MISFIT else ""

@@ -15,14 +15,14 @@ from torch import Tensor
 from pipelines.config import Config
 from pipelines.data.recorded import settings_of, timed
 from pipelines.run import watched
-from selector.decision import NETWORK, Mode
+from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.schema import LOG
 from selector.train import tuning
 from selector.train.data import Texts, Timed
 from selector.train.mixed import MixedBatches
 from selector.train.module import SelectorModule
-from selector.train.replay import Ratio, ratio_of_speeds
+from selector.train.replay import Ratio, Replayed, ratio_of_speeds
 from selector.train.tuning import Judged, StaticTable, best_static, decide, judge_mode, tune_lookup_rule
 
 DRAFTING = 1.1  # an engine's step times lack the draft's passes over prompts and over tokens that were copied
@@ -76,18 +76,23 @@ def judge(module: SelectorModule, texts: list[Timed], bases: list[Mode]) -> list
 
 
 def judge_jointly(
-    own: Timed, predicted_RA: Tensor, kept: Mode, rule: Mode, profile: LatencyProfile, times: float = 1.0
-) -> tuple[Mode, float]:
-    """A log's mode with its price of time for batches of different requests, 0 unless joint decisions are surely ahead
-    of so many `times` the rule's speed; and the price where one length serves all requests of a step, in tokens per
-    second. `profile` is that of all batch sizes.
-    """
+    own: Timed, predicted_RA: Tensor, alone: Judged, rule: Judged, base: Mode, profile: LatencyProfile
+) -> tuple[Judged, float]:
+    """A log's network that decides for all requests of a step at once, if there are several, and the price of time
+    where one length serves them all, in tokens per second. `profile` is that of all batch sizes."""
     batches = MixedBatches(own, profile, own.batch)
-    by_rule = batches.replay(decide(own, {}, rule).action_R)
-    price = batches.speed_of(predicted_RA, by_rule.speed)
-    decides = own.batch > 1 and kept.decider == NETWORK
-    ahead = decides and ratio_of_speeds(batches.select(predicted_RA, price), by_rule).is_ahead(tuning.SURE, times)
-    return replace(kept, joint=price if ahead else 0.0), batches.speed_of(predicted_RA, by_rule.speed, common=True)
+    begin = batches.replay(decide(own, {}, rule.mode).action_R).speed
+    price, common = (batches.speed_of(predicted_RA, begin, common=one) for one in (False, True))
+    if own.batch == 1:
+        return alone, common
+    return _among(batches, replace(alone.mode, joint=price), batches.select(predicted_RA, price), base), common
+
+
+def _among(batches: MixedBatches, mode: Mode, replayed: Replayed, base: Mode) -> Judged:
+    """A mode as it is judged by the replay of requests with different texts."""
+    static = batches.replay(decide(batches.timed, {}, base).action_R)
+    streams_X = torch.arange(len(replayed.tokens_X))
+    return Judged(mode, ratio_of_speeds(replayed, static), replayed, streams_X)
 
 
 def lead(texts: Timed, rule: Mode) -> float:
@@ -95,14 +100,24 @@ def lead(texts: Timed, rule: Mode) -> float:
     return DRAFTING if texts.texts.schema is LOG and texts.space.depth and not rule.action.drafts else 1.0
 
 
-def judge_rules(train: list[Timed], validation: list[Timed], bases: list[Mode]) -> list[Judged]:
-    """Lookup rules, tuned on the training texts and judged on the validation texts, in every case. A log's drafts with
-    a model only where that is surely ahead of copies alone by `DRAFTING`."""
+def judge_rules(
+    train: list[Timed], validation: list[Timed], bases: list[Mode], profile: LatencyProfile
+) -> list[Judged]:
+    """Lookup rules, tuned on the training texts and judged on the validation texts, in every case; several requests
+    have different texts. A log's drafts with a model only where that is surely ahead of copies alone by `DRAFTING`."""
+
+    def judged_rule(own: Timed, judged: Timed, base: Mode, drafts: bool = True) -> Judged:
+        if own.batch == 1:
+            return judge_mode(judged, {}, tune_lookup_rule(own, base, drafts), base.action)
+        tuned, other = (MixedBatches(each, profile, each.batch) for each in (own, judged))
+        mode = tune_lookup_rule(own, base, drafts, tuned)
+        return _among(other, mode, other.replay(decide(judged, {}, mode).action_R), base)
+
     found = []
     for own, judged, base in watched([*zip(train, validation, bases, strict=True)], "tuning lookup rules"):
-        rule = judge_mode(judged, {}, tune_lookup_rule(own, base), base.action)
+        rule = judged_rule(own, judged, base)
         if own.texts.schema is LOG and rule.mode.action.drafts:
-            alone = judge_mode(judged, {}, tune_lookup_rule(own, base, drafts=False), base.action)
+            alone = judged_rule(own, judged, base, drafts=False)
             rule = rule if rule.is_ahead_of(alone, DRAFTING) else alone
         found.append(rule)
     return found

@@ -84,7 +84,7 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         texts, dense = splits["train"], splits["train"].is_dense
         train, validation = (judging.by_setting(config, splits[name], profile) for name in OWN)
         bases = judging.statics(train) if dense else []
-        judged_rules = judging.judge_rules(train, validation, bases) if dense else []
+        judged_rules = judging.judge_rules(train, validation, bases, profile) if dense else []
         train = [] if dense else train  # its labels take memory that the networks' training needs
         found, rate = {}, f", rate {config.train.learning_rate:g}" if config.train.learning_rate else ""
         for objective, level in kinds(config):
@@ -156,12 +156,13 @@ def row_of(
     for own, rule, base in watched([*zip(validation, rules, bases, strict=True)], "tuning decisions"):
         times = judging.lead(own, rule.mode)
         for each in judging.judge(module, [own], [base]):
-            best = judging.keep_if_ahead(each, rule, base, longest, times)
-            mode, common = replace(best.mode, level=each.mode.level), 0.0
-            if mode.level:
-                predicted_RA = module.scores(own.texts, mode.level)
-                mode, common = judging.judge_jointly(own, predicted_RA, mode, rule.mode, profile, times)
-            row = mode.row() | {"replay": asdict(each.ratio), "replay_rule": asdict(rule.ratio), "common": common}
+            network, common = each, 0.0
+            if each.mode.level:
+                predicted_RA = module.scores(own.texts, each.mode.level)
+                network, common = judging.judge_jointly(own, predicted_RA, each, rule, base, profile)
+            best = judging.keep_if_ahead(network, rule, base, longest, times)
+            mode = replace(best.mode, level=each.mode.level)
+            row = mode.row() | {"replay": asdict(network.ratio), "replay_rule": asdict(rule.ratio), "common": common}
             row |= {"static": list(base.action), "drafted": list(rule.mode.action)}
             modes.append(row | {"lookup_rule": list(rule.mode.rule or ())})
             ratios.append(best.ratio)

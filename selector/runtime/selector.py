@@ -50,7 +50,8 @@ class StepClock(NamedTuple):
     contexts_C: Array  # context lengths, ascending, at least two
     draft_C: Array  # one forward pass of the draft
     drafting_C: Array  # once in a step that drafts
-    target_CV: Array  # the rest of a step, by verified tokens of a request
+    verified_V: Array  # mean verified tokens of a request, ascending
+    target_CV: Array  # the rest of a step, by verified tokens
 
     def prices(self, context: float, batch: int) -> list[float]:
         """Seconds of one more verified token of one request, of one forward pass of the draft over all, and of drafting
@@ -61,7 +62,7 @@ class StepClock(NamedTuple):
     @property
     def token_C(self) -> Array:
         """Seconds of one more verified token of every request."""
-        return (self.target_CV[:, -1] - self.target_CV[:, 0]) / (self.target_CV.shape[1] - 1)
+        return (self.target_CV[:, -1] - self.target_CV[:, 0]) / (self.verified_V[-1] - self.verified_V[0])
 
 
 def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
@@ -72,7 +73,8 @@ def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
     lengths = target.lengths if len(target.lengths) > 1 else [*target.lengths, target.lengths[0] + 1]
     rows = [[target.at(length, size) for size in target.sizes] for length in lengths]
     draft_C2 = np.array([[draft.at(length, width) for width in (1, 2)] for length in lengths])
-    return StepClock(np.array(lengths, float), draft_C2[:, 0], draft_C2[:, 1] - draft_C2[:, 0], np.array(rows))
+    drafts = draft_C2[:, 0], draft_C2[:, 1] - draft_C2[:, 0]
+    return StepClock(np.array(lengths, float), *drafts, np.array(target.sizes, float), np.array(rows))
 
 
 class Shapes(NamedTuple):

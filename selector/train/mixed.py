@@ -40,7 +40,7 @@ class Streamed(NamedTuple):
 
 @partial(jit, kept=False)
 def _rest(clock: StepClock, context: float, drafted: float) -> float:
-    target_C = np.array([np.interp(drafted, np.arange(len(target_V)), target_V) for target_V in clock.target_CV])
+    target_C = np.array([np.interp(1 + drafted, clock.verified_V, target_V) for target_V in clock.target_CV])
     return np.interp(context, clock.contexts_C, target_C)
 
 
@@ -107,7 +107,8 @@ class MixedBatches:
     """
 
     def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:
-        self.batch, self.clock, self.shapes = batch, step_clock(profile, batch), Shapes.of(timed.space.actions)
+        self.timed, self.batch, self.clock = timed, batch, step_clock(profile, batch)
+        self.shapes = Shapes.of(timed.space.actions)
         generator = np.random.default_rng(seed)
         size_X, length_R = timed.texts.size_X.numpy(), timed.texts.length_R.numpy().astype(float)
         drawn_R1 = generator.random((len(length_R), 1))

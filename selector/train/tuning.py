@@ -18,6 +18,7 @@ from selector.decision import NETWORK, RHOS, LookupRule, Mode, choices
 from selector.latency import NOT_DRAFTED
 from selector.schema import EARLY, FULL, LIGHT
 from selector.train.data import Timed
+from selector.train.mixed import MixedBatches
 from selector.train.replay import Lag, Ratio, Replayed, ratio_of_speeds, replay
 
 SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at rho = 1
@@ -168,10 +169,10 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
     return judge_mode(timed, predictions, best, static.action, policy)
 
 
-def tune_lookup_rule(timed: Timed, static: Mode, drafts: bool = True) -> Mode:
-    """The fastest lookup rule on some texts. The least match and the lookup's length are searched together, then each
-    of these and the tree that is drafted elsewhere in turn, until none of them changes. Nothing is drafted elsewhere
-    unless `drafts`."""
+def tune_lookup_rule(timed: Timed, static: Mode, drafts: bool = True, batches: MixedBatches | None = None) -> Mode:
+    """The fastest lookup rule on some texts, or for `batches` of requests with them. The least match and the lookup's
+    length are searched together, then each of these and the tree that is drafted elsewhere in turn, until none of them
+    changes. Nothing is drafted elsewhere unless `drafts`."""
     lengths = timed.space.lookups
     static = static if drafts else replace(static, action=EMPTY)
     trees = dict.fromkeys([static.action, *map(timed.space.chain, range(drafts * timed.space.depth + 1))])
@@ -181,7 +182,8 @@ def tune_lookup_rule(timed: Timed, static: Mode, drafts: bool = True) -> Mode:
 
     @cache
     def speed(tried: tuple[Any, ...]) -> float:
-        return replay_mode(timed, {}, mode_of(*tried)).speed
+        mode = mode_of(*tried)
+        return (batches.replay(decide(timed, {}, mode).action_R) if batches else replay_mode(timed, {}, mode)).speed
 
     best: tuple[Any, ...] = max(product(LEASTS, lengths[:: max(1, len(lengths) // 4)], [static.action]), key=speed)
     before = None

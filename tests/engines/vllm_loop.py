@@ -36,6 +36,7 @@ from pipelines.run import console
 from tests.engines.loop import PLAIN, TUNING, WRONG, Answer, kept, prompts, row, show, train, write_log
 from tests.engines.vllm_server import FOLDER, PYTHON, SERVER, ask_all, custom, server
 
+FEW = [(0.25, 0), (0.5, 0)]  # as `WRONG`, where only some of several requests draft
 PORT, TIMED, TIMES, LONGEST = 8711, 24, 4, 20  # new tokens of an answer that times steps; how often; drafted tokens
 DRAFT, SAMPLED, SGLANG = str(SHIPPED.absolute()), 0.7, Path(".venv-vllm/sglang")
 NGRAMS = [
@@ -77,7 +78,9 @@ def step_times(asked: Sequence[Prompt], heat: float) -> pd.DataFrame:
     file.write_text("0 0")
     with server(PORT, custom("tests.engines.wrong.WrongTokens", most), {"draft": DRAFT}) as address:
         ask_all(address, asked[:2], 2, heat)
-        for _, batch, (count, passes) in product(range(TIMES), (1, 4, 8), WRONG):
+        for _, batch, (count, passes) in product(range(TIMES), (1, 4, 8), [*WRONG, *FEW]):
+            if batch == 1 and count % 1:
+                continue
             file.write_text(f"{count} {passes}")
             size = asked[:batch], batch, heat
             turns = [ask_all(address, *size, tokens=tokens, to_the_end=True) for tokens in (4, 4 + TIMED)]

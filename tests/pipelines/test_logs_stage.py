@@ -31,8 +31,9 @@ from selector.decision import LookupRule, Mode
 from selector.runtime.selector import Selector, Shapes, Tuned, joint_choice, load_selector, step_clock
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed
+from selector.train.mixed import MixedBatches
 from selector.train.module import SelectorModule
-from selector.train.tuning import StaticTable, best_static, judge_mode, tune_lookup_rule, tune_mode
+from selector.train.tuning import StaticTable, best_static, decide, judge_mode, tune_lookup_rule, tune_mode
 from tests.pipelines.runs import ROOT, espalier, evaluation_of, failure, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
 from tests.selector import logged
@@ -187,12 +188,16 @@ def test_its_card_says_what_it_is_and_generate_refuses_it(
 def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     train, validation, test = (logged.timed(4, seed=seed, count=24) for seed in range(3))
     told = [dict.fromkeys(LOG.levels, each.space.efficiencies(each.survivals_RS)) for each in (validation, test)]
-    fixed, rule = best_static(train, StaticTable.of(train)), lookup_rule(train)
-    by_rule, modes = judge_mode(validation, {}, rule, fixed.action), gains.BatchModes(fixed, rule, {}, {})
+    fixed = best_static(train, StaticTable.of(train))
+    (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile())
+    batches = MixedBatches(train, logged.profile(), 4)
+    tuned, alike = (batches.replay(decide(train, {}, mode).action_R) for mode in (rule.mode, lookup_rule(train)))
+    assert tuned.speed >= alike.speed  # as if all requests had the same text
+    modes = gains.BatchModes(fixed, rule.mode, {}, {})
     for level, own in told[0].items():
-        kept = keep_if_ahead(tune_mode(validation, {level: own}, fixed), by_rule, fixed).mode
-        both = judge_jointly(validation, own, replace(kept, level=level), rule, logged.profile())
-        modes.selector[level], modes.common[level] = both
+        alone = tune_mode(validation, {level: own}, fixed)
+        network, modes.common[level] = judge_jointly(validation, own, alone, rule, fixed, logged.profile())
+        modes.selector[level] = replace(keep_if_ahead(network, rule, fixed).mode, level=level)
     for level, mode in modes.selector.items():
         assert mode.decider == "network" and mode.level == level and mode.joint > 0
     taken = dict.fromkeys(LOG.levels, 1e-3)
@@ -315,7 +320,7 @@ def test_a_model_drafts_in_a_log_only_where_it_is_clearly_ahead_of_copies_alone(
         own.texts.lookup_R.floor_divide_(4)
     train, validation = (replace(own, profile=replace(own.profile, drafting=drafting)) for own in (train, validation))
     (fixed,) = judging.statics([train])
-    (rule,) = judging.judge_rules([train], [validation], [fixed])
+    (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile())
     drafted, alone = (
         judge_mode(validation, {}, tune_lookup_rule(train, fixed, drafts=own), fixed.action) for own in (True, False)
     )

@@ -12,7 +12,9 @@ from pipelines.latency.stage import unsteady
 from pipelines.latency.timings import misfit, profile_of, read_timings
 from selector.actions import EMPTY, ActionSpace
 from selector.latency import LatencyProfile
+from selector.runtime.selector import step_clock
 from selector.schema import InputError
+from selector.train.mixed import _rest
 from tests.engines import clocks
 from tests.pipelines.gpus import BATCHES, CONTEXT, VERIFIED, Seconds, flat, step, stepped, timings
 from tests.selector.synthetic import profile
@@ -58,6 +60,14 @@ def test_sizes_between_cost_the_next_larger_one_and_beyond_the_largest_they_rise
         assert each.at_batch(1).action_seconds(EMPTY, 100, "traversal") == pytest.approx(10e-3)
 
 
+def test_means_between_one_token_and_two_are_times_of_batches_in_which_some_draft(tmp_path: Path) -> None:
+    made = read(tmp_path, HEAD + "8,100,1,0,0.048\n8,100,1.25,0,0.060\n8,100,2,0,0.063\n8,100,0,2,0.002\n", False)
+    assert made.at_batch(8).target.at(100, 1.25) == pytest.approx(0.060)
+    clock = step_clock(made, 8)
+    assert clock.prices(100.0, 8)[0] == pytest.approx((clock.target_CV[0, -1] - 0.048) / 63 / 8)
+    assert float(_rest(clock, 100.0, 0.25)) == pytest.approx(0.060) and float(_rest(clock, 100.0, 0.125)) < 0.055
+
+
 def test_drafting_once_each_pass_and_verification_are_told_apart(tmp_path: Path) -> None:
     text = HEAD + "1,100,3,0,0.010\n1,100,3,2,0.0145\n1,100,3,4,0.0185\n1,100,5,4,0.0215\n"
     made = read(tmp_path, text)
@@ -75,7 +85,7 @@ def test_drafting_once_each_pass_and_verification_are_told_apart(tmp_path: Path)
         ("batch,context,verified,seconds\n1,1,1,1\n", "line 2: passes: Field required"),
         (HEAD[:-1] + ",more\n1,1,1,1,1,1\n", "line 2: more: Extra inputs"),
         (HEAD, "no rows"),
-        (HEAD + "1,100,1,0,0.01\n1,100,one,0,0.01\n", "line 3: verified: Input should be a valid integer"),
+        (HEAD + "1,100,1,0,0.01\n1,100,one,0,0.01\n", "line 3: verified: Input should be a valid number"),
         (HEAD + "1,100,1,0\n", "line 2: seconds: Input should be a valid number"),
         (HEAD + "1,100,1,0,0.01,7\n", "line 2: a cell too many: Extra inputs"),
         (HEAD + "0,100,1,0,0.01\n", "line 2: batch: Input should be greater than 0"),

@@ -130,7 +130,7 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float
 def test_static_trees_and_lookup_rules_are_tuned_on_the_training_texts_and_judged_on_others() -> None:
     train, validation = (by_setting(data) for data in splits().values())
     bases = statics(train)
-    found = judge_rules(train, validation, bases)
+    found = judge_rules(train, validation, bases, train[0].profile)
     for judged, own, others, base in zip(found, train, validation, bases, strict=True):
         table = StaticTable.of(own)
         assert base == best_static(own, table) and list(base.mean_efficiency) == table.efficiencies().tolist()
