@@ -50,8 +50,7 @@ HIT = "hit"
 def text_schema(
     verifiers: Sequence[str], hidden: bool, space: ActionSpace, numbers: Sequence[str] = ROW_NUMBERS
 ) -> pa.Schema:
-    """Schema of a trace row; `space` is that of the labelled trees, and `numbers` are the columns from which features
-    are computed."""
+    """Schema of a trace row; `space` is that of the labelled trees, and `numbers` are the features' columns."""
     halves = [*map(survival_column, verifiers), *(HIDDEN_STATES if hidden else ())]
     fields = [
         *((name, pa.string()) for name in ("prompt", "kind", "source")),
@@ -177,8 +176,7 @@ def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
 
 
 def read_rows(folder: Path, split: str) -> pa.Table:
-    """The rows of a split that have roots; InputError where there is none, or a file is damaged or of another
-    version."""
+    """The rows of a split that have roots; InputError for none, and for a damaged file or one of another version."""
     manifest = read_manifest(folder)
     names = sorted(name for name in manifest["shards"] if name.startswith(f"{split}/"))
     if not names:

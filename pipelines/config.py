@@ -1,5 +1,4 @@
-"""The config of a run: its sections and keys, and how it is read from a file and overrides. The docs print each key's
-description."""
+"""The config of a run: its sections and keys, which the docs print, and how it is read from a file and overrides."""
 
 from __future__ import annotations
 

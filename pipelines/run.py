@@ -125,8 +125,7 @@ def read_record(config: Config, name: str) -> dict[str, Any]:
 
 
 def verify(config: Config, name: str) -> None:
-    """Check the files of a record, if there is one. InputError where its stage was interrupted, or a file is missing or
-    was changed."""
+    """Check the files of a record, if there is one; InputError for an interrupted stage, a missing or changed file."""
     if record_path(config, name).exists():
         record, stage = read_record(config, name), MADE_BY.get(name, name)
         if not record["finished"]:
@@ -201,8 +200,7 @@ def provenance(config: Config) -> dict[str, Any]:
 
 @contextmanager
 def ticking(words: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
-    """A progress bar, as plain text where the output is no terminal. Yields `tick(parts=1, note="")`, which advances it
-    and shows the note."""
+    """A progress bar, as plain text where the output is no terminal. Yields `tick(parts=1, note="")` to advance it."""
     columns = [BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
     said, noted = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
     with Progress(said, *columns, noted, console=console) as bar:
@@ -243,8 +241,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, made_by: str) -> Any:
-    """The content of a JSON file. InputError where it is missing or not JSON; the message says to run the stage
-    `made_by`."""
+    """The content of a JSON file; InputError where it is missing or not JSON, which says to run the stage `made_by`."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -65,8 +65,7 @@ class TreeMasks:
         self, visible_WS: Tensor, depths_S: Tensor, offsets_W: Tensor, base: Tensor, rows: int, dtype: torch.dtype
     ) -> Any:
         """As `build`, for a preallocated cache of so many `rows`, where slot `s` of a tree is in row `base + s`; the
-        base is int64 [] on the device. `depths_S` and `offsets_W` are the positions of the slots and of the W
-        tokens."""
+        base is int64 [] on the device. `depths_S` and `offsets_W` are positions of slots and of the W tokens."""
         slots_C = torch.arange(rows, device=base.device) - base
         place_C = slots_C.clamp(0, len(depths_S) - 1)
         in_tree_C = (slots_C >= 0) & (slots_C < len(depths_S))

@@ -124,6 +124,7 @@ def _mixed(modes: BatchModes, timed: Timed, predicted: Predictions, profile: Lat
     found[ORACLE] = batches.select(labels_RA, batches.speed_of(labels_RA, found[COPYING].speed))
     for level, mode in modes.selector.items():
         tokens_RA, name = predicted[level], selector_at(level)
-        found[name] = batches.select(tokens_RA, mode.joint) if mode.joint else found[COPYING]
+        ruled_R = decide(timed, {}, mode.without_network()).action_R
+        found[name] = batches.select(tokens_RA, mode.joint) if mode.joint else batches.replay(ruled_R)
         found[name + ONE_LENGTH] = batches.select(tokens_RA, modes.common[level], common=True)
     return found

@@ -96,8 +96,7 @@ class Figure(NamedTuple):
 
 def shares(rows: Rows) -> dict[str, float] | None:
     """The share of the new tokens by where they come from: drafted and accepted, copied and accepted, or added by the
-    target, one at the end of each step. What a last step yields beyond the limit is left out. None where the steps
-    cannot be observed."""
+    target, one at the end of each step. What a last step yields beyond the limit is left out. None without steps."""
     counts = dict.fromkeys(ORIGINS, 0)
     for row in rows:
         places = pairwise([*row["step_roots"], row["block_tokens"]])

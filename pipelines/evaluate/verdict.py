@@ -130,8 +130,7 @@ def _stands(ratio: Figure) -> str:
 
 
 def losses(evaluation: Evaluation) -> list[Sampling]:
-    """The sampling settings under which the selector decoded surely more slowly than plain decoding, which is exported
-    there."""
+    """The sampling settings under which the selector was surely slower than plain decoding, which is exported there."""
     walls = ((mode, evaluation.table.of(name, SELECTOR, decoded(PLAIN))) for name, mode in evaluation.settings)
     return [mode.sampling for mode, wall in walls if wall.high is not None and wall.high < 1]
 
@@ -143,8 +142,7 @@ def exported(mode: Mode) -> str:
 
 
 def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
-    """By sampling setting every method, the fastest first: its speed over plain decoding, the selector's speed over
-    it, and what it does."""
+    """By sampling setting every method, the fastest first: its speed over plain decoding, the selector's over it."""
     found, shown = evaluation.table, dict[str, list[tuple[float, Cells]]]()
     if "logs" in evaluation.found:
         return {setting: list(logged.methods(found, setting)) for setting in found.settings}

@@ -50,8 +50,7 @@ def run(stage: Stage, path: Path, drafts: bool = True) -> None:
 
 
 def stage_of(config: Config, name: str, path: Path, pair: str, output: Path) -> Stage:
-    """The stage with what it depends on: the step times in `path`, and the pair's fingerprint. InputError where there
-    is no such file."""
+    """The stage with what it depends on: the step times in `path`, and the pair's fingerprint; InputError without."""
     depends = {"timings": sha256(path), "stepped": config.latency.stepped, "pair": pair}
     return Stage(name, config, {**depends, "verifiers": list(config.verifiers)}, (output,))
 

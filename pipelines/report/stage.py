@@ -87,8 +87,7 @@ def page(config: Config, evaluation: Evaluation) -> None:
 
 
 def ratios(evaluation: Evaluation) -> dict[str, str]:
-    """For each sampling setting a plot (base64 PNG) by its description: the speed of every method over the best static
-    tree."""
+    """For each sampling setting a plot (base64 PNG) by its description: every method's speed over the best tree."""
     found, pictures = evaluation.table, {}
     for setting, _ in evaluation.settings:
         own = [found.of(setting, name, decoded(BEST_STATIC)) for name in found.methods(setting, decoded(BEST_STATIC))]

@@ -29,8 +29,7 @@ DRAFTING = 1.1  # an engine's step times lack the draft's passes over prompts an
 
 
 def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
-    """The texts with the trained verifier's labels, for each of the run's sampling settings and each of the profile's
-    batch sizes."""
+    """The texts with the trained verifier's labels, for each of the run's settings and the profile's batch sizes."""
     found = []
     for setting in settings_of(config):
         whole = Timed(texts.setting_of(setting), config.train.verifier, profile)

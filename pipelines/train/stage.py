@@ -172,8 +172,7 @@ def row_of(
 
 
 def choose(found: dict[str, dict[str, Any]]) -> str:
-    """The fastest selector on the validation texts. Any other than the light regressor must be ahead of it by a
-    standard error."""
+    """The fastest selector on the validation texts; it must be a standard error ahead of the light regressor."""
     speeds = {name: float(row["metrics"]["validation/replay_gated"]) for name, row in found.items()}
     best, plain = max(speeds, key=speeds.__getitem__), f"regressor-{LIGHT}"
     error = found[best]["metrics"]["validation/replay_error"]

@@ -335,15 +335,12 @@ class Tuned:
         return scores_A
 
     def select_jointly(self, features: Sequence[Features]) -> list[Action]:
-        """The choices of requests that share the draft's forward passes, from the features of each; InputError as
-        `select`. The lookup rule chooses where a log's network did not beat it with joint decisions."""
+        """The choices of requests that share draft passes, from the features of each; InputError as `select`."""
         mode = self.mode
         if not features:
             return []
         if all(map(self._only_first, features)):
             return self._less.select_jointly(features)  # type: ignore[union-attr]
-        if not mode.joint and mode.batch > 1 and mode.rule and self._decider == NETWORK:
-            return [mode.copied(self._scalar(self._read(each), MATCH)) for each in features]
         if not mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
         shapes, clock = self._shared

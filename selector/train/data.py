@@ -176,8 +176,7 @@ class Timed:
 def to_texts(
     table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, space: ActionSpace, schema: Schema = PAIR
 ) -> Texts:
-    """Texts of a trace store's rows, with the roots' scalars and the space of the actions; InputError if labels are
-    missing."""
+    """Texts of a trace store's rows, with the roots' scalars and the actions' space; InputError without labels."""
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
             raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them again")

@@ -127,8 +127,7 @@ class SelectorModule(pl.LightningModule):
 
     @property
     def ways(self) -> list[tuple[tuple[str, ...], str]]:
-        """The feature levels that decide together, and `Mode.level`: a pair's all do, in turn; of a log's, an engine
-        has one or the other."""
+        """The feature levels that decide together, and `Mode.level`: a pair's all do, in turn, but one of a log's."""
         return [((own,), own) for own in self.asked] if self.schema is LOG else [(self.asked, "")]
 
     @property

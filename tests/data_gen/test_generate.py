@@ -70,8 +70,7 @@ def small() -> ModelPair:
 
 
 def test_sampled_texts_follow_the_law_of_generate(small: ModelPair) -> None:
-    """Texts of three tokens, against their enumerated probabilities with the same processors: chi-square, at a false
-    alarm rate of 1e-4, with a fixed seed."""
+    """Texts of three tokens, against their enumerated probabilities: chi-square, false alarms 1e-4, a fixed seed."""
     settings = {"do_sample": True, "temperature": 0.9, "top_k": 4, "repetition_penalty": 1.4, "max_new_tokens": 3}
     prompt, count = torch.tensor([[1, 3]]), 200
     law = dict(_law(small, prompt, settings))

@@ -100,8 +100,7 @@ def test_a_draft_that_has_been_asked_for_nothing_catches_up(prompt: list[int], p
 
 
 class Watching:
-    """Keeps the features that it is asked with. Asked with early ones it answers only now and then where it may be
-    asked again."""
+    """Keeps the features that it is asked with; with early ones it seldom answers at once."""
 
     def __init__(self, levels: tuple[str, ...]) -> None:
         self.feature_levels = levels

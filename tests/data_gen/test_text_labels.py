@@ -166,8 +166,7 @@ def rows_with_zeros(count: int, vocabulary: int, seed: int) -> tuple[Tensor, Ten
 
 @pytest.mark.parametrize("vocabulary", [2, 7, 8, 33])
 def test_sorted_sums_are_those_of_the_unsorted_rows(vocabulary: int) -> None:
-    """Any `a` and `b`, some of them 0 and some right at a token's ratio; rows that do not sum to one, too (1e-12); and
-    short floats."""
+    """Any `a` and `b`, some of them 0 and some right at a token's ratio; rows that do not sum to one; short floats."""
     generator = torch.Generator().manual_seed(12)
     tied = rows_with_zeros(6, vocabulary, seed=13)
     smooth = normalised(torch.rand(2, 6, vocabulary, generator=generator, dtype=torch.float64) ** 4)

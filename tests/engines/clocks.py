@@ -92,8 +92,7 @@ def model_of(config: dict[str, Any], device: str, dtype: torch.dtype) -> PreTrai
 
 
 def pass_of(model: PreTrainedModel, batch: int, context: int, width: int) -> Callable[[], Tensor]:
-    """A pass over so many new tokens of each request behind `context` cached ones, with a draw of a token after each
-    of them."""
+    """A pass over so many new tokens of each request behind `context` cached ones, with a draw after each of them."""
     device, layers = model.device, model.config.num_hidden_layers
     cache = Cache(layers=[_Layer(max_cache_len=context + width) for _ in range(layers)])
     tokens_BW = torch.randint(model.config.vocab_size, (batch, width), device=device)

@@ -65,8 +65,7 @@ def custom(name: str, most: int) -> dict[str, Any]:
 
 
 def post(address: str, way: str, body: dict[str, Any], timeout: float = 600) -> dict[str, Any]:
-    """The server's answer; URLError where it refuses, TimeoutError where it takes longer: the request is then
-    aborted."""
+    """The server's answer; URLError where it refuses, TimeoutError, which aborts the request, where it takes longer."""
     data = json.dumps({"model": "smol", "return_token_ids": True, **body}).encode()
     request = urllib.request.Request(f"{address}/v1/{way}", data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=timeout) as answer:

@@ -1,5 +1,4 @@
-"""A proposer of vLLM whose tokens are nearly always wrong: with it steps are timed by the tokens that they verify and
-by the forward passes of a draft."""
+"""A proposer of vLLM whose tokens are nearly always wrong, to time steps by verified tokens and draft passes."""
 
 from __future__ import annotations
 

@@ -43,8 +43,7 @@ def store(inside: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def copy(demo: tuple[Path, str], store: str, inside: Path) -> Path:
-    """The working directory, with a copy of the finished run that a test may change, and of its store of MLflow for
-    stages in other processes."""
+    """The working directory, with a copy of the finished run that a test may change, and of its MLflow store."""
     for name in ("runs", "mlruns"):
         shutil.copytree(demo[0] / name, inside / name)
     return inside

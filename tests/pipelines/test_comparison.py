@@ -1,5 +1,4 @@
-"""From decoded prompts and replayed texts to the table of figures, to what is shown of it, and to the verdict, which a
-reader sees first."""
+"""From decoded prompts and replayed texts to the table of figures, to what is shown of it, and to the verdict."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ Rows = list[dict[str, Any]]
 
 
 def rows(speeds: dict[str, float] = SPEEDS, sources: int = 6, spread: float = 0.0) -> Rows:
-    """Two prompts of each source, of two kinds, decoded in two rounds at a speed that varies by source, alike for all
-    methods."""
+    """Two prompts of each source, of two kinds, decoded in two rounds; all speeds vary by source alike."""
     rng, result = np.random.default_rng(0), []
     for temperature, source in product(TEMPERATURES, range(sources)):
         factor = 1 + spread * rng.standard_normal()
@@ -107,8 +105,7 @@ def test_ratios_are_to_the_tree_that_training_texts_promise_the_most_of() -> Non
 
 
 def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_there() -> None:
-    """Assisted generation at half the speed of plain decoding at T = 1, and three times it at T = 0.2: the mean over
-    settings hides that."""
+    """Assisted generation at half the speed of plain decoding at T = 1, and thrice it at T = 0.2: means hide it."""
     data = rows()
     for row in data:
         if row["method"] == ASSISTED:

@@ -74,8 +74,7 @@ def broken_after_a_shard() -> None:
 
 
 def test_whatever_ends_it_the_same_command_goes_on(whole: dict[str, bytes], tmp_path: Path) -> None:
-    """A broken model and SIGKILL, one after another: what is finished stays, and in the end the store is the
-    undisturbed run's, byte for byte."""
+    """A broken model and SIGKILL: what is finished stays, and the store ends as the undisturbed run's, to a byte."""
     said, line = tmp_path / "said", ["data", *FEW]
     code, output = outcome(tmp_path, *line, prepare=broken_after_a_shard)
     assert code == 2 and output.count("espalier: ") == 1 and "Traceback" not in output, output
@@ -130,8 +129,7 @@ DIFFERENT = tuple(action._replace(style=GREEDY) for action in TREES[1:])
 def test_what_decoding_accepts_is_what_the_labels_say(
     pair: ModelPair, inside: Path, behaviour: tuple[Action, ...]
 ) -> None:
-    """Over a hundred steps with every verifier, also where the draft has a temperature of its own; a token a step more
-    or less would be seen."""
+    """Over a hundred steps with every verifier, also where the draft has its own temperature: a token would show."""
     settings = "sampling=[{temperature: 0.7, draft_temperature: 0.8}, {temperature: 1.0}]"
     config = config_of("data.texts=90", "data.texts_per_shard=32", "data.siblings=4", settings)
     store = TraceStore(config.folder / "traces", {})

@@ -153,8 +153,7 @@ def test_chains_of_several_requests_are_those_of_each_alone(family: str, monkeyp
 def test_each_request_is_copied_or_drafted_as_the_selector_decides(
     temperature: float, kind: str, tmp_path: Path
 ) -> None:
-    """Requests that are decoded together: the network copies, the static chain of a setting that it does not know
-    drafts; each of the decided length."""
+    """Requests that are decoded together: the network copies; the static chain of a setting unknown to it drafts."""
     folder, most, kinds = exported(tmp_path / "selector", 5), [6, 1, 6, 0], set()
     chosen = TextSelector(folder, temperature, chains=drafter().chains)
     tuned = loaded(folder).at(temperature, batch=4, level=TEXT)

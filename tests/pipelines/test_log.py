@@ -187,8 +187,7 @@ def test_a_token_that_cannot_be_the_targets_is_named(logged: Path, store: str, p
 @pytest.mark.parametrize("place", [12, 30])
 @torch.no_grad()
 def test_a_token_at_the_very_edge_of_the_nucleus_ends_the_text(logged: Path, pair: ModelPair, place: int) -> None:
-    """Another pass may round to the other side; a token well beyond the edge is an error, all the same. Texts beside it
-    stay as they are."""
+    """Another pass may round to the other side; a token well beyond the edge is an error. Texts beside it stay."""
     config, start = config_of(logged), 7
     greedy = list(range(30, 38))
     for _ in range(40):  # greedy, so that nothing else is in the way

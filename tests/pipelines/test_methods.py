@@ -142,8 +142,7 @@ def quotient(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, fl
 
 @pytest.mark.parametrize("name", ["chain", "tree", "selector", "lookups"])
 def test_replay_says_what_decoding_does(pair: ModelPair, labelled: tuple[Texts, list[Prompt]], name: str) -> None:
-    """Tokens per step of other texts, decoded: z is below 4. The selector here has learnt nothing; its choices vary
-    from root to root, all the same."""
+    """Tokens per step of other texts, decoded: z is below 4. The selector has learnt nothing, but its choices vary."""
     data, prompts = labelled
     method = methods_of(data)[name]
     decoded: list[Decoding] = []

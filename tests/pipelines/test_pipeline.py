@@ -53,8 +53,7 @@ PAGES = [
 def test_the_snippets_of_the_pages_run(
     page: Path, demo: tuple[Path, str], inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the demo has been run, and a log's selector trained, as the pages suppose. In the programs that decide, the
-    network does."""
+    """Where the demo has been run, and a log's selector trained, as the pages suppose; networks decide in programs."""
     decided, select = list[bool](), Tuned.select
 
     def observed(self: Tuned, features: Features | None, final: bool = False) -> Action | None:

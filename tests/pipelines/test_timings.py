@@ -61,9 +61,8 @@ def test_sizes_between_cost_the_next_larger_one_and_beyond_the_largest_they_rise
 
 
 def test_means_between_one_token_and_two_are_times_of_batches_in_which_some_draft(tmp_path: Path) -> None:
-    made = read(tmp_path, HEAD + "8,100,1,0,0.048\n8,100,1.25,0,0.060\n8,100,2,0,0.063\n8,100,0,2,0.002\n", False)
-    assert made.at_batch(8).target.at(100, 1.25) == pytest.approx(0.060)
-    clock = step_clock(made, 8)
+    rows = "8,100,1,0,0.048\n8,100,1.25,0,0.060\n8,100,2,0,0.063\n8,100,0,2,0.002\n"
+    clock = step_clock(read(tmp_path, HEAD + rows, stepped=False), 8)
     assert clock.prices(100.0, 8)[0] == pytest.approx((clock.target_CV[0, -1] - 0.048) / 63 / 8)
     assert float(_rest(clock, 100.0, 0.25)) == pytest.approx(0.060) and float(_rest(clock, 100.0, 0.125)) < 0.055
 

@@ -38,8 +38,7 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
 
 
 def survivals_of(accepted_R: Tensor) -> Tensor:
-    """Of trees whose tokens are accepted with one probability a each, and one of K siblings with 1 - (1 - a)^K, in
-    every style."""
+    """Of trees whose tokens are accepted with probability a each, and one of K siblings with 1 - (1 - a)^K."""
     survivals_RS = torch.ones(len(accepted_R), SPACE.tree_survivals)
     depth_D = torch.arange(1, SPACE.depth + 1)
     survivals_RS[:, : SPACE.depth] = accepted_R.unsqueeze(-1) ** depth_D

@@ -35,8 +35,7 @@ def survivals(count: int, seed: int) -> Tensor:
 
 def test_the_survival_loss_is_a_cross_entropy_and_a_squared_error() -> None:
     """Mean over chains, mean over branches and mean over lookups, one number after the other; and of what the survivals
-    add up to, over trees and over lookups. Labels above 1 or below 0 count as they are: noisy ones that are right on
-    average will do."""
+    add up to, over trees and over lookups. Labels above 1 or below 0 count as they are: their mean is right."""
     predicted_BS, labels_BS = survivals(3, 1), 3 * survivals(3, 2) - 1
     cross_BS = -labels_BS * predicted_BS.log() - (1 - labels_BS) * (1 - predicted_BS).log()
     square_BA = (SPACE.efficiencies(predicted_BS) - SPACE.efficiencies(labels_BS)).square()

@@ -80,8 +80,7 @@ class LastTokenWorld:
         return [float(depth <= right) for depth in range(1, most + 1)]
 
     def appended(self, name: str, last: int, tree: DraftTree, draft_NV: Tensor | None = None) -> Appended:
-        """What the verifier may append after a drafted tree, with its probability: its law, which `verify` draws from
-        (`test_verify.py`)."""
+        """What the verifier may append after a drafted tree, with its probability: the law of `verify`."""
         token_N = tree.tokens_N.clone()
         token_N[0] = last
         draft_NV = self.draft_VV[token_N] if draft_NV is None else draft_NV
@@ -267,8 +266,7 @@ THREE = torch.tensor([[10.0, 10.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0], [30.0,
 
 
 def test_a_ratio_and_its_error_worked_by_hand() -> None:
-    """(60 / 30) / (30 / 30) = 2; without one source 2.5, 2 and 1.5: the error is sqrt(2/3 x (0.25 + 0 + 0.25)). One
-    source tells none."""
+    """(60 / 30) / (30 / 30) = 2; without one source 2.5, 2 and 1.5: the error is sqrt(2/3 x (0.25 + 0 + 0.25))."""
     ratio, of_one = (jackknifed(THREE, torch.tensor(source_X)) for source_X in ([7, 3, 5], [0, 0, 0]))
     assert (ratio.value, ratio.error) == pytest.approx((2, (1 / 3) ** 0.5))
     assert str(ratio) == "2.000 ±0.577"
