@@ -109,7 +109,7 @@ def scalars_along(
     tokens: Sequence[int], start: int, sampling: Sampling, numbers: Mapping[str, NDArray[np.float32]]
 ) -> NDArray[np.float32]:
     """The scalars of `schema.PAIR` at the roots of a text, float32 [R, F]; zeros at the first one, the last prompt
-    token, which is at `start`. `numbers` are the `ROW_NUMBERS` of each root, [R], of which the last is unread."""
+    token, which is at `start`. `numbers` are the `ROW_NUMBERS` of each root, [R]; the last probabilities are unread."""
     of_target, of_draft, p, q = (numbers[name].tolist() for name in ROW_NUMBERS)
     found_RF = np.zeros((len(of_target), len(schema.PAIR.scalars)), np.float32)
     text, draft = TextHistory(tokens[: start + 1]), DraftHistory()

@@ -43,7 +43,7 @@ OFFSET = 2  # rows that a table of positions may have before the first position
 def check_model(model: Any, name: str, longest: int) -> float:
     """The largest difference of the model's logits, as a share of their standard deviation, in texts of up to `longest`
     tokens, those of the tree included. InputError, which names the model and the place, where its layers or its
-    attention cannot process token trees, where its table of positions is shorter, or a difference is no rounding."""
+    attention cannot process token trees, where its table of positions is shorter, or a difference exceeds rounding."""
     check_attention(model.config, name)
     if (rows := table_of_positions(model)) is not None and longest > rows:
         raise InputError(f"{name}: texts and their trees take up to {longest} positions; the model has {rows}")

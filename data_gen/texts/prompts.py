@@ -286,9 +286,8 @@ SETS = {
 
 
 def read_set(name: str, file: Path | None = None, called: str | None = None) -> tuple[list[Prompt], int]:
-    """The prompts of a set, in its order, and its number of records; their kinds are its tasks, or `called`. Empty and
-    repeated texts give no prompt. InputError where the hub or the file cannot be read, or a record has other fields;
-    names the set and the record."""
+    """The prompts of a set, of the kinds of its tasks or `called`, and its number of records. Empty and repeated texts
+    give no prompt. InputError, with the set and the record, where they cannot be read or a record has other fields."""
     own = SETS[name]
     where = f"prompts.sets: {name}: {file or own.hub['path']}"
     prompts: dict[str, Prompt] = {}

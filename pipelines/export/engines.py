@@ -144,7 +144,7 @@ def best_lengths(engine: Engine, texts: Texts, verifiers: tuple[str, str], profi
     """
     assert profile.batches is not None
     sizes = profile.batches.sizes
-    most = [min(target.sizes[-1] - 1, ActionSpace.default().depth) for target in profile.batches.target]
+    most = [min(int(target.sizes[-1]) - 1, ActionSpace.default().depth) for target in profile.batches.target]
     replays = [_replay_of_chains(texts, verifiers[0], profile.at_batch(batch)) for batch in sizes]
 
     def fastest(longest: int) -> list[tuple[int, Replayed]]:

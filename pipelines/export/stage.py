@@ -42,7 +42,7 @@ def plan(config: Config) -> list[str]:
 
 
 def stage_of(config: Config) -> Stage:
-    """The stage with what it depends on; InputError unless training is finished and this selector is evaluated."""
+    """The stage with what it depends on; InputError before the end of training, or with another's evaluation."""
     decides, evaluation = decision_digest(config, load_result(config)), list[str]()
     path = config.folder / "evaluation.json"
     if path.exists():

@@ -50,7 +50,7 @@ def run(stage: Stage, path: Path, drafts: bool = True) -> None:
 
 
 def stage_of(config: Config, name: str, path: Path, pair: str, output: Path) -> Stage:
-    """The stage with what it depends on: the step times in `path`, and the pair's fingerprint; InputError without."""
+    """The stage with what it depends on: the step times in `path` (else InputError), and the pair's fingerprint."""
     depends = {"timings": sha256(path), "stepped": config.latency.stepped, "pair": pair}
     return Stage(name, config, {**depends, "verifiers": list(config.verifiers)}, (output,))
 
@@ -114,8 +114,8 @@ def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, 
     without `once` where all rows have as many draft passes, or where it would be below 0.
     """
     sizes = sorted(set(rows["verified"].tolist()) - {0})
-    if not sizes:
-        raise InputError(f"{place}: no row verifies anything")
+    if not sizes or sizes[0] < 1:
+        raise InputError(f"{place}: {'a row verifies less than a token' if sizes else 'no row verifies anything'}")
     plain, drafted = rows[rows["passes"] == 0], rows[rows["passes"] > 0]
     target = plain[plain["verified"] > 0].groupby("verified")["seconds"].mean().to_dict()
     left = drafted["seconds"] - drafted["verified"].map(target).fillna(0)

@@ -90,8 +90,7 @@ def judge_jointly(
 def _among(batches: MixedBatches, mode: Mode, replayed: Replayed, base: Mode) -> Judged:
     """A mode as it is judged by the replay of requests with different texts."""
     static = batches.replay(decide(batches.timed, {}, base).action_R)
-    streams_X = torch.arange(len(replayed.tokens_X))
-    return Judged(mode, ratio_of_speeds(replayed, static), replayed, streams_X)
+    return Judged(mode, ratio_of_speeds(replayed, static), replayed, torch.arange(len(replayed.tokens_X)))
 
 
 def lead(texts: Timed, rule: Mode) -> float:

@@ -172,7 +172,7 @@ def row_of(
 
 
 def choose(found: dict[str, dict[str, Any]]) -> str:
-    """The fastest selector on the validation texts; it must be a standard error ahead of the light regressor."""
+    """The fastest selector on the validation texts, if one standard error ahead of the light regressor; else that."""
     speeds = {name: float(row["metrics"]["validation/replay_gated"]) for name, row in found.items()}
     best, plain = max(speeds, key=speeds.__getitem__), f"regressor-{LIGHT}"
     error = found[best]["metrics"]["validation/replay_error"]

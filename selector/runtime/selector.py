@@ -341,6 +341,8 @@ class Tuned:
             return []
         if all(map(self._only_first, features)):
             return self._less.select_jointly(features)  # type: ignore[union-attr]
+        if not mode.joint and mode.batch > 1 and mode.rule and self._decider == NETWORK:
+            return [mode.copied(self._scalar(self._read(each), MATCH)) for each in features]  # the rule was ahead
         if not mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
         shapes, clock = self._shared

@@ -165,7 +165,7 @@ def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
         expected = joint_choice(tokens_BA, Shapes.of(selector.actions), speed, *prices)
         assert chosen == [selector.actions[a] for a in expected]
     assert asked.select_jointly([]) == []
-    ruled = Tuned(replace(mode.static_only(), rule=LookupRule(3, 8), joint=0.0), selector)
+    ruled = Tuned(replace(mode, feature_levels=(DRAFTER,), rule=LookupRule(3, 8), joint=0.0), selector)
     match_B = data.scalar("match")[rows]
     assert 0 < int((match_B >= 3).sum()) < len(rows), "the rule both copies and does not"
     given = [{SCALARS_KEY: data.scalars_RF[row]} for row in rows]
