@@ -255,6 +255,7 @@ class Config(Section):
         description="of the run's folder and of its MLflow experiment",
     )
     seed: int = Field(1, ge=0, lt=2**32, description="seed of everything random")
+    processes: int = Field(1, ge=1, description="on a CPU: several label texts and compare, with a thread each")
     pair: Pair = Pair()
     prompts: Prompts = Prompts()
     distil: Distil = Distil()

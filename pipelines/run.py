@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from torch.utils.data import DataLoader
 
 from data_gen.traces import differences
 from pipelines.config import Config
@@ -29,6 +31,7 @@ from selector.files import atomically, json_text, unwritable
 from selector.schema import FORMAT, InputError, sha256
 
 T = TypeVar("T")
+R = TypeVar("R")
 # the stage of each record that has another name
 MADE_BY = {"prompts": "pair", "engine-latency": "latency"}
 # for each stage, those whose output it reads
@@ -214,6 +217,23 @@ def watched(items: Collection[T], words: str) -> Iterator[T]:
         for item in items:
             yield item
             tick()
+
+
+def made(make: Callable[[T], R], items: Sequence[T], processes: int) -> Iterator[R]:
+    """`make` of each item, as they are done: by some processes with one thread each, or by this one. They begin as its
+    copies where the system can fork. InputError as `make` raises it."""
+    apart = {"num_workers": processes, "prefetch_factor": 1, "in_order": False} if processes > 1 else {}
+    for found in DataLoader(items, batch_size=None, collate_fn=partial(_tried, make), **apart):  # type: ignore[arg-type]
+        if isinstance(found, InputError):
+            raise found
+        yield found
+
+
+def _tried(make: Callable[[T], R], item: T) -> R | InputError:
+    try:
+        return make(item)
+    except InputError as error:  # raised there, it would come with a traceback in its words
+        return error
 
 
 def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = None) -> Table:

@@ -113,7 +113,7 @@ class Mode:
     def restricted(self, space: ActionSpace, positions: Iterable[int], speed_T: Tensor) -> "Mode":
         """The mode of an engine that can draft only the actions at some positions, among them at least one tree.
 
-        The static tree becomes the fastest one that remains, and `speed` changes in proportion to the trees' speeds,
+        The static tree becomes the fastest one that remains, and the prices change in proportion to the trees' speeds,
         `speed_T`, in tokens per second. The rule is dropped where its lookup does not remain. If the lookup and the
         static tree both remain, that tree stays. `allowed` becomes the positions that it shares with `positions`, or
         all of these where it shares none.
@@ -124,8 +124,12 @@ class Mode:
         if rule and own in left:
             best = own
         kept = [a for a in left if not self.allowed or a in self.allowed] or left
-        speed = self.speed * float(speed_T[best] / speed_T[own])
-        return replace(self, action=space.trees[best], speed=speed, allowed=tuple(sorted({*kept, best})), rule=rule)
+        priced, allowed = self.faster(float(speed_T[best] / speed_T[own])), tuple(sorted({*kept, best}))
+        return replace(priced, action=space.trees[best], allowed=allowed, rule=rule)
+
+    def faster(self, ratio: float) -> "Mode":
+        """The mode with the prices of time of a decoder that is `ratio` times as fast."""
+        return replace(self, speed=self.speed * ratio, joint=self.joint * ratio)
 
     def row(self) -> dict[str, Any]:
         """The mode's entry in JSON, with the numbers of the sampling setting beside the others."""

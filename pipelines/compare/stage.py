@@ -33,7 +33,7 @@ from pipelines.evaluate.stage import clocks
 from pipelines.evaluate.table import ALL, Figure, Table, replayed_figure
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
-from pipelines.run import Stage, console, table, watched
+from pipelines.run import Stage, console, made, table, ticking, watched
 from pipelines.tracking import describe, mlflow_run, nested_run
 from pipelines.train.fitting import OWN, fitted, module_of, seen
 from pipelines.train.judging import statics
@@ -86,12 +86,15 @@ def run(config: Config) -> None:
                 each: policy_of_ddte(config, modules[Network(each[0], TREES)], *each, every[each[1]], splits, kept)
                 for each in watched(of_paper, "training policies")
             }
-            parts = {}
-            for name, sampling in watched([*product(config.verifiers, settings_of(config))], "replaying"):
+            work = dict[tuple[str, ...], Callable[[], Any]]()
+            for name, sampling in product(config.verifiers, settings_of(config)):
                 mine = {own: module for own, module in modules.items() if own.verifier == name}
                 clocked = {clock: own for (other, clock), own in policies.items() if other == name}
-                given = name, sampling, splits, every, mine, clocked
-                parts[name, str(sampling)] = kept.get(f"replay {name} {sampling}", partial(replays, *given))
+                work[name, str(sampling)] = partial(replays, name, sampling, splits, every, mine, clocked)
+            with ticking("replaying", len(work)) as tick:
+                for _ in made(kept.keep, [*work.items()], config.processes):
+                    tick()
+            parts = {place: kept.get(f"replay {' '.join(place)}", make) for place, make in work.items()}
             drafts = kept.get("drafts", lambda: [*map(tuple, drafted(config, pair, config.verifiers[0]))])
             figures = [*by_depth(config, splits["test"]), *map(Figure._make, drafts)]
             figures += speeds(config, splits["test"], parts)
@@ -118,11 +121,15 @@ class Kept:
         """What `make` returns: tensors in dicts, lists and tuples."""
         path = self.folder / f"{name.replace('/', ' of ')}.pt"
         if not path.exists():
-            made = make()
+            result = make()
             with atomically(path) as partial_path:
-                torch.save(made, partial_path)
+                torch.save(result, partial_path)
         found: T = torch.load(path)
         return found
+
+    def keep(self, part: tuple[tuple[str, str], Callable[[], Any]]) -> None:
+        """Compute a replay, in a process that returns nothing."""
+        self.get(f"replay {' '.join(part[0])}", part[1])
 
     def module(
         self, name: str, untrained: SelectorModule, train: Callable[[Path, str], SelectorModule]

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from data_gen.models.checkpoints import fingerprint, load_model, load_tokenizer
 from data_gen.models.distilled import WEIGHTS, new_draft, save_draft
 from data_gen.models.pair import DTYPES, eos_ids, resolve_device, scored
+from data_gen.models.self_check import check_model
 from pipelines.config import Config
 from pipelines.distil.texts import BEGUN, FEW, Sequences, Template, batches, held_out, write_texts
 from pipelines.distil.training import cost, measured, speed, train
@@ -66,6 +67,7 @@ def run(config: Config) -> None:
     depends = {**made_from, "draft": own.model_dump(mode="json", exclude=OF_TEXTS)}
     stage = Stage("distil", config, depends, (folder / "draft", folder / "manifest.json"))
     if stage.begin():
+        check_model(target, name, own.context)  # before it writes for hours
         texts = folder / "texts" / _digest(made_from)
         write_texts(config, texts, target.to(dtype), tokenizer)
         target = load_model(name, "target", torch.float32, device, config.pair.device_map)

@@ -203,7 +203,7 @@ class Selector:
             InputError: the setting, the batch or the level is out of range, no tree is left, or a shape is not in the
                 action space.
         """
-        asked, less = Sampling(temperature, top_p, top_k, min_p), None
+        asked, less, listed = Sampling(temperature, top_p, top_k, min_p), None, None
         if self.schema == LOG and level is None:
             shapes = None if shapes is None else list(shapes)
             less, level = self.at(temperature, top_p, shapes, batch, TEXT, top_k, min_p), DRAFTER
@@ -215,13 +215,13 @@ class Selector:
             mode = mode.without_network()
         if shapes is not None:
             try:
-                positions = {self.space.index(Action.of(shape)) for shape in shapes}
+                listed = sorted({self.space.index(Action.of(shape)) for shape in shapes})
             except (ValueError, TypeError) as error:
                 raise InputError(f"shapes: {error}") from error
-            if min(positions, default=len(self.actions)) >= len(self.space.trees):
+            if min(listed, default=len(self.actions)) >= len(self.space.trees):
                 raise InputError("shapes: no tree is left")
-            mode = mode.restricted(self.space, positions, self.config.static_speeds(mode, self.latency))
-        return Tuned(mode, self, less)
+            mode = mode.restricted(self.space, listed, self.config.static_speeds(mode, self.latency))
+        return Tuned(mode, self, less, listed)
 
     def check_pair(self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()) -> None:
         """Warn, once, where the models or the machine are not those that the selector was trained for.
@@ -276,8 +276,8 @@ def _moved(config: ArtefactConfig, mode: Mode, latency: LatencyProfile, own: Lat
         raise InputError(f"the latency profile of {latency.device} has no times for {config.verifier}")
     speed_T, before_T = config.static_speeds(mode, latency), config.static_speeds(mode, own)
     best = int(speed_T.argmax())
-    speed = mode.speed * float(speed_T[best] / before_T[config.space.index(mode.action)])
-    return replace(mode, action=config.space.trees[best], speed=speed, allowed=())
+    ratio = float(speed_T[best] / before_T[config.space.index(mode.action)])
+    return replace(mode.faster(ratio), action=config.space.trees[best], allowed=())
 
 
 class Tuned:
@@ -285,16 +285,22 @@ class Tuned:
 
     Call `select` with the features of each of `feature_levels` in turn until it returns an action. On texts of more
     than `longest` tokens, if it is not 0, a network's mode needs the match alone. Where only features of the schema's
-    first level are given, `less` decides instead, if there is one.
+    first level are given, `less` decides instead, if there is one. Joint choices are among the positions `listed`.
     """
 
-    def __init__(self, mode: Mode, selector: Selector | None = None, less: Tuned | None = None) -> None:
+    def __init__(
+        self,
+        mode: Mode,
+        selector: Selector | None = None,
+        less: Tuned | None = None,
+        listed: Sequence[int] | None = None,
+    ) -> None:
         if mode.decider == NETWORK and selector is None:
             raise InputError("a network's decisions need its selector")
         self.mode, self.feature_levels, self.longest = mode, mode.asked, mode.longest
         self._decider, self._sees_all = mode.decider, mode.sees_all
         self._selector, self._less, self._at_root = selector, less, dict[bool, OneRoot]()
-        self._covers = lru_cache(self._covers_setting)
+        self._covers, self._listed = lru_cache(self._covers_setting), listed
 
     def select(self, features: Features | None, final: bool = False) -> Action | None:
         """The action at a root; the static tree without features; None where only features of the first level are given
@@ -345,11 +351,11 @@ class Tuned:
             return [mode.copied(self._scalar(self._read(each), MATCH)) for each in features]  # the rule was ahead
         if not mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
-        shapes, clock = self._shared
+        positions_K, shapes, clock = self._shared
         tokens_BA, length = self._predicted(features)
         prices = clock.prices(length, mode.batch)
-        chosen_B = joint_choice(tokens_BA.astype(np.float64), shapes, mode.joint, *prices)
-        return [self._own.actions[a] for a in chosen_B]
+        chosen_B = joint_choice(tokens_BA[:, positions_K].astype(np.float64), shapes, mode.joint, *prices)
+        return [self._own.actions[a] for a in positions_K[chosen_B]]
 
     def _predicted(self, features: Sequence[Features]) -> tuple[Array, float]:
         # block efficiencies of all actions for each request, [B, A], and the mean context length
@@ -375,8 +381,10 @@ class Tuned:
         return np.array(self.mode.allowed or range(len(self._own.actions)))
 
     @cached_property
-    def _shared(self) -> tuple[Shapes, StepClock]:
-        return Shapes.of(self._own.actions), step_clock(self._own.latency, self.mode.batch)
+    def _shared(self) -> tuple[Array, Shapes, StepClock]:
+        positions_K = np.array(self._listed or range(len(self._own.actions)))
+        shapes = Shapes.of([self._own.actions[a] for a in positions_K])
+        return positions_K, shapes, step_clock(self._own.latency, self.mode.batch)
 
     def _only_first(self, features: Features) -> bool:
         return self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.schema.first

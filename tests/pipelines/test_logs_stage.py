@@ -156,19 +156,21 @@ def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
     texts = read_logs([run[0] / "small.jsonl"])[:8]
     data = with_features(Labeller("head", selector.space, GREEDY).table(texts), selector.tokens)
     rows = [int(begin) + 7 for begin in data.size_X.cumsum(0) - data.size_X]
+    given = [{SCALARS_KEY: data.scalars_RF[row]} for row in rows]
     mode = selector.at(0.0, batch=8, level=DRAFTER).mode
     for speed in (100.0, 400.0, 1600.0):
         asked = Tuned(replace(mode, feature_levels=(DRAFTER,), rule=None, joint=speed, allowed=(0, 1)), selector)
-        chosen = asked.select_jointly([{SCALARS_KEY: data.scalars_RF[row]} for row in rows])
+        chosen = asked.select_jointly(given)
         prices = step_clock(selector.latency, 8).prices(float(data.length_R[rows].float().mean()), 8)
         tokens_BA = module.scores(data)[rows].double().numpy()
         expected = joint_choice(tokens_BA, Shapes.of(selector.actions), speed, *prices)
         assert chosen == [selector.actions[a] for a in expected]
+        few = Tuned(asked.mode, selector, listed=(0, 3)).select_jointly(given)
+        assert set(few) <= {selector.actions[0], selector.actions[3]}
     assert asked.select_jointly([]) == []
     ruled = Tuned(replace(mode, feature_levels=(DRAFTER,), rule=LookupRule(3, 8), joint=0.0), selector)
     match_B = data.scalar("match")[rows]
     assert 0 < int((match_B >= 3).sum()) < len(rows), "the rule both copies and does not"
-    given = [{SCALARS_KEY: data.scalars_RF[row]} for row in rows]
     assert ruled.select_jointly(given) == [ruled.mode.copied(match) for match in match_B.tolist()]
 
 
