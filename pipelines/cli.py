@@ -43,9 +43,7 @@ ABOUT = {  # the stages without options of their own
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # the disk is full or not writable
 DEMO = Path("configs/demo.yaml")
 
-Words = Annotated[
-    list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="docs/configuration.md lists them")
-]
+Words = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="see docs/configuration.md")]
 File = Annotated[Path | None, typer.Option("--config", help="the run's YAML file [configs/demo.yaml; logs: none]")]
 Name = Annotated[str | None, typer.Option(help="the run's name; its folder is runs/NAME")]
 Plan = Annotated[bool, typer.Option("--plan", help="print what would be done, with sizes, and do nothing")]

@@ -31,7 +31,7 @@ from selector.files import atomically, json_text, unwritable
 from selector.schema import FORMAT, InputError, sha256
 
 T = TypeVar("T")
-R = TypeVar("R")
+N, R = TypeVar("N"), TypeVar("R")
 # the stage of each record that has another name
 MADE_BY = {"prompts": "pair", "engine-latency": "latency"}
 # for each stage, those whose output it reads
@@ -219,21 +219,22 @@ def watched(items: Collection[T], words: str) -> Iterator[T]:
             tick()
 
 
-def made(make: Callable[[T], R], items: Sequence[T], processes: int) -> Iterator[R]:
-    """`make` of each item, as they are done: by some processes with one thread each, or by this one. They begin as its
-    copies where the system can fork. InputError as `make` raises it."""
-    apart = {"num_workers": processes, "prefetch_factor": 1, "in_order": False} if processes > 1 else {}
-    for found in DataLoader(items, batch_size=None, collate_fn=partial(_tried, make), **apart):  # type: ignore[arg-type]
+def made(make: Callable[[T], R], items: Mapping[N, T], processes: int) -> Iterator[tuple[N, R]]:
+    """The names of some items and what `make` makes of them, as they are done: by this process, or by several copies of
+    it with one thread each. InputError as `make` raises it."""
+    apart: Any = {"prefetch_factor": 1, "in_order": False, "multiprocessing_context": "fork"} if processes > 1 else {}
+    given = {"batch_size": None, "collate_fn": partial(_tried, make), "num_workers": processes * (processes > 1)}
+    for name, found in DataLoader([*items.items()], **given, **apart):  # type: ignore[arg-type]
         if isinstance(found, InputError):
             raise found
-        yield found
+        yield name, found
 
 
-def _tried(make: Callable[[T], R], item: T) -> R | InputError:
+def _tried(make: Callable[[T], R], item: tuple[N, T]) -> tuple[N, R | InputError]:
     try:
-        return make(item)
+        return item[0], make(item[1])
     except InputError as error:  # raised there, it would come with a traceback in its words
-        return error
+        return item[0], error
 
 
 def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = None) -> Table:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 # Of all files of runs and artefacts. Raise it when the same inputs give other contents or another layout.
-FORMAT = 21
+FORMAT = 22
 
 
 class InputError(ValueError):
@@ -57,9 +57,7 @@ TEXT_SCALARS = (  # known from token ids alone
     Scalar("match", "tokens", f"length of the text's longest suffix that occurs before; {LONGEST_MATCH} at most"),
     *_means("copied", "1", "1 where a lookup predicted the text's token, 0 elsewhere"),
     Scalar("copied", "tokens", f"latest tokens in a row that a lookup predicted; {LONGEST_MATCH} at most"),
-    Scalar(
-        "source_steady", "tokens", f"latest tokens in a row at which the source moved by one; {LONGEST_MATCH} at most"
-    ),
+    Scalar("source_steady", "tokens", f"latest tokens in a row where the source moved by one; {LONGEST_MATCH} at most"),
     Scalar("source_in_prompt", "1", "1 where the source is in the prompt, 0 elsewhere"),
     Scalar("source_predicted", "tokens", f"predicted tokens in a row at the source's start; {LONGEST_LOOKUP} at most"),
     *(Scalar(f"source_copied_{n}", "1", f"share of predicted ones in the source's first {n}") for n in SOURCE_LENGTHS),

@@ -17,8 +17,11 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticLayer
 
+from data_gen.models.checkpoints import load_model
+from data_gen.models.distilled import is_distilled
+from data_gen.models.gguf import resolved
 from data_gen.models.masks import TreeMasks
-from data_gen.models.pair import ModelPair
+from data_gen.models.pair import DTYPES, ModelPair, shared_tokenizer
 
 SHORT, BLOCK = 8, 256  # a text's unseen tokens are passed with those of others if they are few, else in such blocks
 
@@ -36,9 +39,13 @@ class CachedDrafter:
 
     @classmethod
     def load(cls, draft: str, target: str, device: str = "cpu", dtype: str = "float32") -> CachedDrafter:
-        """The draft of a pair, whose names and InputErrors are those of `ModelPair.load`. The target is loaded, too, as
-        a distilled draft has its tables, and is let go."""
-        return cls(ModelPair.load(target, draft, device, dtype).draft)
+        """The draft of a pair, whose names and InputErrors are those of `ModelPair.load`. For a distilled draft, which
+        has the target's tables, the target is loaded, too, and let go."""
+        folder = resolved(draft, "draft")
+        if is_distilled(folder):
+            return cls(ModelPair.load(target, folder, device, dtype).draft)
+        shared_tokenizer(resolved(target, "target"), folder)  # or it raises
+        return cls(load_model(folder, "draft", DTYPES[dtype], torch.device(device)))
 
     @torch.inference_mode()
     def chains(self, texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[int]]:
@@ -118,9 +125,8 @@ class _Slots(StaticLayer):
         assert self.keys is not None and self.values is not None
         more = max(0, slots - len(self.keys)), max(0, -(-length // BLOCK) * BLOCK - self.keys.shape[2])
         if any(more):
-            self.keys, self.values = (
-                pad(own, (0, 0, 0, more[1], 0, 0, 0, more[0])) for own in (self.keys, self.values)
-            )
+            added = 0, 0, 0, more[1], 0, 0, 0, more[0]
+            self.keys, self.values = pad(self.keys, added), pad(self.values, added)
         for own, new in ((self.keys, key_states), (self.values, value_states)):
             own[slots_B.unsqueeze(-1), :, places_BW] = new.transpose(1, 2)
         return self.keys[slots_B, :, :length], self.values[slots_B, :, :length]

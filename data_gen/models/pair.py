@@ -27,7 +27,7 @@ from data_gen.models.sampling import Sampling
 from selector.schema import InputError
 
 FILL = 1024  # tokens of a forward pass over a prompt, which bounds the memory of its mask
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class ModelRow(NamedTuple):

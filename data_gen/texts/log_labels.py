@@ -98,10 +98,9 @@ def read_log_texts(folder: Path, digest: str) -> dict[str, Texts]:
 
 def with_features(table: pa.Table, tokens: TokenStatistics | None = None) -> Texts:
     """The texts of a log's rows. Without the training texts' statistics by token, these are the training texts: each
-    has the statistics of the others, and the statistics of all are kept."""
-    scalars, keys = zip(
-        *(_along(table, row, tokens or TokenStatistics.empty()) for row in range(len(table))), strict=True
-    )
+    has the statistics of other sources', and the statistics of all are kept."""
+    known = tokens or TokenStatistics.empty()
+    scalars, keys = zip(*(_along(table, row, known) for row in range(len(table))), strict=True)
     texts = to_texts(table, [VERIFIER], torch.from_numpy(np.concatenate(scalars)), space_of(table), LOG)
     if tokens is not None:
         return replace(texts, tokens=tokens)
@@ -109,7 +108,8 @@ def with_features(table: pa.Table, tokens: TokenStatistics | None = None) -> Tex
     survivals_RD = torch.where(survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD).nan_to_num()
     copied_R = texts.lookup_R.clamp(max=LONGEST_COUNTED)
     values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
-    tokens, found_RF = TokenStatistics.fit(np.concatenate(keys), values_RK, texts.text_R.numpy())
+    source_R = texts.source_number_X[texts.text_R].numpy()
+    tokens, found_RF = TokenStatistics.fit(np.concatenate(keys), values_RK, source_R)
     begin, split_at = len(schema.TEXT_SCALARS), len(schema.TOKEN_SCALARS)
     texts.scalars_RF[:, begin : begin + split_at] = torch.from_numpy(found_RF[:, :split_at])
     texts.scalars_RF[:, split_at - found_RF.shape[1] :] = torch.from_numpy(found_RF[:, split_at:])

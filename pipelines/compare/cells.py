@@ -19,16 +19,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pipelines.evaluate.methods import COPYING
 from pipelines.train.judging import judge
 from selector.actions import Action, ActionSpace
-from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
 from selector.schema import FULL, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Replayed, fastest_possible
-from selector.train.tuning import StaticTable, best_static, replay_mode, static_replay
+from selector.train.tuning import StaticTable, best_static, replay_mode, tune_lookup_rule
 
 TREES, GREEDY, COPIES, BOTH = SPACES = ("trees", "greedy trees", "copies", "greedy trees and copies")
 OF = {  # the actions of each kind of selector
@@ -115,18 +115,19 @@ def replays(
         base = best_static(train, StaticTable(*map(torch.cat, zip(*tables, strict=True))))
         deciding = [(f"selector, {own.actions}", own.actions, module) for own, module in modules.items()]
         deciding += [(PRINTED, TREES, policies[clock])] if clock in policies else []
+        rule = tune_lookup_rule(timed("train", COPIES).on(profile), base)
+        for kind, own_X in at.items():
+            mode = replace(rule, action=trees[kind]) if rule.action == base.action else rule
+            found[clock, COPYING][:, own_X] = _totals(replay_mode(timed("test", COPIES, kind).on(profile), {}, mode))
         for method, actions, module in deciding:
             (judged,) = judge(module, [timed("validation", actions).on(profile)], [base])
             decides = judged.pays or method == PRINTED  # as in the paper, where it always does
             for kind, own_X in at.items():
                 test, mode = timed("test", actions, kind).on(profile), replace(judged.mode, action=trees[kind])
-                own = _replayed(test, module, mode) if decides else static_replay(test, trees[kind])
+                mode = mode if decides else mode.static_only()
+                own = replay_mode(test, module.predictions(test.texts, mode), mode, policy=not module.is_regressor)
                 found[clock, method][:, own_X] = _totals(own)
     return dict(found)
-
-
-def _replayed(test: Timed, module: SelectorModule, mode: Mode) -> Replayed:
-    return replay_mode(test, module.predictions(test.texts, mode), mode, policy=not module.is_regressor)
 
 
 def _totals(replayed: Replayed) -> Tensor:

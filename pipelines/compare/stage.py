@@ -33,7 +33,7 @@ from pipelines.evaluate.stage import clocks
 from pipelines.evaluate.table import ALL, Figure, Table, replayed_figure
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
-from pipelines.run import Stage, console, made, table, ticking, watched
+from pipelines.run import Stage, console, made, table, watched
 from pipelines.tracking import describe, mlflow_run, nested_run
 from pipelines.train.fitting import OWN, fitted, module_of, seen
 from pipelines.train.judging import statics
@@ -63,7 +63,7 @@ def plan(config: Config) -> list[str]:
 def stage_of(config: Config) -> Stage:
     """The stage with what it depends on; InputError without a latency profile or traces."""
     profile = load_profile(config)
-    own = {**inputs(config, profile), "clocks": [sha256(path) for path in clocks(config, profile)]}
+    own = {**inputs(config, profile), "clocks": {path.stem: sha256(path) for path in clocks(config, profile)}}
     outputs = config.folder / "papers.parquet", config.folder / "figure1.png"
     return Stage("compare", config, {**own, "verifiers": list(config.verifiers)}, outputs)
 
@@ -86,15 +86,15 @@ def run(config: Config) -> None:
                 each: policy_of_ddte(config, modules[Network(each[0], TREES)], *each, every[each[1]], splits, kept)
                 for each in watched(of_paper, "training policies")
             }
-            work = dict[tuple[str, ...], Callable[[], Any]]()
+            work = dict[tuple[str, str], Callable[[], Any]]()
             for name, sampling in product(config.verifiers, settings_of(config)):
                 mine = {own: module for own, module in modules.items() if own.verifier == name}
                 clocked = {clock: own for (other, clock), own in policies.items() if other == name}
-                work[name, str(sampling)] = partial(replays, name, sampling, splits, every, mine, clocked)
-            with ticking("replaying", len(work)) as tick:
-                for _ in made(kept.keep, [*work.items()], config.processes):
-                    tick()
-            parts = {place: kept.get(f"replay {' '.join(place)}", make) for place, make in work.items()}
+                replay = partial(replays, name, sampling, splits, every, mine, clocked)
+                work[name, str(sampling)] = partial(kept.get, f"replay {name} {sampling}", replay)
+            for _ in zip(watched(work, "replays"), made(lambda get: bool(get()), work, config.processes), strict=True):
+                pass  # it is kept; each tensor that a process sent would take an open file
+            parts = {place: get() for place, get in work.items()}
             drafts = kept.get("drafts", lambda: [*map(tuple, drafted(config, pair, config.verifiers[0]))])
             figures = [*by_depth(config, splits["test"]), *map(Figure._make, drafts)]
             figures += speeds(config, splits["test"], parts)
@@ -127,21 +127,15 @@ class Kept:
         found: T = torch.load(path)
         return found
 
-    def keep(self, part: tuple[tuple[str, str], Callable[[], Any]]) -> None:
-        """Compute a replay, in a process that returns nothing."""
-        self.get(f"replay {' '.join(part[0])}", part[1])
-
-    def module(
-        self, name: str, untrained: SelectorModule, train: Callable[[Path, str], SelectorModule]
-    ) -> SelectorModule:
-        """A module as `train` returns it, which is given a folder and an MLflow run."""
+    def module(self, name: str, module: SelectorModule, train: Callable[[Path, str], SelectorModule]) -> SelectorModule:
+        """An untrained module as `train` returns it, which is given a folder and an MLflow run."""
 
         def make() -> dict[str, Tensor]:
             with nested_run(self.mlflow, name) as nested:
                 return train(self.folder / name, nested.info.run_id).state_dict()
 
-        untrained.load_state_dict(self.get(name, make))
-        return untrained.eval()
+        module.load_state_dict(self.get(name, make))
+        return module.eval()
 
 
 def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProfile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
@@ -14,7 +14,7 @@ from typing import Any
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.labelled import BEYOND, GivenText, Plausibility, Shard, Work, apart, make_shard, read_log
+from data_gen.texts.labelled import BEYOND, GivenText, Plausibility, Work, apart, make_shard, read_log
 from data_gen.texts.prompts import split_of
 from data_gen.traces import TraceStore, text_bytes
 from pipelines.config import Config
@@ -78,9 +78,9 @@ def run(config: Config) -> None:
         _judge(config, seen, Plausibility(**store.manifest["shards"][name]["plausibility"]))
     bar = ticking("labelling texts", len(work), len(work) - len(todo))
     with mlflow_run(config, "data", SECTIONS) as mlflow, bar as tick:
-        make = partial(_named, log.shard if log else partial(make_shard, pair, pairs.recipe(config)))
+        make = log.shard if log else partial(make_shard, pair, pairs.recipe(config))
         processes = config.processes if pair and pair.device.type == "cpu" else 1
-        for name, shard in made(make, [*todo.items()], processes):
+        for name, shard in made(make, todo, processes):
             store.write(name, shard.table, plausibility=asdict(shard.plausibility))
             _judge(config, seen, shard.plausibility)
             roots += sum(shard.table["roots"].to_pylist())
@@ -107,10 +107,6 @@ def run(config: Config) -> None:
             f"{row['expected']:.3f} by the labels, {row['realised']:.3f} realised, z = {row['z']:+.2f}{warning}"
         )
     stage.finish()
-
-
-def _named(make: Callable[[Work], Shard], named: tuple[str, Work]) -> tuple[str, Shard]:
-    return named[0], make(named[1])
 
 
 def _judge(config: Config, seen: Plausibility, shard: Plausibility) -> None:

@@ -22,7 +22,7 @@ from selector.schema import DRAFTER, TEXT
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches
 from selector.train.replay import Replayed, fastest_possible, ratio_of_speeds
-from selector.train.tuning import Predictions, decide, replay_mode, static_replay
+from selector.train.tuning import Predictions, decide, replay_mode
 
 FIXED, ORACLE = "best fixed length", "oracle"
 CHARGED, ONE_LENGTH = ", decisions charged", ", one length, decisions charged"  # after a selector
@@ -72,8 +72,8 @@ def measured(
         found = _mixed(modes, *part, profile) if mixed else _equal(modes, *part)
         over = partial(ratio_of_speeds, source_X=None if mixed else part[0].texts.source_number_X)
         for level, mode in modes.selector.items():
-            name, ruled = selector_at(level), mode.decider != NETWORK or (mixed and mode.joint == 0)
-            found[name + CHARGED] = found[name].charged(0.0 if ruled else taken[level])
+            name = selector_at(level)
+            found[name + CHARGED] = found[name].charged(taken[level] if mode.decider == NETWORK else 0.0)
             if mixed:
                 found[name + ONE_LENGTH] = found[name + ONE_LENGTH].charged(taken[level])
         yield from compared(place_of(modes.fixed, mixed), found, over, (PLAIN,), kind)
@@ -108,8 +108,8 @@ def _of_kind(timed: Timed, predicted: Predictions, kind: str) -> tuple[Timed, Pr
 
 def _equal(modes: BatchModes, timed: Timed, predicted: Predictions) -> Replays:
     return {
-        PLAIN: static_replay(timed, EMPTY),
-        FIXED: static_replay(timed, modes.fixed.action),
+        PLAIN: replay_mode(timed, {}, replace(modes.fixed, action=EMPTY)),
+        FIXED: replay_mode(timed, {}, modes.fixed),
         COPYING: replay_mode(timed, {}, modes.rule),
         ORACLE: fastest_possible(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space),
         **{selector_at(level): replay_mode(timed, predicted, mode) for level, mode in modes.selector.items()},

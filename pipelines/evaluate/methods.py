@@ -25,6 +25,7 @@ from data_gen.models.pair import ModelPair, without_own_settings
 from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import tie
 from data_gen.texts.prompts import Prompt
+from data_gen.timing import now
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.pair.stage import encode
@@ -171,7 +172,7 @@ class Assistant:
         drafts = {"prompt_lookup_num_tokens": self.tokens} if self.tokens else {"assistant_model": pair.draft}
         generate = generation(pair, sampling, prompt, limit, **drafts)
         torch.manual_seed(seed)
-        hooked = _forward_seconds(pair.target), _forward_seconds(pair.draft)
+        hooked = _forward_seconds(pair, pair.target), _forward_seconds(pair, pair.draft)
         with hooked[0] as passes, hooked[1] as drafted, quiet(), without_own_settings(pair.target, pair.draft):
             start = time.perf_counter()
             text = generate()[0, len(prompt) :].tolist()  # which waits for a GPU
@@ -184,10 +185,10 @@ ASSISTANTS = Assistant(ASSISTED), Assistant(PROMPT_LOOKUP, 10)
 
 
 @contextmanager
-def _forward_seconds(model: PreTrainedModel) -> Iterator[list[float]]:
+def _forward_seconds(pair: ModelPair, model: PreTrainedModel) -> Iterator[list[float]]:
     began, taken = [0.0], list[float]()
-    before = model.register_forward_pre_hook(lambda *_: began.append(time.perf_counter()))
-    after = model.register_forward_hook(lambda *_: taken.append(time.perf_counter() - began[-1]))
+    before = model.register_forward_pre_hook(lambda *_: began.append(now(pair)))
+    after = model.register_forward_hook(lambda *_: taken.append(now(pair) - began[-1]))
     with before, after:
         yield taken
 

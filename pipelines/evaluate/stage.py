@@ -41,7 +41,7 @@ from selector.sampling import Sampling
 from selector.schema import InputError, sha256
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.tuning import Judged, StaticTable, best_static, tune_lookup_rule
+from selector.train.tuning import Judged, tune_lookup_rule
 
 T = TypeVar("T")
 Contenders = dict[Sampling, list[Method | Assistant]]  # by sampling setting
@@ -68,7 +68,8 @@ def stage_of(config: Config) -> Stage:
     profile = load_profile(config)
     inputs = {
         "evaluate": config.evaluate.model_dump(mode="json"),
-        "clocks": [sha256(path) for path in clocks(config, profile)],
+        "tokens": config.data.tokens,
+        "clocks": {path.stem: sha256(path) for path in clocks(config, profile)},
         "prompts": prompts_depend(config, "test"),
         "sampling": [setting.model_dump() for setting in config.sampling],
         "verifiers": list(config.verifiers),
@@ -114,9 +115,7 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     for path, clock in clocks(config, profile).items():
         replayed += _on_clock(config, clock, splits, module, path.stem)
     assistants = methods.ASSISTANTS if config.evaluate.assisted else ()
-    contenders: Contenders = {
-        key: [*(each for each in own if each.is_decoded), *assistants] for key, own in compared.items()
-    }
+    contenders: Contenders = {key: [*(m for m in own if m.is_decoded), *assistants] for key, own in compared.items()}
     greedy = methods.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
     decoded = decode_prompts(config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends))
     table = Table([*figures(decoded), *replayed])
@@ -146,11 +145,10 @@ def _compared(
     for mode in map(Mode.of, watched(chosen_of(result)["modes"], "choosing the methods")):
         texts = splits["train"].setting_of(mode.sampling)
         *own, best = methods.static_methods(texts, config.verifiers, profile)
-        timed = Timed(texts, best.verifier, profile)
         found[mode.sampling] = [
             *own,
             best,
-            Method(methods.COPYING, best.verifier, tune_lookup_rule(timed, best_static(timed, StaticTable.of(timed)))),
+            Method(methods.COPYING, best.verifier, tune_lookup_rule(Timed(texts, best.verifier, profile), best.mode)),
             Method(methods.SELECTOR, verifier, mode, module, Tuned(mode, selector)),
             Method(methods.NETWORK, verifier, judged[mode.sampling].mode, module),  # whatever is exported
         ]
@@ -186,19 +184,17 @@ def _judged(
     return dict(zip(settings_of(config), judge(module, validation, statics(train)), strict=True))
 
 
-def decode_prompts(
-    config: Config, pair: ModelPair, prompts: list[Prompt], contenders: Contenders, journal: Journal
-) -> Rows:
+def decode_prompts(config: Config, pair: ModelPair, prompts: list[Prompt], among: Contenders, journal: Journal) -> Rows:
     """Every prompt under every setting with every method; those that the journal already holds are not decoded."""
     finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
     tasks = [(prompt, setting) for prompt in prompts for setting in config.sampling]
     todo = [(prompt, s) for prompt, s in tasks if (prompt.id, s.temperature, s.top_p) not in finished]
     with ticking("decoding held-out prompts", len(tasks), len(tasks) - len(todo)) as tick:
         if todo:  # a process decodes its first prompt more slowly than the others, so this result is not used
-            _rehearse(config, pair, todo[0][0], contenders)
-            _decode_all(config, pair, *todo[0], contenders)
+            _rehearse(config, pair, todo[0][0], among)
+            _decode_all(config, pair, *todo[0], among)
         for prompt, setting in todo:
-            journal.add(_decode_all(config, pair, prompt, setting, contenders))
+            journal.add(_decode_all(config, pair, prompt, setting, among))
             tick()
     return [row for rows in journal.entries for row in rows]
 
@@ -219,11 +215,9 @@ def turns(items: Sequence[T], rounds: int) -> list[list[T]]:
     return [[*items[shift:], *items[:shift]] for shift in shifts]
 
 
-def _decode_all(
-    config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, contenders: Contenders
-) -> Rows:
+def _decode_all(config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, among: Contenders) -> Rows:
     sampling = setting.build()
-    every = contenders[sampling]
+    every = among[sampling]
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")  # one for all rounds, so that texts are written again
     tokens = encode(config, pair, prompt)
     distinct = list({method.identity: method for method in every}.values())  # what decodes alike decodes once

@@ -190,9 +190,8 @@ def replays(
         mine = texts.setting_of(setting)
         found = {method.name: method.replay(mine, profile) for method in own}
         over = partial(ratio_of_speeds, source_X=mine.source_number_X)
-        yield from compared(
-            setting_name(setting.temperature, setting.top_p), found, over, (PLAIN, BEST_STATIC), clock=clock
-        )
+        name = setting_name(setting.temperature, setting.top_p)
+        yield from compared(name, found, over, (PLAIN, BEST_STATIC), clock=clock)
 
 
 def figures(rows: Rows) -> Iterator[Figure]:

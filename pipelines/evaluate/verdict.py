@@ -114,9 +114,7 @@ def _verdict(found: Table, setting: str, mode: Mode) -> str:
     best = max(filter(None, others), key=lambda each: each.value)
     if round(best.value, 2) > round(own.value, 2):
         said += f" The {best.method} is faster in replay: {best} times."
-    gains = (
-        f"over the {rival} {_stands(found.of(setting, SELECTOR, decoded(rival)))}" for rival in (COPYING, BEST_STATIC)
-    )
+    gains = [f"over the {x} {_stands(found.of(setting, SELECTOR, decoded(x)))}" for x in (COPYING, BEST_STATIC)]
     return f"{said} In wall-clock time, prompt by prompt, the selector's gain {' and '.join(gains)}."
 
 

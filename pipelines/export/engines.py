@@ -169,7 +169,7 @@ def best_lengths(engine: Engine, texts: Texts, verifiers: tuple[str, str], profi
 
 
 def _replay_of_chains(texts: Texts, verifier: str, profile: LatencyProfile) -> Callable[[int, int], Replayed]:
-    timed = Timed(texts, verifier, profile, replace(ActionSpace.default(), max_K=1))
+    timed = Timed(replace(texts, space=replace(ActionSpace.default(), max_K=1)), verifier, profile)
     seconds_RA, drafting_RA = timed.seconds(), timed.on(replace(profile, target=FREE)).seconds()
 
     @cache

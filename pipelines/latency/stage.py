@@ -100,7 +100,7 @@ def decision_seconds(config: Config, pair: ModelPair, profile: LatencyProfile, l
     decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, len(prompt) + tokens, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)
     if not (steps := decoder.decode(prompt, tokens, generator).steps[2:]):
-        raise InputError("prompts: their continuations end before a second decoding step, which could be timed")
+        raise InputError("prompts: their continuations end before a third decoding step, which could be timed")
     return timing.usual([step.seconds["select"] for step in steps])
 
 

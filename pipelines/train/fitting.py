@@ -79,9 +79,7 @@ def fitted(
     return SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu").eval()
 
 
-def fit(
-    module: pl.LightningModule, run_id: str, callbacks: list[Callback], data: dict[str, Any], **settings: Any
-) -> None:
+def fit(module: pl.LightningModule, run_id: str, hooks: list[Callback], data: dict[str, Any], **settings: Any) -> None:
     """Train a module with Lightning; the MLflow run gets the curves, and Ctrl-C raises KeyboardInterrupt. `data` are
     further arguments of `Trainer.fit`, and `settings` of the trainer."""
     for name in ("utilities.rank_zero", "accelerators.cuda"):  # they remark on the hardware
@@ -92,7 +90,7 @@ def fit(
         trainer = pl.Trainer(
             devices=1,
             logger=[MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False)],
-            callbacks=[*callbacks, RichProgressBar(), StopBetweenBatches()],
+            callbacks=[*hooks, RichProgressBar(), StopBetweenBatches()],
             enable_model_summary=False,
             **settings,
         )

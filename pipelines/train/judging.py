@@ -43,11 +43,6 @@ def statics(train: list[Timed]) -> list[Mode]:
     return [best_static(own, StaticTable.of(own)) for own in train]
 
 
-def monitored(mode: Mode, feature_levels: tuple[str, ...]) -> Mode:
-    """How decisions are made during training: by one feature level after another, each root at its own best ratio."""
-    return replace(mode, feature_levels=feature_levels, rho=1.0)
-
-
 def step_times(
     module: SelectorModule, texts: Texts, bases: list[Mode], verifier: str, profile: LatencyProfile
 ) -> tuple[Tensor, Tensor]:
@@ -77,14 +72,13 @@ def judge(module: SelectorModule, texts: list[Timed], bases: list[Mode]) -> list
 def judge_jointly(
     own: Timed, predicted_RA: Tensor, alone: Judged, rule: Judged, base: Mode, profile: LatencyProfile
 ) -> tuple[Judged, float]:
-    """A log's network that decides for all requests of a step at once, if there are several, and the price of time
-    where one length serves them all, in tokens per second. `profile` is that of all batch sizes."""
+    """A log's network that decides for several requests of a step at once, and the price of time where one length
+    serves them all, in tokens per second. `profile` is that of all batch sizes."""
     batches = MixedBatches(own, profile, own.batch)
     begin = batches.replay(decide(own, {}, rule.mode).action_R).speed
     price, common = (batches.speed_of(predicted_RA, begin, common=one) for one in (False, True))
-    if own.batch == 1:
-        return alone, common
-    return _among(batches, replace(alone.mode, joint=price), batches.select(predicted_RA, price), base), common
+    mode = replace(alone.mode, joint=price, allowed=())
+    return _among(batches, mode, batches.select(predicted_RA, price), base), common
 
 
 def _among(batches: MixedBatches, mode: Mode, replayed: Replayed, base: Mode) -> Judged:
@@ -98,10 +92,8 @@ def lead(texts: Timed, rule: Mode) -> float:
     return DRAFTING if texts.texts.schema is LOG and texts.space.depth and not rule.action.drafts else 1.0
 
 
-def judge_rules(
-    train: list[Timed], validation: list[Timed], bases: list[Mode], profile: LatencyProfile
-) -> list[Judged]:
-    """Lookup rules, tuned on the training texts and judged on the validation texts, in every case; several requests
+def judge_rules(train: list[Timed], others: list[Timed], bases: list[Mode], profile: LatencyProfile) -> list[Judged]:
+    """Lookup rules, tuned on the training texts and judged on others, in every case; several requests
     have different texts. A log's drafts with a model only where that is surely ahead of copies alone by `DRAFTING`."""
 
     def judged_rule(own: Timed, judged: Timed, base: Mode, drafts: bool = True) -> Judged:
@@ -112,7 +104,7 @@ def judge_rules(
         return _among(other, mode, other.replay(decide(judged, {}, mode).action_R), base)
 
     found = []
-    for own, judged, base in watched([*zip(train, validation, bases, strict=True)], "tuning lookup rules"):
+    for own, judged, base in watched([*zip(train, others, bases, strict=True)], "tuning lookup rules"):
         rule = judged_rule(own, judged, base)
         if own.texts.schema is LOG and rule.mode.action.drafts:
             alone = judged_rule(own, judged, base, drafts=False)
@@ -128,7 +120,7 @@ def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, 
     of the network's training, unless that is 0, the rule decides.
     """
     unsure = times > 1 and static.action.drafts  # the tree is not that far ahead of copies alone
-    if judged.is_ahead_of(rule, times) if unsure or rule.ratio.value > 1 else judged.pays:
+    if judged.is_ahead_of(rule, times) if unsure or rule.ratio.value > 1 else judged.ratio.is_ahead(tuning.SURE, times):
         return replace(judged, mode=replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest))
     return rule if unsure or rule.ratio.is_ahead(tuning.TIE) else Judged(static, Ratio(1.0, 0.0))
 
@@ -141,5 +133,4 @@ def untuned(module: SelectorModule, timed: Timed) -> list[Mode]:
     speed_A = efficiency_A / timed.seconds().mean(0)[: len(trees)]
     best, efficiencies = int(speed_A.argmax()), tuple(efficiency_A.tolist())
     fixed = Mode(timed.sampling, trees[best], speed=float(speed_A[best]), mean_efficiency=efficiencies)
-    fixed = replace(fixed, batch=timed.batch)
-    return [replace(fixed, feature_levels=(level,), level=level) for level in module.schema.levels]
+    return [replace(fixed, batch=timed.batch, feature_levels=(own,), level=own) for own in module.schema.levels]

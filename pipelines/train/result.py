@@ -41,6 +41,7 @@ def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
     return {
         "train": config.train.model_dump(mode="json"),
         "seed": config.seed,
+        "stride": config.data.stride,
         "scalars": (LOG if config.logs.files else PAIR).fingerprint,
         "traces": {name: s["sha256"] for name, s in read_manifest(traces_folder(config))["shards"].items()},
         "latency": profile.to_json(),

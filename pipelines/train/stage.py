@@ -142,7 +142,7 @@ def trained(
         further = {name: judging.step_times(module, splits[name], *given) for name in OWN}
     sizes = sorted({own.batch for own in validation})
     few = [each for each in zip(validation, bases, strict=False) if each[0].batch in (sizes[0], sizes[len(sizes) // 2])]
-    judged = [(texts, judging.monitored(base, way)) for texts, base in few for way, _ in module.ways]
+    judged = [(texts, replace(base, feature_levels=way, rho=1.0)) for texts, base in few for way, _ in module.ways]
     return fitted(config, module, splits, verifier, judged, folder, run_id, further)
 
 
@@ -157,7 +157,7 @@ def row_of(
         times = judging.lead(own, rule.mode)
         for each in judging.judge(module, [own], [base]):
             network, common = each, 0.0
-            if each.mode.level:
+            if own.batch > 1:
                 predicted_RA = module.scores(own.texts, each.mode.level)
                 network, common = judging.judge_jointly(own, predicted_RA, each, rule, base, profile)
             best = judging.keep_if_ahead(network, rule, base, longest, times)
@@ -166,8 +166,8 @@ def row_of(
             row |= {"static": list(base.action), "drafted": list(rule.mode.action)}
             modes.append(row | {"lookup_rule": list(rule.mode.rule or ())})
             ratios.append(best.ratio)
-    error = sum(ratio.error**2 for ratio in ratios) ** 0.5 / len(ratios)
     gated = statistics.mean(ratio.value for ratio in ratios)
+    error = statistics.mean(ratio.error for ratio in ratios)  # at most: the cases share prompts
     return {"metrics": {"validation/replay_gated": gated, "validation/replay_error": error}, "modes": modes}
 
 

@@ -49,14 +49,14 @@ class TokenStatistics:
     means_K: Array  # over all roots, float64
 
     @classmethod
-    def fit(cls, keys_RJ: Array, values_RK: Array, text_R: Array) -> tuple[TokenStatistics, Array]:
+    def fit(cls, keys_RJ: Array, values_RK: Array, source_R: Array) -> tuple[TokenStatistics, Array]:
         """The statistics of some roots, and the scalars of these roots, float64 [R, F]. The scalars leave out the
-        root's own text, because its labels must not leak into its features."""
+        root's own source: a held-out root knows none of its labels either."""
         (R, J), K = keys_RJ.shape, values_RK.shape[1]
         keys_N, at_RJ = np.unique(keys_RJ, return_inverse=True)
         at, values = at_RJ.reshape(-1), np.repeat(values_RK, J, axis=0)
         counts_N, sums_NK = _summed(at, values, len(keys_N))
-        _, own = np.unique(np.repeat(text_R, J) * len(keys_N) + at, return_inverse=True)
+        _, own = np.unique(np.repeat(source_R, J) * len(keys_N) + at, return_inverse=True)
         own_counts, own_sums = _summed(own, values, int(own.max()) + 1)
         means_K = values_RK.mean(0)
         counts, sums = counts_N[at] - own_counts[own], sums_NK[at] - own_sums[own]

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from selector.actions import Action
 from selector.decision import NETWORK, NEVER, STATIC, Mode, nearest
-from selector.latency import MOST_TOKENS, LatencyProfile
+from selector.latency import LatencyProfile
 from selector.runtime import artefact
 from selector.runtime.artefact import ArtefactConfig, Features, TokenStatistics, checked
 from selector.sampling import Sampling
@@ -67,9 +67,8 @@ class StepClock(NamedTuple):
 
 def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
     """The clock of a batch size; InputError where the profile holds times of one request alone."""
-    if profile.batches is None:
-        raise InputError(f"the latency profile of {profile.device} holds times of one request alone")
-    draft, target = profile.batches.at(batch, MOST_TOKENS)
+    timed = profile.at_batch(batch)
+    draft, target = timed.draft, timed.target
     lengths = target.lengths if len(target.lengths) > 1 else [*target.lengths, target.lengths[0] + 1]
     rows = [[target.at(length, size) for size in target.sizes] for length in lengths]
     draft_C2 = np.array([[draft.at(length, width) for width in (1, 2)] for length in lengths])
@@ -203,7 +202,7 @@ class Selector:
             InputError: the setting, the batch or the level is out of range, no tree is left, or a shape is not in the
                 action space.
         """
-        asked, less, listed = Sampling(temperature, top_p, top_k, min_p), None, None
+        asked, less = Sampling(temperature, top_p, top_k, min_p), None
         if self.schema == LOG and level is None:
             shapes = None if shapes is None else list(shapes)
             less, level = self.at(temperature, top_p, shapes, batch, TEXT, top_k, min_p), DRAFTER
@@ -215,13 +214,13 @@ class Selector:
             mode = mode.without_network()
         if shapes is not None:
             try:
-                listed = sorted({self.space.index(Action.of(shape)) for shape in shapes})
+                positions = {self.space.index(Action.of(shape)) for shape in shapes}
             except (ValueError, TypeError) as error:
                 raise InputError(f"shapes: {error}") from error
-            if min(listed, default=len(self.actions)) >= len(self.space.trees):
+            if min(positions, default=len(self.actions)) >= len(self.space.trees):
                 raise InputError("shapes: no tree is left")
-            mode = mode.restricted(self.space, listed, self.config.static_speeds(mode, self.latency))
-        return Tuned(mode, self, less, listed)
+            mode = mode.restricted(self.space, positions, self.config.static_speeds(mode, self.latency))
+        return Tuned(mode, self, less)
 
     def check_pair(self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()) -> None:
         """Warn, once, where the models or the machine are not those that the selector was trained for.
@@ -285,22 +284,16 @@ class Tuned:
 
     Call `select` with the features of each of `feature_levels` in turn until it returns an action. On texts of more
     than `longest` tokens, if it is not 0, a network's mode needs the match alone. Where only features of the schema's
-    first level are given, `less` decides instead, if there is one. Joint choices are among the positions `listed`.
+    first level are given, `less` decides instead, if there is one.
     """
 
-    def __init__(
-        self,
-        mode: Mode,
-        selector: Selector | None = None,
-        less: Tuned | None = None,
-        listed: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, mode: Mode, selector: Selector | None = None, less: Tuned | None = None) -> None:
         if mode.decider == NETWORK and selector is None:
             raise InputError("a network's decisions need its selector")
         self.mode, self.feature_levels, self.longest = mode, mode.asked, mode.longest
         self._decider, self._sees_all = mode.decider, mode.sees_all
         self._selector, self._less, self._at_root = selector, less, dict[bool, OneRoot]()
-        self._covers, self._listed = lru_cache(self._covers_setting), listed
+        self._covers = lru_cache(self._covers_setting)
 
     def select(self, features: Features | None, final: bool = False) -> Action | None:
         """The action at a root; the static tree without features; None where only features of the first level are given
@@ -347,15 +340,13 @@ class Tuned:
             return []
         if all(map(self._only_first, features)):
             return self._less.select_jointly(features)  # type: ignore[union-attr]
-        if not mode.joint and mode.batch > 1 and mode.rule and self._decider == NETWORK:
-            return [mode.copied(self._scalar(self._read(each), MATCH)) for each in features]  # the rule was ahead
         if not mode.joint:
             return [choice for each in features if (choice := self.select(each)) is not None]
-        positions_K, shapes, clock = self._shared
+        shapes, clock = self._shared
         tokens_BA, length = self._predicted(features)
         prices = clock.prices(length, mode.batch)
-        chosen_B = joint_choice(tokens_BA[:, positions_K].astype(np.float64), shapes, mode.joint, *prices)
-        return [self._own.actions[a] for a in positions_K[chosen_B]]
+        chosen_B = joint_choice(tokens_BA[:, self._allowed_K].astype(np.float64), shapes, mode.joint, *prices)
+        return [self._own.actions[a] for a in self._allowed_K[chosen_B]]
 
     def _predicted(self, features: Sequence[Features]) -> tuple[Array, float]:
         # block efficiencies of all actions for each request, [B, A], and the mean context length
@@ -381,10 +372,9 @@ class Tuned:
         return np.array(self.mode.allowed or range(len(self._own.actions)))
 
     @cached_property
-    def _shared(self) -> tuple[Array, Shapes, StepClock]:
-        positions_K = np.array(self._listed or range(len(self._own.actions)))
-        shapes = Shapes.of([self._own.actions[a] for a in positions_K])
-        return positions_K, shapes, step_clock(self._own.latency, self.mode.batch)
+    def _shared(self) -> tuple[Shapes, StepClock]:
+        shapes = Shapes.of([self._own.actions[a] for a in self._allowed_K])
+        return shapes, step_clock(self._own.latency, self.mode.batch)
 
     def _only_first(self, features: Features) -> bool:
         return self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.schema.first
@@ -404,11 +394,8 @@ class Tuned:
         return float(read[SCALARS_KEY][self._own.schema.index(name)])
 
     def _is_beyond(self, read: Features) -> bool:
-        if self._decider != NETWORK:
-            return True
-        if not self._covers(self._scalar(read, "temperature"), self._scalar(read, "top_p")):
-            return True
-        return 0 < self.longest < self._scalar(read, "context_length")
+        near = self._decider == NETWORK and self._covers(self._scalar(read, "temperature"), self._scalar(read, "top_p"))
+        return not near or 0 < self.longest < self._scalar(read, "context_length")
 
     def _covers_setting(self, temperature: float, top_p: float) -> bool:
         asked = replace(self.mode.sampling, temperature=temperature, top_p=top_p)

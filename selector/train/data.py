@@ -126,12 +126,11 @@ class Timed:
     texts: Texts
     verifier: str
     profile: LatencyProfile
-    given_space: ActionSpace | None = None  # that of the texts if None
     batch: int = 1  # requests that are decoded together
 
     @property
     def space(self) -> ActionSpace:
-        return self.given_space or self.texts.space
+        return self.texts.space
 
     @property
     def sampling(self) -> Sampling:

@@ -24,6 +24,7 @@ from torchmetrics.functional.classification import binary_calibration_error
 
 from selector.actions import ActionSpace
 from selector.decision import Mode
+from selector.latency import NOT_DRAFTED
 from selector.schema import FULL, LOG, PAIR, SCHEMAS
 from selector.train.data import Texts, Timed
 from selector.train.network import RootNetwork, SurvivalNetwork
@@ -34,11 +35,9 @@ MEASURED = 4096  # roots of a sampling setting at most that the metrics of an ep
 WEIGHT_DECAY = 0.02  # of AdamW
 
 
-def survival_loss(
-    log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpace, squared_weight: float = 1.0
-) -> Tensor:
-    """A regressor's loss, scalar: the cross-entropy of survivals, in nats, and the squared error of the block
-    efficiencies that they sum to, in squared tokens.
+def survival_loss(log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpace, weight: float = 1.0) -> Tensor:
+    """A regressor's loss, scalar: the cross-entropy of survivals, in nats, and `weight` times the squared error of the
+    block efficiencies that they sum to, in squared tokens.
 
     Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches and lookups have equal
     weights, although there are far more branches.
@@ -55,7 +54,7 @@ def survival_loss(
     known_BA = (~known_BS).to(log_S) @ space.sums_SA.to(log_S) == 0
     error_BA = (space.efficiencies(log_survivals_BS.exp()) - space.efficiencies(labels_BS)) * known_BA
     parts = error_BA.split([len(space.trees), len(space.lookups)], dim=-1)
-    return cross_entropy + squared_weight * sum(part.square().mean() for part in parts if part.shape[-1])
+    return cross_entropy + weight * sum(part.square().mean() for part in parts if part.shape[-1])
 
 
 def policy_ratios(logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor) -> Tensor:
@@ -155,6 +154,7 @@ class SelectorModule(pl.LightningModule):
         passed_B1 = torch.ones_like(batch.scalars_BF[:, :1])
         late = self.network(batch.scalars_BF, batch.hidden, passed_B1)
         if not self.is_regressor:
+            late = late.masked_fill(batch.seconds_BA > NOT_DRAFTED / 2, -torch.inf)
             efficiency_BA = self.space.efficiencies(batch.survivals_BS)
             return policy_loss(policy_ratios(late, efficiency_BA, batch.seconds_BA, batch.base_speed_B))
         early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)

@@ -128,9 +128,8 @@ def replay(
     survivals, paths, actions = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD, action_R))
     passes_R, lag_M = lag or Lag(torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double())
     timed = seconds_R.double().numpy(), passes_R.numpy(), lag_M.numpy()
-    sums_X3, visits_R = _walk(survivals, paths, actions, *timed, size_X.numpy())
-    tokens_X, seconds_X, steps_X = torch.from_numpy(sums_X3).unbind(-1)
-    return Replayed(tokens_X, seconds_X, steps_X, torch.from_numpy(visits_R))
+    sums_X2, visits_R = _walk(survivals, paths, actions, *timed, size_X.numpy())
+    return Replayed(size_X.double(), *torch.from_numpy(sums_X2).unbind(-1), torch.from_numpy(visits_R))
 
 
 @jit
@@ -144,7 +143,7 @@ def _walk(
     size_X: Array,
 ) -> tuple[Array, Array]:
     none, depth, longest = survivals_RS.shape[1], survival_of_AD.shape[1], len(lag_M) - 1
-    sums_X3, visits_R = np.zeros((len(size_X), 3)), np.zeros(len(action_R))
+    sums_X2, visits_R = np.zeros((len(size_X), 2)), np.zeros(len(action_R))
     begin = 0
     for x in range(len(size_X)):
         begins_NM = np.zeros((size_X[x] + depth + 1, longest + 1))  # D, also beyond the text's end
@@ -154,13 +153,11 @@ def _walk(
             if here == 0.0:
                 continue
             visits_R[row] = here
-            sums_X3[x, 1] += here * seconds_R[row]
+            sums_X2[x, 0] += here * seconds_R[row]
             if passes_R[row]:
-                sums_X3[x, 1] += (begins_NM[n] * lag_M).sum()
-            sums_X3[x, 2] += here
+                sums_X2[x, 0] += (begins_NM[n] * lag_M).sum()
+            sums_X2[x, 1] += here
             for d in range(depth + 1):
-                if n + d < size_X[x]:
-                    sums_X3[x, 0] += here * reached
                 survival = survival_of_AD[action_R[row], d] if d < depth else none
                 further = survivals_RS[row, survival] if survival < none else 0.0
                 ends = reached - further  # d accepted, and no more
@@ -173,7 +170,7 @@ def _walk(
                 if survival >= none:
                     break
         begin += size_X[x]
-    return sums_X3, visits_R
+    return sums_X2, visits_R
 
 
 def fastest_possible(survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace) -> Replayed:

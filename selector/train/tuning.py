@@ -66,11 +66,6 @@ def best_static(timed: Timed, table: StaticTable) -> Mode:
     return replace(found, batch=timed.batch)
 
 
-def static_replay(timed: Timed, action: Action) -> Replayed:
-    action_R = torch.full((len(timed.texts.length_R),), timed.space.index(action))
-    return replay(timed.survivals_RS, action_R, timed.seconds_of(action_R), timed.texts.size_X, timed.space)
-
-
 class Decided(NamedTuple):
     """What a mode does at every root: the action, int64; the seconds of a step, decisions included; and whether the
     draft has a forward pass, bool."""
@@ -142,16 +137,16 @@ class Judged:
 
 def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Action, policy: bool = False) -> Judged:
     replayed, source_X = replay_mode(timed, predictions, mode, policy), timed.texts.source_number_X
-    return Judged(mode, ratio_of_speeds(replayed, static_replay(timed, static), source_X), replayed, source_X)
+    alone = replay_mode(timed, {}, Mode(timed.sampling, static))
+    return Judged(mode, ratio_of_speeds(replayed, alone, source_X), replayed, source_X)
 
 
 def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
     """The fastest mode for some predictions: its feature levels (one, or the early one and then all), price of time and
     actions; judged on the same texts. `static` is the mode in which nothing is decided."""
-    if policy and not static.allowed:  # the price of time keeps a regressor from what the decoder cannot draft
-        drafted = (timed.seconds(tuple(predictions)[:1]) < NOT_DRAFTED).any(0).nonzero()[:, 0].tolist()
-        if len(drafted) < len(timed.space):
-            static = replace(static, allowed=tuple(drafted))
+    if policy:  # the price of time keeps a regressor from what the decoder cannot draft
+        drafted = (timed.seconds(tuple(predictions)[:1]) < NOT_DRAFTED / 2).any(0).nonzero()[:, 0].tolist()
+        static = replace(static, allowed=tuple(drafted))
     tried = []
     for levels in dict.fromkeys([*((level,) for level in predictions), tuple(predictions)]):
         own = replace(static, feature_levels=levels, rho=1.0)
@@ -160,9 +155,8 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
         priced = [own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]
         tried += priced
         if levels == (EARLY,):  # the other features need a forward pass of the draft
-            free = (~timed.space.needs_draft_A).nonzero()[:, 0].tolist()
-            kept = tuple(a for a in free if not static.allowed or a in static.allowed)
-            tried += [replace(mode, allowed=kept) for mode in priced]
+            free = tuple((~timed.space.needs_draft_A).nonzero()[:, 0].tolist())
+            tried += [replace(mode, allowed=free) for mode in priced]
     best = max(tried, key=lambda mode: replay_mode(timed, predictions, mode, policy).speed)
     found = decide(timed, predictions, best, policy)
     best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))

@@ -39,6 +39,7 @@ def server(
     if additional:
         command += ["--additional-config", json.dumps(additional)]
     address, log = f"http://127.0.0.1:{port}", FOLDER / f"server-{port}.log"
+    assert not alive(address), f"{address}: something serves there already"
     environment = {**os.environ, **SERVER, "PYTHONPATH": str(Path.cwd()), COUNT: str(FOLDER / "wrong.txt")}
     with log.open("w") as said, subprocess.Popen(command, stdout=said, stderr=said, env=environment) as process:
         try:

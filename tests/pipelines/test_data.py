@@ -91,7 +91,7 @@ def test_whatever_ends_it_the_same_command_goes_on(whole: dict[str, bytes], tmp_
     kept = {name: content for name, content in files(tmp_path).items() if name.endswith(".parquet")}
     assert kept.items() <= whole.items()
 
-    espalier(tmp_path, *line)
+    espalier(tmp_path, *line, "processes=2")
     assert files(tmp_path) == whole
     assert {path.name for path in (tmp_path / "mlruns").glob("mlflow.db*")} <= {"mlflow.db"}
 

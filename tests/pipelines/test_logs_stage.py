@@ -27,7 +27,7 @@ from pipelines.latency.timings import profile_of, read_timings
 from pipelines.train import judging
 from pipelines.train.judging import judge_jointly, keep_if_ahead
 from selector.actions import ActionSpace
-from selector.decision import LookupRule, Mode
+from selector.decision import Mode
 from selector.runtime.selector import Selector, Shapes, Tuned, joint_choice, load_selector, step_clock
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed
@@ -159,19 +159,15 @@ def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
     given = [{SCALARS_KEY: data.scalars_RF[row]} for row in rows]
     mode = selector.at(0.0, batch=8, level=DRAFTER).mode
     for speed in (100.0, 400.0, 1600.0):
-        asked = Tuned(replace(mode, feature_levels=(DRAFTER,), rule=None, joint=speed, allowed=(0, 1)), selector)
+        asked = Tuned(replace(mode, feature_levels=(DRAFTER,), rule=None, joint=speed, allowed=()), selector)
         chosen = asked.select_jointly(given)
         prices = step_clock(selector.latency, 8).prices(float(data.length_R[rows].float().mean()), 8)
         tokens_BA = module.scores(data)[rows].double().numpy()
         expected = joint_choice(tokens_BA, Shapes.of(selector.actions), speed, *prices)
         assert chosen == [selector.actions[a] for a in expected]
-        few = Tuned(asked.mode, selector, listed=(0, 3)).select_jointly(given)
+        few = Tuned(replace(asked.mode, allowed=(0, 3)), selector).select_jointly(given)
         assert set(few) <= {selector.actions[0], selector.actions[3]}
     assert asked.select_jointly([]) == []
-    ruled = Tuned(replace(mode, feature_levels=(DRAFTER,), rule=LookupRule(3, 8), joint=0.0), selector)
-    match_B = data.scalar("match")[rows]
-    assert 0 < int((match_B >= 3).sum()) < len(rows), "the rule both copies and does not"
-    assert ruled.select_jointly(given) == [ruled.mode.copied(match) for match in match_B.tolist()]
 
 
 def test_its_card_says_what_it_is_and_generate_refuses_it(
@@ -287,12 +283,12 @@ def test_a_pairs_traces_give_the_same_speeds_through_this_door(demo: tuple[Path,
     folder = demo[0] / "runs/demo/traces"
     _, clock = small(tmp_path, 1)
     logged, space = read_trace_log(folder, GREEDY), ActionSpace.chains(ActionSpace.default().depth, 4)
-    data = with_features(Labeller("draft", space, GREEDY).table(logged))
+    data = replace(with_features(Labeller("draft", space, GREEDY).table(logged)), space=space)
     own = profile_of(read_timings(clock), "clock", False, "log:draft", (VERIFIER, "specinfer")).at_batch(8)
     parts = [read_texts(folder, split, ["specinfer"]).setting_of(GREEDY) for split in SPLITS]
     assert sum(map(len, parts)) == len(data)
     speeds = []
-    for timed in (Timed(data, VERIFIER, own, space), *(Timed(part, "specinfer", own) for part in parts)):
+    for timed in (Timed(data, VERIFIER, own), *(Timed(part, "specinfer", own) for part in parts)):
         actions = [timed.space.index(timed.space.chain(n)) for n in range(space.depth + 1)]
         speeds.append(torch.stack([columns_XA.sum(0)[actions] for columns_XA in StaticTable.of(timed)]))
     assert torch.allclose(speeds[0], sum(speeds[1:]), rtol=1e-5), "tokens, seconds and steps of every chain"

@@ -17,7 +17,7 @@ from scipy import stats
 from pipelines.config import Config
 from pipelines.train.fitting import MONITOR, fitted
 from pipelines.train.fitting import module_of as new_module
-from pipelines.train.judging import judge, judge_rules, keep_if_ahead, monitored, statics, step_times
+from pipelines.train.judging import judge, judge_rules, keep_if_ahead, statics, step_times
 from pipelines.train.result import count_differing
 from pipelines.train.stage import choose, kinds, row_of, trained
 from selector.decision import NETWORK, LookupRule, Mode
@@ -27,7 +27,7 @@ from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, Replayed
-from selector.train.tuning import Judged, StaticTable, best_static, replay_mode, static_replay, tune_lookup_rule
+from selector.train.tuning import Judged, StaticTable, best_static, replay_mode, tune_lookup_rule
 from tests.selector.exported import FALLBACK, SOME, efficiencies, module_of, roots_of
 from tests.selector.synthetic import SPACE, WIDTHS, joined, mode_row, opinionated, profile, static_mode, texts, timed
 
@@ -136,7 +136,7 @@ def test_static_trees_and_lookup_rules_are_tuned_on_the_training_texts_and_judge
         assert base == best_static(own, table) and list(base.mean_efficiency) == table.efficiencies().tolist()
         assert judged.mode == tune_lookup_rule(own, base)
         speed = replay_mode(others, {}, judged.mode).speed
-        assert judged.ratio.value == pytest.approx(speed / static_replay(others, base.action).speed)
+        assert judged.ratio.value == pytest.approx(speed / replay_mode(others, {}, base).speed)
 
 
 def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
@@ -202,7 +202,7 @@ def fit(folder: Path, objective: str, level: str) -> tuple[SelectorModule, str]:
         name: (timed(data).seconds((LIGHT,)), torch.full((len(data.length_R),), 300.0)) for name, data in splits.items()
     }
     validation = timed(splits["validation"])
-    judged = [(validation, monitored(static_mode(validation), module.asked))]
+    judged = [(validation, replace(static_mode(validation), feature_levels=module.asked, rho=1.0))]
     with mlflow.start_run() as run:
         own = run.info.run_id
         return fitted(
@@ -227,7 +227,7 @@ def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
     assert [file.name for file in (tmp_path / "fitted").iterdir()] == ["best.ckpt"]
     data = timed(texts(8, seed=2, level=level))
     static = static_mode(data)
-    mode = monitored(static, kept.asked)
+    mode = replace(static, feature_levels=kept.asked, rho=1.0)
     mine = replay_mode(data, kept.predictions(data.texts, mode), mode, policy=objective != "regressor")
     ratio = mine.speed / replay_mode(data, {}, static).speed
     assert ratio == pytest.approx(max(curves[MONITOR]), rel=1e-5)

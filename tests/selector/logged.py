@@ -60,11 +60,12 @@ def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
         lookup_R=lookup_R.to(torch.uint8),
         hidden_R=torch.full((R,), -1),
         schema=LOG,
+        space=SPACE,
     )
 
 
 def timed(batch: int = 1, **made: int) -> Timed:
-    return Timed(texts(**made), "naive", profile().at_batch(batch), SPACE, batch)
+    return Timed(texts(**made), "naive", profile().at_batch(batch), batch)
 
 
 def committed(data: Timed, row: int, action: Action) -> int:

@@ -15,7 +15,7 @@ from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, PAIR
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.tuning import static_replay
+from selector.train.tuning import replay_mode
 
 WIDTHS = [6, 4, 4]
 SPACE = ActionSpace.of_pairs()
@@ -113,8 +113,8 @@ def timed(data: Texts, own: LatencyProfile | None = None) -> Timed:
 
 def static_mode(data: Timed) -> Mode:
     """The mode of a chain of three, with its speed."""
-    action = Action(1, 3, 0)
-    return Mode(data.sampling, action, speed=static_replay(data, action).speed)
+    mode = Mode(data.sampling, Action(1, 3, 0))
+    return replace(mode, speed=replay_mode(data, {}, mode).speed)
 
 
 def module(objective: str = "regressor", level: str = LIGHT, seed: int = 0) -> SelectorModule:

@@ -66,7 +66,7 @@ def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Mode) 
     allowed_A[few] = True
     assert table.best(allowed_A=allowed_A) == max(few, key=speeds.__getitem__) != best
     assert static == Mode(Sampling(), SPACE.actions[best], speed=pytest.approx(speeds[best], rel=1e-5))
-    found = tuning.static_replay(data, SPACE.actions[best])
+    found = replay_mode(data, {}, static)
     assert found.speed == pytest.approx(speeds[best], rel=1e-5)
     assert found.block_efficiency == pytest.approx(replays[best].block_efficiency, rel=1e-5)
 
