@@ -17,6 +17,7 @@ import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -91,13 +92,13 @@ def step_times(asked: Sequence[Prompt], heat: float) -> pd.DataFrame:
     return pd.DataFrame(rows).groupby(columns[:-1], as_index=False)["seconds"].median()
 
 
-def tuned(drafters: Sequence[dict[str, Any]], asked: Sequence[Prompt]) -> dict[str, Any]:
+def tuned(drafters: Sequence[dict[str, Any]], asked: Sequence[Prompt], heat: float) -> dict[str, Any]:
     """The drafter with which vLLM answers one request at a time most quickly."""
     found = []
     for own in drafters:
         with server(PORT, own) as address:
             ask_all(address, asked[:1], 1)
-            found.append(sum(each.seconds for each in ask_all(address, asked, 1)))
+            found.append(sum(each.seconds for each in ask_all(address, asked, 1, heat)))
     return drafters[found.index(min(found))]
 
 
@@ -181,20 +182,22 @@ def main() -> None:
     both = dict[float, Path]()
     for heat, log in logs.items():
         both[heat] = train(log, timings[heat], f"vllm-{heat:g}", f"sampling=[{{temperature: {heat}}}]")
-    ngram = kept(FOLDER / "ngram.json", lambda: tuned(NGRAMS, training[:TUNING]))
     checkpoint = {"method": "draft_model", "model": draft_as_checkpoint()}
     models = [{**checkpoint, "num_speculative_tokens": n} for n in (2, 4)]
-    methods: dict[str, tuple[Any, ...]] = {PLAIN: (None,), NGRAM: (ngram,), TWIN: (ngram,)}
+    methods: dict[str, tuple[Any, ...]] = {PLAIN: (None,)}
     if not subprocess.run([PYTHON, "-c", "import arctic_inference.suffix_decoding"], capture_output=True).returncode:
         methods[SUFFIX] = ({"method": "suffix"},)
     else:
         console.print("suffix decoding is left out: arctic-inference is not installed in .venv-vllm")
-    methods[MODEL] = (kept(FOLDER / "model.json", lambda: tuned(models, training[:TUNING])),)
+    few = training[:TUNING]
+    methods[MODEL] = (kept(FOLDER / "model.json", lambda: tuned(models, few, 0.0)),)
     proposer = custom("data_gen.engines.vllm.Proposer", LONGEST)
     methods[COPIES] = proposer, {NAME: {"selector": str(copies), "temperature": 0.0}}
     for company in COMPANIES:
         cells: list[Any] = []
         for heat in logs:
+            ngram = kept(FOLDER / f"ngram-{heat:g}.json", partial(tuned, NGRAMS, few, heat))
+            methods |= {NGRAM: (ngram,), TWIN: (ngram,)}
             methods[OURS] = proposer, {NAME: {"selector": str(both[heat]), "temperature": heat, "draft": DRAFT}}
             scenes = [scene for scene in SCENES if scene.temperature == heat]
             cells += measured(scenes, company, methods, held_out, training)
