@@ -31,7 +31,8 @@ from selector.files import atomically, json_text, unwritable
 from selector.schema import FORMAT, InputError, sha256
 
 T = TypeVar("T")
-N, R = TypeVar("N"), TypeVar("R")
+N = TypeVar("N")
+R = TypeVar("R")
 # the stage of each record that has another name
 MADE_BY = {"prompts": "pair", "engine-latency": "latency"}
 # for each stage, those whose output it reads

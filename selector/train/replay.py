@@ -129,7 +129,8 @@ def replay(
     passes_R, lag_M = lag or Lag(torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double())
     timed = seconds_R.double().numpy(), passes_R.numpy(), lag_M.numpy()
     sums_X2, visits_R = _walk(survivals, paths, actions, *timed, size_X.numpy())
-    return Replayed(size_X.double(), *torch.from_numpy(sums_X2).unbind(-1), torch.from_numpy(visits_R))
+    seconds_X, steps_X = torch.from_numpy(sums_X2).unbind(-1)
+    return Replayed(size_X.double(), seconds_X, steps_X, torch.from_numpy(visits_R))
 
 
 @jit
@@ -143,8 +144,7 @@ def _walk(
     size_X: Array,
 ) -> tuple[Array, Array]:
     none, depth, longest = survivals_RS.shape[1], survival_of_AD.shape[1], len(lag_M) - 1
-    sums_X2, visits_R = np.zeros((len(size_X), 2)), np.zeros(len(action_R))
-    begin = 0
+    sums_X2, visits_R, begin = np.zeros((len(size_X), 2)), np.zeros(len(action_R)), 0
     for x in range(len(size_X)):
         begins_NM = np.zeros((size_X[x] + depth + 1, longest + 1))  # D, also beyond the text's end
         begins_NM[0, 0] = 1.0
