@@ -125,7 +125,8 @@ def row(scene: str, method: str, turns: dict[str, list[list[Answer]]], at_once: 
             cell["least and most by kind"] = ", ".join(f"{kind} {math.exp(mean):.2f}" for kind, mean in ends)
     equal = sum(a.tokens == b.tokens for a, b in zip(own, chain(*turns[PLAIN]), strict=True))
     drafted, accepted = (sum(step[n] for each in own for step in each.steps) for n in (0, 1))
-    return cell | {"equal texts": f"{equal} of {len(own)}", "accepted": f"{accepted} of {drafted}"}
+    steps = sum(len(each.tokens) for each in own) - accepted
+    return cell | {"equal texts": f"{equal} of {len(own)}", "accepted": f"{accepted} of {drafted} in {steps} steps"}
 
 
 def speed_of(turn: Sequence[Answer]) -> float:

@@ -33,7 +33,5 @@ class WrongTokens:
         self._drafter.chains(texts, [int(passes)] * len(texts))
         counts = [apart * count * (row % apart == 1) for row in range(len(texts))] if len(texts) > 1 else [count]
         room = [self._room - length - 1 for length in lengths]
-        most = [
-            min(int(own), left) if new else 0 for own, left, new in zip(counts, room, sampled_token_ids, strict=True)
-        ]
+        most = [min(int(n), left) if new else 0 for n, left, new in zip(counts, room, sampled_token_ids, strict=True)]
         return [[0] * own for own in most]

@@ -81,9 +81,7 @@ def belongs(data: Texts, places: list[tuple[int, int]]) -> None:
     assert data.lookup_R.dtype == torch.uint8
     assert data.lookup_R.tolist() == [lookup_of(*place) for place in places]
     for r, (text, root) in enumerate(places):
-        known = [
-            float(data.scalar(name)[r]) for name in ("target_entropy_prev", "draft_entropy_root", "context_length")
-        ]
+        known = [float(data.scalar(own)[r]) for own in ("target_entropy_prev", "draft_entropy_root", "context_length")]
         length = 5 + text + root + 1
         assert known == ([entropy_of(text, root - 1), entropy_of(text, root), length] if root else [0, 0, 0])
         assert int(data.length_R[r]) == length
