@@ -59,6 +59,7 @@ ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once
 #   "left", v     for bottom-up verifier v: P(earlier siblings reject), [M, L], as the weight depends on the trunk;
 #   "entry", v    for bottom-up verifier v: the entry weight, [M, L].
 State = dict[Any, Tensor]
+Entries = tuple[Tensor, Tensor, Tensor]  # for m walks: which of the M each is from, its child list [m, k], its chance
 
 
 class Walks:
@@ -141,13 +142,8 @@ class Walks:
             state["left", v], state["entry", v] = state["left", v] * reject_mL, entry_mL
         return state
 
-    def _entries(
-        self, rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int, first: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Child lists in which one entry, at a uniform place, is the text's token and the others are drawn.
-
-        Returns, for m walks: the one of the M that each comes from, its child list [m, k], and its probability.
-        """
+    def _entries(self, rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int, first: bool) -> Entries:
+        """Child lists in which one entry, at a uniform place, is the text's token and the others are drawn."""
         if self.siblings is None:
             return _entries_with_all_siblings(rows, row_M, x_M, k)
         # Where the branches begin, every place is taken in turn: for rules that try children in order, the place of the
@@ -166,9 +162,7 @@ class Walks:
         entries_mk.scatter_(-1, place_m1, x_m1)
         return source_m, entries_mk, torch.full_like(source_m, 1 / (times * places), dtype=torch.float64)
 
-    def _greedy_entries(
-        self, rows: SortedRows, row_M: Tensor, x_M: Tensor, likely_Mk: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _greedy_entries(self, rows: SortedRows, row_M: Tensor, x_M: Tensor, likely_Mk: Tensor) -> Entries:
         """As `_entries`, where `likely_Mk` are the draft's k most likely tokens in order; the third is the probability
         that the list is drafted, over that of the text's token in the text."""
         fixed_Mk, last_M = likely_Mk[:, :-1], likely_Mk[:, -1]
@@ -205,7 +199,7 @@ def _take(state: State, walks_m: Tensor) -> State:
     return {key: values_M[walks_m] for key, values_M in state.items()}
 
 
-def _entries_with_all_siblings(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def _entries_with_all_siblings(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int) -> Entries:
     vocabulary = range(rows.p_NV.shape[-1])
     lists = [(*rest[:place], -1, *rest[place:]) for place in range(k) for rest in product(vocabulary, repeat=k - 1)]
     source_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(len(lists))
@@ -330,9 +324,7 @@ class TextLabeller:
         if len(next_B) == 0:
             return
         # p and q of the text's tokens, from which chains follow
-        p_B, q_B = (
-            each.gather(-1, next_B.unsqueeze(-1))[:, 0].double() / each.sum(-1, dtype=torch.float64) for each in own
-        )
+        p_B, q_B = (each.gather(-1, next_B[:, None])[:, 0].double() / each.sum(-1, dtype=torch.float64) for each in own)
         if bool((p_B <= 0).any()):
             at = int((p_B <= 0).nonzero()[0]) + sum(map(len, self._p)) + 1
             raise ValueError(f"token {at} of the text has probability 0 under the target")
