@@ -96,8 +96,7 @@ def entries(table: Table, modes: BatchModes) -> Iterator[dict[str, Any]]:
             errors = {key: asdict(each.ratio) for key, each in figures.items() if each}
             by_kind[kind] = {**lengths, **values, **errors}
         mixed = place != place_of(modes.fixed)
-        where = {"setting": place, "batch": modes.fixed.batch, "level": level, "mixed": mixed}
-        yield {**where, **by_kind.pop(ALL), "by_kind": by_kind}
+        yield {"batch": modes.fixed.batch, "level": level, "mixed": mixed, **by_kind.pop(ALL), "by_kind": by_kind}
 
 
 def _of_kind(timed: Timed, predicted: Predictions, kind: str) -> tuple[Timed, Predictions]:

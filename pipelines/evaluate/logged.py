@@ -96,7 +96,7 @@ def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
     if depth := len(accepted["test"]):
         own, others = (f"{accepted[name][-1]:.2f}".replace("nan", "unknown") for name in ("train", "test"))
         yield f"Accepted of a chain of {depth}: {own} tokens on average on training texts, {others} on others."
-    for setting, level in product(settings(logs), logs["levels"]):
+    for setting, level in product(settings(table), logs["levels"]):
         own, words = selector_at(level), LEVELS[level]
         over = {rival: table.of(setting, own, replayed(rival)).text(3) for rival in (PLAIN, COPYING, FIXED)}
         gains = f"{over[COPYING]} of the lookup rule, {over[FIXED]} of the best fixed length"
@@ -112,14 +112,14 @@ def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
         yield logs["why"]
 
 
-def settings(logs: dict[str, Any]) -> list[str]:
+def settings(table: Table) -> list[str]:
     """Those that rules and networks are tuned for: one request, or several with different texts."""
-    return list(dict.fromkeys(e["setting"] for e in logs["by_batch"] if e["mixed"] or e["batch"] == 1))
+    return [own for own in table.settings if own.endswith((", batch 1", " different requests"))]  # as of `place_of`
 
 
-def metrics(logs: dict[str, Any], table: Table) -> dict[str, float]:
+def metrics(table: Table) -> dict[str, float]:
     """For MLflow: the speed of every selector over the lookup rule and the best fixed length by setting."""
-    measures, shown = (replayed(COPYING), replayed(FIXED)), settings(logs)
+    measures, shown = (replayed(COPYING), replayed(FIXED)), settings(table)
     own = [e for e in table.figures if e.setting in shown and e.kind == ALL and e.method.startswith(SELECTOR)]
     names = {f"test/{each.setting}/{each.method}/{each.measure}": each for each in own if each.measure in measures}
     return {metric_name(name): each.value for name, each in names.items()}

@@ -84,7 +84,7 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
     """MLflow's metrics: the selector's speed over every rival by sampling setting, and its mean over the best static
     tree, by which selectors are compared."""
     if "logs" in evaluation.found:
-        return logged.metrics(evaluation.found["logs"], evaluation.table)
+        return logged.metrics(evaluation.table)
     rows = evaluation.found["summary"]["by_setting"]
     found = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
@@ -143,7 +143,7 @@ def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
     """By sampling setting every method, the fastest first: its speed over plain decoding, the selector's over it."""
     found, shown = evaluation.table, dict[str, list[tuple[float, Cells]]]()
     if "logs" in evaluation.found:
-        return {own: list(logged.methods(found, own)) for own in logged.settings(evaluation.found["logs"])}
+        return {own: list(logged.methods(found, own)) for own in logged.settings(found)}
     for entry in [*evaluation.found["methods"], *evaluation.found["replayed"]]:
         setting, name = entry["setting"], entry["method"]
         wall, replay = (found.get(setting, name, over(PLAIN)) for over in (decoded, replayed))

@@ -73,7 +73,7 @@ def run(config: Config) -> None:
             replayed = Ratio(row["replay_ratio"], math.inf if row["replay_error"] is None else row["replay_error"])
             figures |= named({EXPORTED: str(replayed)}, row)
         if config.logs.files and evaluation:
-            gains = metrics(evaluation.found["logs"], evaluation.table)
+            gains = metrics(evaluation.table)
             figures = {name.replace("/", " "): f"{value:.3f}" for name, value in gains.items()}
         register(stage, mlflow, selector, folder, figures)
         compared = selector.config.metrics["actions_compared"]
