@@ -20,15 +20,16 @@ import torch
 from torch import Tensor
 
 from pipelines.evaluate.methods import COPYING
-from pipelines.train.judging import judge
+from pipelines.train.judging import judge, keep_if_ahead
 from selector.actions import Action, ActionSpace
+from selector.decision import NETWORK, RULE
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
 from selector.schema import FULL, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Replayed, fastest_possible
-from selector.train.tuning import StaticTable, best_static, replay_mode, tune_lookup_rule
+from selector.train.tuning import StaticTable, best_static, judge_mode, replay_mode, tune_lookup_rule
 
 TREES, GREEDY, COPIES, BOTH = SPACES = ("trees", "greedy trees", "copies", "greedy trees and copies")
 OF = {  # the actions of each kind of selector
@@ -48,6 +49,7 @@ STATIC = {  # which trees are tried as static ones
     f"{DELAYED} of 8": torch.tensor([tree.L1 + tree.L2 <= 8 for tree in OF[TREES].trees]),
     DELAYED: torch.ones(len(OF[TREES].trees), dtype=torch.bool),
 }
+KEPT = ", or the rule"  # what `train` keeps of a network that may copy
 BY_STEPS = ", by tokens per step"  # static trees that are chosen by tokens per step instead of speed
 
 
@@ -119,6 +121,7 @@ def replays(
         for kind, own_X in at.items():
             mode = replace(rule, action=trees[kind]) if rule.action == base.action else rule
             found[clock, COPYING][:, own_X] = _totals(replay_mode(timed("test", COPIES, kind).on(profile), {}, mode))
+        judged_rule = judge_mode(timed("validation", COPIES).on(profile), {}, rule, base.action)
         for method, actions, module in deciding:
             (judged,) = judge(module, [timed("validation", actions).on(profile)], [base])
             decides = judged.pays or method == PRINTED  # as in the paper, where it always does
@@ -127,6 +130,9 @@ def replays(
                 mode = mode if decides else mode.static_only()
                 own = replay_mode(test, module.predictions(test.texts, mode), mode, policy=not module.is_regressor)
                 found[clock, method][:, own_X] = _totals(own)
+            if OF[actions].lookups:
+                decider = keep_if_ahead(judged, judged_rule, base).mode.decider
+                found[clock, method + KEPT] = found[clock, {NETWORK: method, RULE: COPYING}.get(decider, DELAYED)]
     return dict(found)
 
 

@@ -150,10 +150,7 @@ def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProf
 
 def network(config: Config, own: Network, splits: Mapping[str, Texts], kept: Kept) -> SelectorModule:
     module = module_of(config, "regressor", *seen(own.level, splits["train"]), space=OF[own.actions].to_json())
-
-    def train(*place: Any) -> SelectorModule:
-        return fitted(config, module, of_verifier(splits, *own), own.verifier, [], *place)
-
+    train = partial(fitted, config, module, of_verifier(splits, *own), own.verifier, [])
     return kept.module(", ".join(own), module, train)
 
 
