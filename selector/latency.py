@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
-from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,11 +60,11 @@ def check_grid(grid: Sequence[float]) -> None:
 
 
 def number(value: object) -> float:
-    """The value itself if it is a finite number; TypeError or ValueError for anything else."""
+    """The value itself if it is a number of which sums are finite in float32; else TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is not a number")
-    if not isfinite(value):
-        raise ValueError(f"{value} is not finite")
+    if not abs(value) < 1e30:
+        raise ValueError(f"{value} is not finite, or too large")
     return value
 
 

@@ -106,8 +106,7 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(text: str, message
 
 def test_a_profile_with_batches_survives_the_file_and_one_of_a_single_request_has_none(tmp_path: Path) -> None:
     made = read(tmp_path, timings(stepped, (1, 8)))
-    path = tmp_path / "latency.json"
-    path.write_text(json.dumps(made.to_json()))
+    (path := tmp_path / "latency.json").write_text(json.dumps(made.to_json()))
     assert LatencyProfile.load(path) == made
     single = profile()
     assert "batches" not in single.to_json() and single.at_batch(1) == single
@@ -115,11 +114,12 @@ def test_a_profile_with_batches_survives_the_file_and_one_of_a_single_request_ha
         single.at_batch(8)
 
 
-@pytest.mark.parametrize("spoilt", [{"sizes": [8, 1]}, {"sizes": [1]}, {"stepped": 1}, {"draft": 3}, {"more": 1}])
-def test_damaged_batches_are_a_damaged_profile(spoilt: dict, tmp_path: Path) -> None:
-    values = read(tmp_path, timings(flat, (1, 8))).to_json()
-    path = tmp_path / "latency.json"
-    path.write_text(json.dumps({**values, "batches": {**json.loads(json.dumps(values["batches"])), **spoilt}}))
+@pytest.mark.parametrize(
+    "spoilt", [{"sizes": [8, 1]}, {"sizes": [1]}, {"stepped": 1}, {"draft": 3}, {"more": 1}, {"light": 3.5e38}]
+)
+def test_damaged_parts_are_a_damaged_profile(spoilt: dict, tmp_path: Path) -> None:
+    values, place = read(tmp_path, timings(flat, (1, 8))).to_json(), "decide" if "light" in spoilt else "batches"
+    (path := tmp_path / "latency.json").write_text(json.dumps({**values, place: {**values[place], **spoilt}}))
     with pytest.raises(InputError, match=r"latency.json: not a latency profile"):
         LatencyProfile.load(path)
 
