@@ -1,8 +1,8 @@
 """The replay of every method with one verifier under one sampling setting, on every clock.
 
 A *cell* is a kind of prompts under a setting. Each cell's labels are made lawful by themselves, static trees are chosen
-on its training texts, and where a selector does not decide, it drafts the cell's static tree. Whether it decides is
-judged on the setting's validation texts of all kinds.
+on its training texts, and where a selector does not decide, it drafts the cell's static tree, a greedy one only if it
+may choose these. Whether it decides is judged on the setting's validation texts of all kinds.
 
 Legend: X texts, A actions.
 """
@@ -44,10 +44,13 @@ BOTTOM_UP = ("traversal", "lifted_uniform")  # DDTE has no policy of theirs
 HERE = "this machine"
 AT_ROOT, DELAYED, PRINTED, ORACLE = "root tree", "delayed tree", "policy (eq. 12)", "oracle"
 RIVAL = "traversal", AT_ROOT  # that speeds are over
-STATIC = {  # which trees are tried as static ones
-    AT_ROOT: torch.tensor([tree.L1 == 0 if tree.K > 1 else tree.L2 == 0 for tree in OF[TREES].trees]),
-    f"{DELAYED} of 8": torch.tensor([tree.L1 + tree.L2 <= 8 for tree in OF[TREES].trees]),
-    DELAYED: torch.ones(len(OF[TREES].trees), dtype=torch.bool),
+STATIC = {  # which trees are tried as static ones; the last of each is drafted where a selector does not decide
+    TREES: {
+        AT_ROOT: torch.tensor([tree.L1 == 0 if tree.K > 1 else tree.L2 == 0 for tree in OF[TREES].trees]),
+        f"{DELAYED} of 8": torch.tensor([tree.L1 + tree.L2 <= 8 for tree in OF[TREES].trees]),
+        DELAYED: torch.ones(len(OF[TREES].trees), dtype=torch.bool),
+    },
+    GREEDY: {f"{DELAYED} or {GREEDY}": torch.ones(len(OF[GREEDY].trees), dtype=torch.bool)},
 }
 KEPT = ", or the rule"  # what `train` keeps of a network that may copy
 BY_STEPS = ", by tokens per step"  # static trees that are chosen by tokens per step instead of speed
@@ -84,10 +87,9 @@ def replays(
     splits: Mapping[str, Texts],
     clocks: Mapping[str, LatencyProfile],
     modules: Mapping[Network, SelectorModule],
-    policies: Mapping[str, SelectorModule],
+    policies: Mapping[str, SelectorModule],  # of equation 12, by clock
 ) -> dict[tuple[str, str], Tensor]:
-    """Tokens, seconds and steps of each held-out text, float64 [3, X], by clock and method. `modules` are the
-    verifier's networks, and `policies` its policies of equation 12 by clock, if there are any."""
+    """Tokens, seconds and steps of each held-out text, float64 [3, X], by clock and method; all of one verifier."""
 
     @cache
     def timed(split: str, actions: str, kind: str = "") -> Timed:
@@ -98,30 +100,32 @@ def replays(
     kind_X = timed("test", TREES).texts.kind_X
     at = {kind: torch.tensor([each == kind for each in kind_X]) for kind in dict.fromkeys(kind_X)}
     found: dict[tuple[str, str], Tensor] = defaultdict(lambda: torch.zeros(3, len(kind_X), dtype=torch.float64))
-    for clock, profile in clocks.items():
+    families = [(TREES, COPIES, ""), (GREEDY, BOTH, f", {GREEDY}")][: 1 + (verifier in BOTTOM_UP)]
+    for (clock, profile), (drafted, copied, more) in product(clocks.items(), families):
         trees, tables = dict[str, Action](), list[StaticTable]()
         for kind, own_X in at.items():
-            train, test = (timed(split, TREES, kind).on(profile) for split in ("train", "test"))
+            train, test = (timed(split, drafted, kind).on(profile) for split in ("train", "test"))
             tables.append(chosen_on := StaticTable.of(train))
             static = torch.stack(StaticTable.of(test))
-            for method, allowed_A in STATIC.items():
+            for tree, allowed_A in STATIC[drafted].items():
                 best = chosen_on.best(allowed_A)
-                found[clock, method][:, own_X] = static[..., best]
+                found[clock, tree][:, own_X] = static[..., best]
                 if clock == HERE:
                     most = int(chosen_on.efficiencies().where(allowed_A, 0.0).argmax())
-                    found[clock, method + BY_STEPS][:, own_X] = static[..., most]
-            trees[kind] = OF[TREES].trees[best]
+                    found[clock, tree + BY_STEPS][:, own_X] = static[..., most]
+            trees[kind] = OF[drafted].trees[best]
             oracle = fastest_possible(test.survivals_RS, test.seconds(), test.texts.size_X, test.space)
-            found[clock, ORACLE][:, own_X] = _totals(oracle)
-        train = timed("train", TREES).on(profile)
-        base = best_static(train, StaticTable(*map(torch.cat, zip(*tables, strict=True))))
-        deciding = [(f"selector, {own.actions}", own.actions, module) for own, module in modules.items()]
+            found[clock, ORACLE + more][:, own_X] = _totals(oracle)
+        base = best_static(timed("train", drafted).on(profile), StaticTable(*map(torch.cat, zip(*tables, strict=True))))
+        mine = {own.actions: module for own, module in modules.items() if bool(OF[own.actions].styles) == bool(more)}
+        deciding = [(f"selector, {actions}", actions, module) for actions, module in mine.items()]
         deciding += [(PRINTED, TREES, policies[clock])] if clock in policies else []
-        rule = tune_lookup_rule(timed("train", COPIES).on(profile), base)
+        rule = tune_lookup_rule(timed("train", copied).on(profile), base)
         for kind, own_X in at.items():
             mode = replace(rule, action=trees[kind]) if rule.action == base.action else rule
-            found[clock, COPYING][:, own_X] = _totals(replay_mode(timed("test", COPIES, kind).on(profile), {}, mode))
-        judged_rule = judge_mode(timed("validation", COPIES).on(profile), {}, rule, base.action)
+            own = replay_mode(timed("test", copied, kind).on(profile), {}, mode)
+            found[clock, COPYING + more][:, own_X] = _totals(own)
+        judged_rule = judge_mode(timed("validation", copied).on(profile), {}, rule, base.action)
         for method, actions, module in deciding:
             (judged,) = judge(module, [timed("validation", actions).on(profile)], [base])
             decides = judged.pays or method == PRINTED  # as in the paper, where it always does
@@ -131,8 +135,9 @@ def replays(
                 own = replay_mode(test, module.predictions(test.texts, mode), mode, policy=not module.is_regressor)
                 found[clock, method][:, own_X] = _totals(own)
             if OF[actions].lookups:
+                kept = {NETWORK: method, RULE: COPYING + more}  # else the static tree
                 decider = keep_if_ahead(judged, judged_rule, base).mode.decider
-                found[clock, method + KEPT] = found[clock, {NETWORK: method, RULE: COPYING}.get(decider, DELAYED)]
+                found[clock, method + KEPT] = found[clock, kept.get(decider, tree)]
     return dict(found)
 
 

@@ -49,15 +49,14 @@ from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, jackknifed, speed_ratio
 
 T = TypeVar("T")
+Totals = Mapping[tuple[str, str], Tensor]  # as `replays` returns
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
 IDEAL = "eq. 11, draft pass 1/10"
 
 
 def plan(config: Config) -> list[str]:
-    return [
-        f"{len(config.verifiers)} verifiers x {len(config.sampling)} sampling settings on "
-        f"{2 + len(config.evaluate.clocks)} clocks: static trees, selectors, oracles; training of a network each"
-    ]
+    replayed = f"{len(config.verifiers)} verifiers x {len(config.sampling)} sampling settings"
+    return [f"{replayed} x {2 + len(config.evaluate.clocks)} clocks: static trees, selectors, oracles, with networks"]
 
 
 def stage_of(config: Config) -> Stage:
@@ -179,9 +178,7 @@ def policy_of_ddte(
     return kept.module(f"{name}, policy, {clock}", module, train)
 
 
-def speeds(
-    config: Config, texts: Texts, parts: Mapping[tuple[str, str], Mapping[tuple[str, str], Tensor]]
-) -> Iterator[Figure]:
+def speeds(config: Config, texts: Texts, parts: Mapping[tuple[str, str], Totals]) -> Iterator[Figure]:
     """Tokens per step and per second of every verifier with every method, on each clock; and its speed over Traversal's
     static trees at the root, over its own, and of selectors over that of i.i.d. trees alone: means over cells, the
     least cell, and over Traversal each cell."""

@@ -117,8 +117,7 @@ def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, 
     """The network where it is two standard errors ahead of the better one of the lookup rule, or so many `times` its
     speed, and the static tree: less may be luck, since it was tuned on these texts. Else the rule where it is one ahead
     of the tree, as it has few parameters, or where `lead` lets it only copy; else the tree. Beyond the `longest` text
-    of the network's training, unless that is 0, the rule decides.
-    """
+    of the network's training, unless that is 0, the rule decides."""
     unsure = times > 1 and static.action.drafts  # the tree is not that far ahead of copies alone
     if judged.is_ahead_of(rule, times) if unsure or rule.ratio.value > 1 else judged.ratio.is_ahead(tuning.SURE, times):
         return replace(judged, mode=replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest))
