@@ -52,7 +52,7 @@ STATIC = {  # which trees are tried as static ones; the last of each is drafted 
     },
     GREEDY: {f"{DELAYED} or {GREEDY}": torch.ones(len(OF[GREEDY].trees), dtype=torch.bool)},
 }
-KEPT = ", or the rule"  # what `train` keeps of a network that may copy
+KEPT = ", or the rule"  # what `train` would keep of a network that may copy
 BY_STEPS = ", by tokens per step"  # static trees that are chosen by tokens per step instead of speed
 
 
