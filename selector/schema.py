@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 # Of all files of runs and artefacts. Raise it when the same inputs give other contents or another layout.
-FORMAT = 22
+FORMAT = 23
 
 
 class InputError(ValueError):

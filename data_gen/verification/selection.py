@@ -45,8 +45,9 @@ from selector.train.replay import jit
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-NEWTON_STEPS = 12  # from the left the steps shrink quadratically; 5 to 8 are needed in practice
-UNSEEN_STEPS = 8  # where the size of a step cannot be read
+MOST_STEPS = 100  # of `solve`; 3 or 4 are usual, and up to 20 where p and q agree on one token
+UNSEEN_STEPS = 24  # where the size of a bracket cannot be read
+ROUNDING = 16  # units in the last place to which sums over a vocabulary are known
 NOTHING = 1e-14  # of `A^k`: below this only rounding errors are left
 
 
@@ -133,25 +134,37 @@ def solve(node: NodeDistributions, weights_M: Tensor, k: float | Tensor) -> tupl
     """`r`, the flow per alive draft mass `f <= r`, and the alive mass `beta` of one draw; [M] each.
 
     `r*` solves `g(r) = 1 - (1 - beta)^k - r beta = 0`, where `r beta = sum min(m, r q)`. It lies between k and the root
-    for `r q >= m` everywhere. Newton's method goes from the left; one step to the right at the end makes `f <= r`.
+    for `r q >= m` everywhere. There `g` goes from `g >= 0` to `g <= 0`, but is neither convex nor concave: where p and
+    q agree on one token it is nearly flat at its left end, and Newton's step from there leaves the bracket. So a step
+    that is not half as long as the one before is replaced by one to the middle of the bracket. The upper end of the
+    last bracket is returned. There `g <= 0` and therefore `f <= r`, so that a text keeps its law however wide the
+    bracket still is.
     """
     beta_M = -torch.expm1(torch.log1p(-weights_M) / k)
-    left_M = torch.where(weights_M > 0, divide(weights_M, beta_M), 1.0)
-    r_M, solved = left_M, 64 * torch.finfo(node.rows.p_NV.dtype).eps
-    for _ in range(NEWTON_STEPS if node.allows_host_sync else UNSEEN_STEPS):
+    low_M = torch.where(weights_M > 0, divide(weights_M, beta_M), 1.0)
+    high_M = torch.ones_like(low_M) * k
+    r_M, last_M = low_M, high_M - low_M
+    least = ROUNDING * torch.finfo(node.rows.p_NV.dtype).eps
+    seen = node.allows_host_sync and not r_M.is_cuda  # on a GPU a host synchronisation costs more than another step
+    for _ in range(MOST_STEPS if seen else UNSEEN_STEPS):
         excess_M, slope_M = node.excess_and_slope(weights_M, r_M)
         taken_M = weights_M - excess_M
         beta_M = taken_M / r_M
         gap_M = _accepted(beta_M, k) - taken_M
-        change_M = k * (1 - beta_M).clamp(min=0) ** (k - 1) * (slope_M - beta_M) / r_M - slope_M
-        step_M = torch.where(change_M < 0, -gap_M / change_M, 0.0)
-        r_M = (r_M + step_M).clamp_(max=k).maximum(left_M)
-        # on a GPU a host synchronisation costs more than another step
-        if node.allows_host_sync and not r_M.is_cuda and bool((step_M.abs() <= solved * r_M).all()):
+        low_M, high_M = torch.where(gap_M > 0, r_M, low_M), torch.where(gap_M > 0, high_M, r_M)
+        missed_M = least * taken_M  # so much of the flow may be missed; `g` is known no better
+        is_close_M = (high_M - low_M <= 3 * least * high_M) | ((gap_M <= 0) & (gap_M >= -missed_M))
+        if seen and bool(is_close_M.all()):
             break
-    r_M = (r_M + 2 * step_M.abs()).clamp_(max=k)
-    beta_M = (weights_M - node.excess(weights_M, r_M)).clamp(min=0) / r_M
-    return r_M, divide(_accepted(beta_M, k), beta_M).minimum(r_M), beta_M
+        change_M = k * (1 - beta_M).clamp(min=0) ** (k - 1) * (slope_M - beta_M) / r_M - slope_M
+        newton_M = r_M - (gap_M + missed_M / 2) / change_M  # to the right of the root; infinite where `g` is flat
+        # at least so far inside that the bracket closes from both sides
+        newton_M = newton_M.maximum(low_M * (1 + least)).minimum(high_M * (1 - least))
+        is_short_M = (change_M < 0) & ((newton_M - r_M).abs() <= last_M.abs() / 2)
+        next_M = torch.where(is_short_M, newton_M, (low_M + high_M) / 2)
+        r_M, last_M = next_M, next_M - r_M
+    beta_M = (weights_M - node.excess(weights_M, high_M)).clamp(min=0) / high_M
+    return high_M, divide(_accepted(beta_M, k), beta_M).minimum(high_M), beta_M
 
 
 def _accepted(beta_M: Tensor, k: float | Tensor) -> Tensor:
