@@ -6,7 +6,6 @@ text before it, for draft and target. So the text follows the distribution of `g
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -22,10 +21,10 @@ from transformers.utils import ModelOutput
 
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Chooser, FixedTree, Step
-from data_gen.models.checkpoints import weights_of
+from data_gen.models.checkpoints import known_weights_of
 from data_gen.models.pair import ModelPair, scored, widen
 from data_gen.models.sampling import Sampling
-from data_gen.models.self_check import check_model
+from data_gen.models.self_check import check_once
 from data_gen.timing import device_name
 from data_gen.verification import get_verifier
 from selector.actions import Action, ActionSpace
@@ -75,8 +74,6 @@ ALLOWED = {  # values of keys that may have some only
     "cache_implementation": ("dynamic", "static", "sliding_window", "hybrid", "hybrid_chunked"),
 }
 INPUTS = "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"  # that `generate` passes on
-_checked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # checked text length by model
-_hashes: weakref.WeakKeyDictionary[Any, tuple[int, str]] = weakref.WeakKeyDictionary()  # of the weights by model
 
 
 @dataclass
@@ -228,18 +225,8 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
         raise InputError(f"vocabularies differ: the target scores {sizes[0]} tokens, the draft {sizes[1]}")
     longest = max_length - 1 + ActionSpace.of_pairs().deepest  # the last new token roots no tree
     for each in models:
-        if _checked.get(each, 0) < longest:
-            check_model(each, each.name_or_path or type(each).__name__, longest)
-            _checked[each] = longest
+        check_once(each, each.name_or_path or type(each).__name__, longest)
     return cast(PreTrainedModel, draft)
-
-
-def _weights_of(model: Any) -> str:
-    # hashing takes seconds: again only where weights have changed in place
-    version = sum(own._version for own in model.parameters() if not own.is_inference())
-    if _hashes.get(model, (None, ""))[0] != version:
-        _hashes[model] = version, weights_of(model)
-    return _hashes[model][1]
 
 
 def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Chooser]:
@@ -249,7 +236,7 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
         if selector.schema != PAIR:
             raise InputError("selector: trained on an engine's log; generate() needs one that was trained on a pair")
         device = device_name(str(pair.device), str(pair.target.dtype).removeprefix("torch."))
-        selector.check_pair(*pair.names, device, [_weights_of(each) for each in (pair.target, pair.draft)])
+        selector.check_pair(*pair.names, device, [known_weights_of(each) for each in (pair.target, pair.draft)])
         own = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
         return selector.verifier, selector.at(**own)
     verifier = DEFAULT_VERIFIER

@@ -15,6 +15,7 @@ from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from copy import deepcopy
 from itertools import count, islice, pairwise, repeat
 from pathlib import Path
 from typing import NamedTuple
@@ -22,11 +23,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import nnls
+from torch.nn import Module
+from transformers import PreTrainedModel
 
 from data_gen.decoding import decoder_for
 from data_gen.decoding.loop import FixedTree, Rehearsal, Step
-from data_gen.models.checkpoints import weights_of
+from data_gen.models.checkpoints import known_weights_of
 from data_gen.models.pair import ModelPair, resolve_device
+from data_gen.models.prepack import PrepackedLinear, computes_in_bfloat16
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
 from selector.actions import EMPTY, Action
@@ -38,6 +42,8 @@ GROWN, SPARE = 128, 32  # new tokens after which a decoding begins anew; tokens 
 ROWS, TIMES = 16, 9  # distributions that are filtered at once; how often
 NODES, WIDTHS, LAGS = (1, 2, 3, 5, 9, 17, 25, 41), (1, 2, 4), (0, 1, 4, 16)  # sizes between which times are linear
 THOUSAND = 1000.0  # tokens of context
+MATRIX_ROWS, MATRIX_TIMES = (1, 2, 4, 8, 16, 32), 5  # rows of the timed matrices; how often
+MOST_TIMED = 250_000_000  # elements of these, about: far more than a processor's caches hold
 
 
 def device_name(device: str, dtype: str, threads: int | None = None) -> str:
@@ -201,7 +207,7 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
         drafting=drafting,
         nucleus=nucleus_seconds(pair),
         decoder=pair.decoder,
-        weights=[weights_of(model) for model in (pair.target, pair.draft)],
+        weights=[known_weights_of(model) for model in (pair.target, pair.draft)],
         lag=lag,
     )
 
@@ -216,6 +222,42 @@ def nucleus_seconds(pair: ModelPair) -> float:
         seconds.append(now(pair) - start)
     plain, filtered = map(statistics.median, taken.values())
     return max(0.0, filtered - plain) / ROWS
+
+
+@torch.inference_mode()
+def matrix_seconds(model: PreTrainedModel) -> list[dict[str, float]]:
+    """Seconds that a model's prepacked layers take for some numbers of rows, each layer once: as plain layers
+    (`linear`), prepacked, and prepacked in bfloat16 where the processor has it; medians, in turn. Of a large model the
+    first layers alone are timed. Empty where no layer is prepacked.
+    """
+    layers: list[PrepackedLinear] = []
+    elements = 0
+    for layer in model.modules():
+        if isinstance(layer, PrepackedLinear) and elements < MOST_TIMED:
+            layers.append(layer)
+            elements += layer.in_features * layer.out_features
+    if not layers:
+        return []
+    dtype = layers[0].dtype
+    plain = [layer.plain() for layer in layers]
+    kinds: dict[str, tuple[Sequence[Module], torch.dtype]] = {"linear": (plain, dtype), "prepacked": (layers, dtype)}
+    if dtype != torch.bfloat16 and computes_in_bfloat16():
+        kinds["prepacked, bfloat16"] = (
+            [PrepackedLinear(deepcopy(own).bfloat16(), False) for own in plain],
+            torch.bfloat16,
+        )
+    found = []
+    for rows in MATRIX_ROWS:
+        taken: dict[str, list[float]] = {name: [] for name in kinds}
+        for name in [*kinds] * MATRIX_TIMES:
+            own, kind = kinds[name]
+            values = {layer.in_features: torch.randn(rows, layer.in_features, dtype=kind) for layer in layers}
+            start = time.perf_counter()
+            for layer, made in zip(layers, own, strict=True):
+                made(values[layer.in_features])
+            taken[name].append(time.perf_counter() - start)
+        found.append({"rows": rows, **{name: statistics.median(seconds) for name, seconds in taken.items()}})
+    return found
 
 
 def times(profile: LatencyProfile, samples: Sequence[Sample]) -> tuple[float, float]:

@@ -26,6 +26,7 @@ SPACE = ActionSpace.default()
 UNCUT = Sampling()
 EAGER = "eager"  # the decoder that drafts every style; the others draft i.i.d. branches alone
 NOT_DRAFTED = 1e6  # seconds of a step that the machine's decoder cannot make
+FOR_READERS = ("check", "matrices")  # keys of the file that say how good the times are, and what they come from
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ class LatencyProfile:
         try:
             values = json.loads(Path(path).read_text())
             found = values.pop("format")
-            values.pop("check", None)
+            for name in FOR_READERS:
+                values.pop(name, None)
             for name in ("draft", "target", "lag"):
                 values[name] = Table(**values[name])
             values["verify"] = {name: Verification(*own) for name, own in values["verify"].items()}

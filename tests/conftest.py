@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -24,6 +28,13 @@ def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.fixture(scope="session")
 def pair(pair_folders: tuple[str, str]) -> ModelPair:
     return ModelPair.load(*pair_folders, device="cpu")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache() -> None:
+    """What tests find out about their tiny models does not stay in the user's cache; later test runs share it."""
+    folder = Path(tempfile.gettempdir()) / f"espalier-cache-{os.getuid()}"
+    pytest.MonkeyPatch().setenv("ESPALIER_CACHE", str(folder))
 
 
 @pytest.fixture(autouse=True, scope="session")

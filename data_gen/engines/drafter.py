@@ -22,6 +22,7 @@ from data_gen.models.distilled import is_distilled
 from data_gen.models.gguf import resolved
 from data_gen.models.masks import TreeMasks
 from data_gen.models.pair import DTYPES, ModelPair, shared_tokenizer
+from data_gen.models.prepack import prepack
 
 SHORT, BLOCK = 8, 256  # a text's unseen tokens are passed with those of others if they are few, else in such blocks
 
@@ -45,7 +46,9 @@ class CachedDrafter:
         if is_distilled(folder):
             return cls(ModelPair.load(target, folder, device, dtype).draft)
         shared_tokenizer(resolved(target, "target"), folder)  # or it raises
-        return cls(load_model(folder, "draft", DTYPES[dtype], torch.device(device)))
+        model = load_model(folder, "draft", DTYPES[dtype], torch.device(device))
+        prepack(model)
+        return cls(model)
 
     @torch.inference_mode()
     def chains(self, texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[int]]:

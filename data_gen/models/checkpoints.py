@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from transformers.utils import logging
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from data_gen.models.masks import check_attention
+from data_gen.models.prepack import named_weights
+from data_gen.models.remembered import loaded_from, recall, remember
 from selector.files import first_line
 from selector.schema import InputError
 
 CONFIG = "config.json"
+WEIGHTS = "weights"  # the hash, as it is remembered
 
 
 def load_model(
@@ -40,6 +44,10 @@ def load_model(
         model = model.to(device)
     elif torch.cuda.is_available() and {"cpu", "disk"} & {*map(str, getattr(model, "hf_device_map", {}).values())}:
         raise InputError(f"pair.device_map: {name} does not fit: {device_map} leaves part of it off the devices")
+    if Path(name).is_dir():
+        loaded_from(model, Path(name))
+    elif told_file := cached_file(name, CONFIG):
+        loaded_from(model, Path(told_file).parent)
     return model.eval()
 
 
@@ -56,7 +64,7 @@ def fingerprint(models: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenize
     for model in models:
         name = str(model.name_or_path)
         config = Path(name) / CONFIG if Path(name).is_dir() else Path(str(cached_file(name, CONFIG)))
-        digest.update(config.read_bytes() + weights_of(model).encode())
+        digest.update(config.read_bytes() + known_weights_of(model).encode())
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest.update((backend.to_str() if backend else json.dumps(sorted(tokenizer.get_vocab().items()))).encode())
     digest.update(json.dumps([tokenizer.chat_template, sorted(eos_ids)], sort_keys=True).encode())
@@ -66,9 +74,9 @@ def fingerprint(models: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenize
 def weights_of(model: PreTrainedModel) -> str:
     """A hash of a loaded model's weights, by the sums of the bits in every row and column: 16 hex digits, which do not
     depend on the device or, of floats, on the dtype, as these count in bfloat16."""
-    digest, stored = hashlib.sha256(), model.state_dict().keys()  # other buffers are computed
-    for name, weights in sorted((*model.named_parameters(), *model.named_buffers())):
-        if name in stored and not weights.is_meta:
+    digest = hashlib.sha256()
+    for name, weights in sorted(named_weights(model), key=itemgetter(0)):
+        if not weights.is_meta:
             rows_RC = torch.atleast_2d(weights.detach()).flatten(0, -2)
             if rows_RC.is_floating_point():
                 bits_RC = rows_RC.to(torch.bfloat16).contiguous().view(torch.int16)
@@ -78,6 +86,16 @@ def weights_of(model: PreTrainedModel) -> str:
             for axis in (0, 1):
                 digest.update(bits_RC.sum(axis, dtype=torch.int64).cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def known_weights_of(model: PreTrainedModel) -> str:
+    """`weights_of` a model, remembered until its files or, by an operation of torch, its weights change."""
+    known = recall(model, WEIGHTS)
+    if isinstance(known, str):
+        return known
+    found = weights_of(model)
+    remember(model, WEIGHTS, found)
+    return found
 
 
 def revision(name: str) -> str | None:

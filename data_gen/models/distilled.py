@@ -19,10 +19,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.functional import linear
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from data_gen.models.checkpoints import CONFIG, text_config
+from data_gen.models.prepack import named_weights
+from data_gen.models.remembered import loaded_from
 from selector.files import atomically
 from selector.schema import InputError
 
@@ -37,14 +38,20 @@ class ReducedHead(torch.nn.Module):
 
     def __init__(self, weight_RD: Tensor, said_R: Tensor, vocabulary: int) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(weight_RD, requires_grad=False)
+        self.few = torch.nn.Linear(weight_RD.shape[1], weight_RD.shape[0], bias=False, device="meta")
+        self.few.weight = torch.nn.Parameter(weight_RD, requires_grad=False)
         self.register_buffer("said_R", said_R, persistent=False)
         self.in_features, self.out_features = weight_RD.shape[1], vocabulary
 
+    @property
+    def weight(self) -> Tensor:
+        """The rows of the tokens that the draft can say, [R, D]."""
+        return self.few.weight
+
     def forward(self, hidden_TD: Tensor) -> Tensor:
-        few_TR = linear(hidden_TD, self.weight)
+        few_TR = self.few(hidden_TD)
         logits_TV = few_TR.new_full((*few_TR.shape[:-1], self.out_features), -torch.inf)
-        return logits_TV.index_copy(-1, self.said_R[: len(self.weight)], few_TR)  # a self-check cuts the rows
+        return logits_TV.index_copy(-1, self.said_R[: few_TR.shape[-1]], few_TR)  # a self-check cuts the rows
 
 
 def said_by(model: PreTrainedModel) -> Tensor | None:
@@ -68,10 +75,11 @@ def new_draft(target: PreTrainedModel, layers: Sequence[int], said_R: Tensor) ->
         config.final_logit_softcapping = None  # it would give tokens that are not said a finite logit
     setattr(config, LAYERS, list(layers))
     draft = _with_tables(config, target, said_R)
+    of_target = dict(named_weights(target))
     with torch.no_grad():
         for name, weights in stored_weights(draft).items():
             theirs = re.sub(r"(?<=layers\.)\d+", lambda number: str(layers[int(number.group())]), name, count=1)
-            weights.copy_(target.get_parameter(theirs))
+            weights.copy_(of_target[theirs])
     return draft
 
 
@@ -94,6 +102,7 @@ def load_draft(name: str, target: PreTrainedModel) -> PreTrainedModel:
     except (OSError, SafetensorError, KeyError, RuntimeError) as error:
         raise InputError(f"pair.draft: cannot load {name}: {error}") from error
     draft.name_or_path = name
+    loaded_from(draft, Path(name), target)
     return draft.eval()
 
 
@@ -115,10 +124,12 @@ def is_distilled(name: str) -> bool:
         return False
 
 
-def stored_weights(draft: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+def stored_weights(draft: PreTrainedModel) -> dict[str, Tensor]:
+    """All weights but those of the embeddings and the output layer, by name; the parameters themselves, unless they are
+    prepacked."""
     tables = draft.get_input_embeddings(), draft.get_output_embeddings()
-    shared = {id(own) for table in tables for own in table.parameters()}
-    return {name: own for name, own in draft.named_parameters() if id(own) not in shared}
+    of_tables = tuple(f"{name}." for name, module in draft.named_modules() if module in tables)
+    return {name: own for name, own in named_weights(draft) if not name.startswith(of_tables)}
 
 
 def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTrainedModel:

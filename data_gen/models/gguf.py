@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
@@ -22,6 +21,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from data_gen.models.checkpoints import quiet
+from data_gen.models.remembered import cache_folder
 from selector.files import atomically, first_line, unwritable
 from selector.schema import InputError
 
@@ -52,12 +52,6 @@ def resolved(name: str, role: str) -> str:
     if not folder.exists():
         _convert(path, folder, role)
     return str(folder)
-
-
-def cache_folder() -> Path:
-    """Where converted models are kept: `$ESPALIER_CACHE`, else `espalier` in the user's cache."""
-    own, users = os.environ.get("ESPALIER_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own).absolute() if own else (Path(users) if users else Path.home() / ".cache") / "espalier"
 
 
 def _shipped(role: str) -> Path:

@@ -8,6 +8,7 @@ Legend: W tokens of one forward pass, R cached rows beyond the committed ones, V
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from data_gen.models.checkpoints import fingerprint, load_model, load_tokenizer,
 from data_gen.models.distilled import ReducedHead, is_distilled, load_draft
 from data_gen.models.gguf import resolved
 from data_gen.models.masks import TreeMasks
+from data_gen.models.prepack import PrepackedLinear, prepack
 from data_gen.models.sampling import Sampling
 from selector.schema import InputError
 
@@ -55,6 +57,29 @@ class Pass(NamedTuple):
 
     def rows(self, sampling: Sampling, texts: Callable[[], list[list[int]]]) -> ModelRows:
         return ModelRows(sampling.after(texts, self.logits_WV), *self)
+
+
+class Filled(NamedTuple):
+    """The keys and values of a prompt's tokens, which no cache changes in place."""
+
+    tokens: list[int]
+    layers: dict[int, tuple[Tensor, Tensor]]  # by number
+    finite: Tensor
+
+
+_prompts: weakref.WeakKeyDictionary[PreTrainedModel, Filled] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def sharing_prompts(*models: PreTrainedModel) -> Iterator[None]:
+    """Inside the context, decodings of one prompt after another share each model's forward passes over it."""
+    for model in models:
+        _prompts[model] = Filled([], {}, torch.ones((), dtype=torch.bool))
+    try:
+        yield
+    finally:
+        for model in models:
+            del _prompts[model]
 
 
 class CachedModel:
@@ -105,9 +130,20 @@ class CachedModel:
         return result
 
     def fill(self, tokens: Sequence[int]) -> None:
-        """Commit consecutive tokens without returning logits, in forward passes over at most `FILL` tokens."""
+        """Commit consecutive tokens without returning logits, in forward passes over at most `FILL` tokens; or take
+        what the last filled cache of this model has, where `sharing_prompts` keeps that."""
+        begins = self.committed == 0
+        if begins and (kept := _prompts.get(self.model)) and kept.tokens == list(tokens):
+            for number, (keys, values) in kept.layers.items():
+                self.cache.update(keys, values, number)
+            self.committed, self._finite = len(tokens), kept.finite
+            return
         for begin in range(0, len(tokens), FILL):
             self.extend(tokens[begin : begin + FILL], last=1)
+        if begins and self.model in _prompts:
+            cached: list[Any] = self.cache.layers
+            layers = {n: (layer.keys, layer.values) for n, layer in enumerate(cached) if layer.is_initialized}
+            _prompts[self.model] = Filled(list(tokens), layers, self._finite)
 
     def check(self) -> None:
         """InputError, which names the model, where a logit so far was NaN or plus infinity. It waits for a GPU."""
@@ -171,7 +207,10 @@ class ModelPair:
         for model in models:
             widen(model, size)
             model.config.get_text_config().vocab_size = size
-        return cls(*models, tokenizer, names, fingerprint(models, tokenizer, eos_ids(target_model)))
+        pair = cls(*models, tokenizer, names, fingerprint(models, tokenizer, eos_ids(target_model)))
+        for model in models:
+            prepack(model)
+        return pair
 
     @property
     def device(self) -> torch.device:
@@ -224,7 +263,7 @@ def resolve_device(device: str) -> str:
 def scored(model: Any) -> int:
     """The number of tokens that a model scores: the rows of its output table, unless it can say some tokens alone."""
     table = model.get_output_embeddings()
-    return table.out_features if isinstance(table, ReducedHead) else int(table.weight.shape[0])
+    return table.out_features if isinstance(table, ReducedHead | PrepackedLinear) else int(table.weight.shape[0])
 
 
 def shared_tokenizer(target: str, draft: str) -> PreTrainedTokenizerBase:

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from data_gen.models.masks import check_attention
 from data_gen.models.pair import CachedModel, scored
+from data_gen.models.prepack import PrepackedLinear
+from data_gen.models.remembered import recall, remember
 from data_gen.trees import DraftTree
 from selector.actions import ActionSpace
 from selector.files import first_line
@@ -37,6 +39,7 @@ FURTHER = 2  # tokens after a commit
 STRICT = 1e-4
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.2, torch.bfloat16: 1.0}
 TOKENS = 256  # of the copy's vocabulary, or fewer
+CHECKED = "checked"  # the length that a model has passed, as it is remembered
 OFFSET = 2  # rows that a table of positions may have before the first position
 
 
@@ -53,6 +56,14 @@ def check_model(model: Any, name: str, longest: int) -> float:
         _check(few, name, length, STRICT)
         worst = max(worst, _check(model, name, length, tolerance))
     return worst
+
+
+def check_once(model: Any, name: str, longest: int) -> None:
+    """`check_model`, unless the model has passed it, in an earlier process, too, for texts of this length or longer."""
+    passed = recall(model, CHECKED)
+    if not isinstance(passed, int) or passed < longest:
+        check_model(model, name, longest)
+        remember(model, CHECKED, longest)
 
 
 def _check(model: Any, name: str, length: int, tolerance: float) -> float:
@@ -84,8 +95,12 @@ def few_layers(model: Any) -> Any:
                 copies.update({id(own): _random(own) for own in module[number].modules() if _is_quantised(own)})
             copies[id(module)] = torch.nn.ModuleList(deepcopy(module[number], copies) for number in chosen)
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
-        for own in table.parameters():
-            copies[id(own)] = torch.nn.Parameter(own[:TOKENS].detach().clone(), requires_grad=False)
+        for module in table.modules():
+            if isinstance(module, PrepackedLinear):
+                copies[id(module)] = module.plain(TOKENS)
+            for own in module._parameters.values():
+                if own is not None:
+                    copies[id(own)] = torch.nn.Parameter(own[:TOKENS].detach().clone(), requires_grad=False)
     copied = deepcopy(model, copies).float()
     if kinds:
         copied.config.get_text_config().layer_types = [kinds[number] for number in chosen]

@@ -166,7 +166,7 @@ def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
         longest = max(longest, count)
         split = split_of(text.prompt, config.prompts.validation, config.prompts.test)
         texts.setdefault((split, sampling), []).append(text)
-    pairs.check_models(config, pair, longest)  # no trees are drafted behind these texts
+    pairs.check_models(pair, longest)  # no trees are drafted behind these texts
     for split, (law, sampling) in product(SPLITS, settings.items()):
         if (split, sampling) not in texts:
             raise pairs.no_prompts(config, path, [text.prompt for text in given if text.sampling.law == law], split)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from data_gen.models.checkpoints import fingerprint, load_model, load_tokenizer
 from data_gen.models.distilled import WEIGHTS, new_draft, save_draft
 from data_gen.models.pair import DTYPES, eos_ids, resolve_device, scored
+from data_gen.models.prepack import computes_in_bfloat16, prepack
 from data_gen.models.self_check import check_model
 from pipelines.config import Config
 from pipelines.distil.texts import BEGUN, FEW, Sequences, Template, batches, held_out, write_texts
@@ -54,7 +55,7 @@ def run(config: Config) -> None:
         torch.set_num_threads(config.pair.threads)
     target: Any = load_model(name, "target", torch.float32, device, config.pair.device_map)
     on_gpu = target.device.type == "cuda"
-    fast = torch.cuda.is_bf16_supported() if on_gpu else torch.cpu.get_capabilities().get("amx_bf16", False)
+    fast = torch.cuda.is_bf16_supported() if on_gpu else computes_in_bfloat16()
     folder, dtype = config.folder / "distil", torch.bfloat16 if fast else DTYPES[config.pair.dtype]
     prompts = by_split(config, all_prompts(config))
     made_from = {
@@ -69,7 +70,8 @@ def run(config: Config) -> None:
     if stage.begin():
         check_model(target, name, own.context)  # before it writes for hours
         texts = folder / "texts" / _digest(made_from)
-        write_texts(config, texts, target.to(dtype), tokenizer)
+        prepack(target.to(dtype))
+        write_texts(config, texts, target, tokenizer)
         target = load_model(name, "target", torch.float32, device, config.pair.device_map)
         with mlflow_run(config, "distil", SECTIONS) as mlflow:
             found = _trained(stage, folder, texts, target, tokenizer, dtype, mlflow)
@@ -97,11 +99,14 @@ def _trained(
     draft = new_draft(target, own.layers, data.most_frequent(own.vocabulary, scored(target), always))
     training = folder / "training" / _digest(stage.depends)
     train(config, draft, data, _steps(config), dtype, training, mlflow.active_run().info.run_id)
+    found_on_texts = measured(draft, *held_out(config, texts, tokenizer, eos_ids(target)))
+    for model in (draft, target):  # as they decode
+        prepack(model)
     found = {
         **{key: value for key, value in own.model_dump(mode="json").items() if key in COMPARED},
         "tokens": int(data.drawn_BT.sum()),
         "minutes": (time.monotonic() - began) / 60,
-        **measured(draft, *held_out(config, texts, tokenizer, eos_ids(target))),
+        **found_on_texts,
         "cost": cost(draft, target),
     }
     found["speed"] = speed(found["overlap"], found["cost"])

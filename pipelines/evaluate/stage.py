@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data_gen.decoding import EAGER
-from data_gen.models.pair import ModelPair
+from data_gen.models.pair import ModelPair, sharing_prompts
 from data_gen.texts.generated import seed_of
 from data_gen.texts.prompts import Prompt
 from data_gen.traces import read_manifest
@@ -47,6 +47,7 @@ T = TypeVar("T")
 Contenders = dict[Sampling, list[Method | Assistant]]  # by sampling setting
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 GREEDY_PROMPTS = 40
+WARM_UP = 16  # tokens that every method decodes first, which do not count
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
 
 
@@ -190,11 +191,11 @@ def decode_prompts(config: Config, pair: ModelPair, prompts: list[Prompt], among
     tasks = [(prompt, setting) for prompt in prompts for setting in config.sampling]
     todo = [(prompt, s) for prompt, s in tasks if (prompt.id, s.temperature, s.top_p) not in finished]
     with ticking("decoding held-out prompts", len(tasks), len(tasks) - len(todo)) as tick:
-        if todo:  # a process decodes its first prompt more slowly than the others, so this result is not used
+        if todo:  # a process decodes its first tokens more slowly than the others, so these are not used
             _rehearse(config, pair, todo[0][0], among)
-            _decode_all(config, pair, *todo[0], among)
+            _decode_all(config, pair, *todo[0], among, min(WARM_UP, config.data.tokens))
         for prompt, setting in todo:
-            journal.add(_decode_all(config, pair, prompt, setting, among))
+            journal.add(_decode_all(config, pair, prompt, setting, among, config.data.tokens))
             tick()
     return [row for rows in journal.entries for row in rows]
 
@@ -215,7 +216,9 @@ def turns(items: Sequence[T], rounds: int) -> list[list[T]]:
     return [[*items[shift:], *items[:shift]] for shift in shifts]
 
 
-def _decode_all(config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, among: Contenders) -> Rows:
+def _decode_all(
+    config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, among: Contenders, limit: int
+) -> Rows:
     sampling = setting.build()
     every = among[sampling]
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")  # one for all rounds, so that texts are written again
@@ -223,9 +226,10 @@ def _decode_all(config: Config, pair: ModelPair, prompt: Prompt, setting: Sampli
     distinct = list({method.identity: method for method in every}.values())  # what decodes alike decodes once
     decodings: dict[Any, list[Decoding]] = {method.identity: [] for method in distinct}
     rounds = 1 if setting.temperature > 0 else config.evaluate.rounds
-    for order in turns(random.Random(seed).sample(distinct, len(distinct)), rounds):
-        for method in order:
-            decodings[method.identity].append(method.decode(pair, sampling, tokens, config.data.tokens, seed))
+    with sharing_prompts(pair.target, pair.draft):
+        for order in turns(random.Random(seed).sample(distinct, len(distinct)), rounds):
+            for method in order:
+                decodings[method.identity].append(method.decode(pair, sampling, tokens, limit, seed))
     rows = []
     for method in every:
         own, about = decodings[method.identity], _described(method, sampling)

@@ -150,13 +150,15 @@ def run(config: Config) -> None:
             for level in watched(DECISIONS, "timing decisions")
         }
         profile = replace(profile, decide=decide, distinct=distinct(config, pair, prompts))
-        rows = check(profile, config.train.verifier, samples)
+        rows, matrices = check(profile, config.train.verifier, samples), timing.matrix_seconds(pair.target)
         stage.replace()
-        write_json(profile_path(config), {**profile.to_json(), "check": rows})
+        write_json(profile_path(config), {**profile.to_json(), "check": rows, "matrices": matrices})
         mlflow.log_artifact(str(profile_path(config)))
         for row in rows:
             mlflow.log_metric(f"predicted over measured/{row['action']}".translate(PLAIN), row["ratio"])
         describe(mlflow, in_words(profile))
+    if matrices:
+        console.print(of_matrices(matrices))
     console.print(summary(profile, rows))
     if doubt := unsteady(rows):
         stage.say(f"warning: {doubt} (remove {profile_path(config)} first)")
@@ -220,6 +222,15 @@ def in_words(profile: LatencyProfile) -> str:
     steps = "a step of {:.2f} ms plain, {:.2f} ms with one drafted token, {:.2f} ms with eight".format(*chains)
     decisions = ", ".join(f"{1e3 * seconds:.3f} ms ({level})" for level, seconds in profile.decide.items())
     return f"{steps};\na decision {decisions}"
+
+
+def of_matrices(matrices: list[dict[str, float]]) -> Table:
+    rows = []
+    for own in matrices:
+        cells = {f"{name} ms": f"{1e3 * seconds:.1f}" for name, seconds in own.items() if name != "rows"}
+        rows.append({"rows": f"{own['rows']:.0f}", **cells})
+    title = "The target's matrices, by rows: as torch multiplies them, and laid out once, as they are used here"
+    return table(rows, title)
 
 
 def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ from data_gen.decoding import EAGER, GRAPH
 from data_gen.models.checkpoints import load_tokenizer, text_config
 from data_gen.models.gguf import resolved
 from data_gen.models.pair import ModelPair
-from data_gen.models.self_check import check_model
+from data_gen.models.self_check import check_once
 from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
 from data_gen.texts.prompts import SETS, Prompt, read_prompts, read_set, split_of, take_evenly, write_prompts
-from data_gen.timing import device_name
 from pipelines.config import DISTILLED, SHIPPED, SMOLLM2, Config
 from pipelines.pair.log import log_of
-from pipelines.run import Stage, read_json, read_record, verify, write_json
+from pipelines.run import Stage, read_record, verify
 from selector.files import atomically
 from selector.schema import FULL, InputError, sha256
 from selector.train.data import SPLITS
@@ -65,7 +63,7 @@ def load_pair(config: Config) -> ModelPair:
             f"prompts.tokens={config.prompts.tokens} and data.tokens={config.data.tokens} ask for up to {needed} "
             f"positions; the pair has {have}" + (f": set prompts.tokens={most}" if most >= 2 else "")
         )
-    check_models(config, pair, needed)
+    check_models(pair, needed)
     usual = GRAPH if pair.device.type == "cuda" else EAGER
     pair.decoder = usual if own.decoder == "auto" else own.decoder
     return pair
@@ -83,20 +81,10 @@ def known_fingerprint(config: Config) -> str:
     raise InputError(f"{config.folder}: run the latency stage first")
 
 
-def check_models(config: Config, pair: ModelPair, longest: int) -> None:
-    """InputError where a model of the pair computes token trees wrongly in a text of up to `longest` tokens. A pair
-    that has passed on this machine is recorded, and not checked again."""
-    path, own = config.folder / "pair" / "checked.json", config.pair
-    packages = {name: version(name) for name in ("torch", "transformers")}
-    passed = {"pair": pair.fingerprint, "device": device_name(own.device, own.dtype, own.threads), **packages}
-    with suppress(InputError, AttributeError, KeyError, TypeError):  # there is no record, or it is damaged
-        recorded = read_json(path, "pair")
-        if recorded.items() >= passed.items() and recorded["longest"] >= longest:
-            return
+def check_models(pair: ModelPair, longest: int) -> None:
+    """InputError where a model of the pair computes token trees wrongly in a text of up to `longest` tokens."""
     for model, name in zip((pair.target, pair.draft), pair.names, strict=True):
-        check_model(model, name, longest)
-    with suppress(InputError):  # an unwritable folder only costs time
-        write_json(path, {**passed, "longest": longest})
+        check_once(model, name, longest)
 
 
 def tokenizer_of(config: Config) -> Any:

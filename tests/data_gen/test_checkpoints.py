@@ -173,7 +173,9 @@ def test_a_target_spread_by_a_device_map_gives_the_same(pair: ModelPair, pair_fo
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_numbers_that_are_not_finite_are_refused(pair_folders: tuple[str, str], role: str) -> None:
     broken = ModelPair.load(*pair_folders, device="cpu")
-    getattr(broken, role).lm_head.weight.data[5, 0] = float("nan")
+    head = deepcopy(getattr(broken, role).lm_head)  # a copy is plain
+    head.weight.data[5, 0] = float("nan")
+    getattr(broken, role).lm_head = head
     for use in (
         *((lambda: generated_by_target(broken, [CONTEXT], 4, Sampling(0.5), seed=1),) if role == "target" else ()),
         lambda: list(rows_along(broken, GeneratedText([*CONTEXT, 3, 8], len(CONTEXT) - 1), Sampling())),

@@ -253,7 +253,7 @@ def test_settings_that_ask_for_nothing_are_no_reason_to_refuse(pair: ModelPair) 
 def test_a_longer_text_is_checked_anew(small: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window that a short text does not reach is no reason to trust a long one."""
     asked: list[int] = []
-    monkeypatch.setattr("data_gen.generate.check_model", lambda model, name, longest: asked.append(longest))
+    monkeypatch.setattr("data_gen.models.self_check.check_model", lambda model, name, longest: asked.append(longest))
     for length in (4, 4, 9, 6):
         speculative(small, input_ids=torch.tensor([[1, 3]]), max_new_tokens=length)
     assert asked == [2 + 3 + 16] * 2 + [2 + 8 + 16] * 2  # prompt, all new tokens but the last, and a tree; both models

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from itertools import islice, pairwise, product, repeat
 from types import SimpleNamespace
@@ -14,8 +15,21 @@ import torch
 
 from data_gen import timing
 from data_gen.decoding.loop import Step
+from data_gen.models.checkpoints import weights_of
 from data_gen.models.pair import ModelPair
-from data_gen.timing import BURST, LAGS, NODES, WIDTHS, Sample, bursts, fitted, real_steps, samples_of, times
+from data_gen.timing import (
+    BURST,
+    LAGS,
+    NODES,
+    WIDTHS,
+    Sample,
+    bursts,
+    fitted,
+    matrix_seconds,
+    real_steps,
+    samples_of,
+    times,
+)
 from selector.actions import EMPTY, Action
 from selector.latency import LatencyProfile, Table, Verification
 from tests.selector.synthetic import profile
@@ -58,7 +72,7 @@ def samples(truth: LatencyProfile, actions: list[Action], lag: tuple[int, ...] =
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A pair of which a fit needs little."""
-    monkeypatch.setattr(timing, "weights_of", lambda model: "")
+    monkeypatch.setattr(timing, "known_weights_of", lambda model: "")
     named = {"fingerprint": "pair", "decoder": "eager", "target": None, "draft": None, "vocabulary": 8}
     return SimpleNamespace(device=torch.device("cpu"), **named)
 
@@ -110,6 +124,22 @@ def test_texts_begin_anew_before_they_are_long(longest: int, pair: ModelPair) ->
     steps = samples_of(pair, "traversal", repeat(EMPTY), [7, 8, 9], longest, 0)
     lengths = [sample.step.length for sample in islice(steps, 300)]
     assert max(lengths) < min(longest, 3 + timing.GROWN) and sum(b < a for a, b in pairwise(lengths)) > 1
+
+
+def test_matrices_are_timed_plain_and_prepacked(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By rows; in bfloat16, too, where the processor has it, and without that the weights change. Of a model whose
+    layers stay as they are there is nothing to compare."""
+    before = weights_of(pair.target)
+    for has in (True, False):
+        monkeypatch.setattr(timing, "computes_in_bfloat16", lambda own=has: own)
+        found = matrix_seconds(pair.target)
+        kinds = {"linear", "prepacked", *(["prepacked, bfloat16"] if has else [])}
+        assert [row["rows"] for row in found] == [1, 2, 4, 8, 16, 32] and all(
+            row.keys() == {"rows", *kinds} for row in found
+        )
+        assert all(row[kind] > 0 for row in found for kind in kinds)
+    assert weights_of(pair.target) == before
+    assert matrix_seconds(deepcopy(pair.target)) == []
 
 
 def test_actions_are_drafted_in_bursts() -> None:
