@@ -33,7 +33,7 @@ from data_gen.models.pair import ModelPair, resolve_device
 from data_gen.models.prepack import PrepackedLinear, computes_in_bfloat16
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
-from selector.actions import EMPTY, Action
+from selector.actions import EMPTY, GREEDY, Action
 from selector.latency import LatencyProfile, Table, Verification, draft_passes
 
 Case = tuple[str, Action]  # a verifier's name and the action of a step
@@ -150,12 +150,17 @@ def ramps(knots: Sequence[float], x: float) -> list[float]:
     return [min(max((x - low) / (high - low), 0.0), 1.0) for low, high in pairwise(knots)]
 
 
+def verified_as(sample: Sample) -> str:
+    """The key of `LatencyProfile.verify`: greedy trees are verified alike, whatever verifies the others."""
+    return GREEDY if sample.step.action.style == GREEDY else sample.verifier
+
+
 def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> list[float]:
     """How often each part of a step's time occurs in a step: P numbers; `nodes` are those of `NODES` that are used."""
     step, action = sample.step, sample.step.action
     passes, drafts = draft_passes(action, step.length), float(action.drafts)
     widths = np.array([[0.0] * (len(WIDTHS) - 1), *(ramps(WIDTHS, width) for _, width in passes)]).sum(0)
-    verified = [drafts * (name == sample.verifier) for name in verifiers]
+    verified = [drafts * (name == verified_as(sample)) for name in verifiers]
     return [
         *(1.0, step.length / THOUSAND, *ramps(nodes, step.nodes)),
         *(float(len(passes)), sum(length for length, _ in passes) / THOUSAND, *widths),
@@ -172,10 +177,10 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
     groups: defaultdict[tuple[str, Action, int, int], list[Sample]] = defaultdict(list)
     totals: defaultdict[Case, list[float]] = defaultdict(list)
     for each in samples:
-        case = each.verifier, each.step.action
+        case = verified_as(each), each.step.action
         groups[*case, bisect(lengths, each.step.length), bisect(LAGS, each.lag)].append(each)
         totals[case].append(each.step.total)
-    verifiers = list(dict.fromkeys(name for name, _ in totals))
+    verifiers = sorted(dict.fromkeys(name for name, _ in totals), key=lambda name: name == GREEDY)  # which comes last
     sizes = {own.step.nodes for each in groups.values() for own in each}
     nodes = [1, *(high for low, high in pairwise(NODES) if any(low < size <= high for size in sizes))]
     parts, seconds, weights = [], [], []

@@ -143,7 +143,7 @@ class LatencyProfile:
     pair: str  # fingerprint of the models
     draft: Table  # the draft's forward pass and sampling of the next tokens, by context length and width in tokens
     target: Table  # a step without drafting: the target's forward pass and all else, by context length and nodes
-    verify: dict[str, Verification]  # by verifier
+    verify: dict[str, Verification]  # by verifier; and by style, of trees that are verified alike whatever it is
     decide: dict[str, float]  # one decision, with its features, by what it sees: `schema.LEVELS`, or the match alone
     drafting: float = 0.0  # once in a step in which anything is drafted
     nucleus: float = 0.0  # additional time of one next-token distribution where top-p is below 1
@@ -228,7 +228,7 @@ class LatencyProfile:
         seconds = self.target.at(length, nodes) + sum(self.draft.at(*size) for size in passes)
         seconds += sum(self.decide.get(each, 0.0) for each in feature_levels)
         if action.drafts:
-            own = self.verify[verifier]
+            own = self.verify.get(action.style, self.verify[verifier])
             seconds += self.drafting + own.token * action.nodes
             seconds += (own.branching + own.level * action.L2) * (action.K > 1)
         if sampling.top_p < 1:

@@ -86,10 +86,6 @@ def test_every_stage_has_a_make_target_and_its_place_in_the_readme() -> None:
     assert all(f"make {stage}" in README for stage in (*APART, ALL))
 
 
-def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 100
-
-
 @pytest.mark.parametrize("name", ["configuration.md", "config.schema.json"])
 def test_generated_pages_are_those_of_the_code(name: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / "build.py"))["PAGES"][name]()

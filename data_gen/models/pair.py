@@ -8,7 +8,6 @@ Legend: W tokens of one forward pass, R cached rows beyond the committed ones, V
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,29 +58,6 @@ class Pass(NamedTuple):
         return ModelRows(sampling.after(texts, self.logits_WV), *self)
 
 
-class Filled(NamedTuple):
-    """The keys and values of a prompt's tokens, which no cache changes in place."""
-
-    tokens: list[int]
-    layers: dict[int, tuple[Tensor, Tensor]]  # by number
-    finite: Tensor
-
-
-_prompts: weakref.WeakKeyDictionary[PreTrainedModel, Filled] = weakref.WeakKeyDictionary()
-
-
-@contextmanager
-def sharing_prompts(*models: PreTrainedModel) -> Iterator[None]:
-    """Inside the context, decodings of one prompt after another share each model's forward passes over it."""
-    for model in models:
-        _prompts[model] = Filled([], {}, torch.ones((), dtype=torch.bool))
-    try:
-        yield
-    finally:
-        for model in models:
-            del _prompts[model]
-
-
 class CachedModel:
     """A causal language model and its KV cache over one context.
 
@@ -130,20 +106,9 @@ class CachedModel:
         return result
 
     def fill(self, tokens: Sequence[int]) -> None:
-        """Commit consecutive tokens without returning logits, in forward passes over at most `FILL` tokens; or take
-        what the last filled cache of this model has, where `sharing_prompts` keeps that."""
-        begins = self.committed == 0
-        if begins and (kept := _prompts.get(self.model)) and kept.tokens == list(tokens):
-            for number, (keys, values) in kept.layers.items():
-                self.cache.update(keys, values, number)
-            self.committed, self._finite = len(tokens), kept.finite
-            return
+        """Commit consecutive tokens without returning logits, in forward passes over at most `FILL` tokens."""
         for begin in range(0, len(tokens), FILL):
             self.extend(tokens[begin : begin + FILL], last=1)
-        if begins and self.model in _prompts:
-            cached: list[Any] = self.cache.layers
-            layers = {n: (layer.keys, layer.values) for n, layer in enumerate(cached) if layer.is_initialized}
-            _prompts[self.model] = Filled(list(tokens), layers, self._finite)
 
     def check(self) -> None:
         """InputError, which names the model, where a logit so far was NaN or plus infinity. It waits for a GPU."""

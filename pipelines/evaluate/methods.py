@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.labelled import tie
 from data_gen.texts.prompts import Prompt
 from data_gen.timing import now
-from data_gen.verification import get_verifier
+from data_gen.verification import get_verifier, styled
 from pipelines.config import Config
 from pipelines.pair.stage import encode
 from pipelines.run import watched
@@ -45,7 +46,7 @@ PLAIN, SELECTOR, STATIC = "plain decoding", "selector", "static tree"
 AT_ROOT = f"{STATIC}, traversal at the root"
 CHAIN, BRANCHING = "static chain", f"{STATIC} with branches"
 BEST_STATIC, COPYING, NETWORK = f"best {STATIC}", "lookup rule", "network"
-ASSISTED, PROMPT_LOOKUP = "assisted generation", "prompt lookup"
+ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP = "assisted generation", "assisted generation, tuned", "prompt lookup"
 CHECKED = (Action(1, 4, 0), Action(2, 2, 3), Action(4, 0, 6))  # drafted in the greedy check
 
 
@@ -88,10 +89,13 @@ class Method:
 
     @property
     def identity(self) -> Hashable:
-        """Equal for methods that decode alike. Without drafted trees the verifier makes no difference."""
+        """Equal for methods that decode alike. Without drafted trees the verifier makes no difference, and with greedy
+        ones only whether it works bottom-up."""
         if self.mode.decider == decision.NETWORK:
             return self.name
-        return "" if self.mode.action == EMPTY else self.verifier, self.mode.action, self.mode.rule
+        action = self.mode.action
+        verifier = styled(get_verifier(self.verifier), action.style).name if action.drafts else ""
+        return verifier, action, self.mode.rule
 
     def decode(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int) -> Decoding:
         """Continue a prompt's token ids by at most `limit` new ones."""
@@ -151,16 +155,24 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
 
 @dataclass(frozen=True)
 class Assistant:
-    """One way to draft in transformers' own `generate()` with the library's defaults, which cannot be replayed: with
-    the draft as the assistant, which stops where it is unsure, or by copying `tokens` of the text."""
+    """One way to draft in transformers' own `generate()`, which cannot be replayed: with the draft as the assistant, or
+    by copying from the text."""
 
-    name: str
-    tokens: int = 0
+    tokens: int = 0  # of every step; 0 for the library's default, an assistant that stops where it is unsure
+    match: int = 0  # tokens of the longest match that is looked up, where tokens are copied; 0 where the draft drafts
     verifier: ClassVar[str] = "transformers"
 
     @property
+    def name(self) -> str:
+        if self.match:
+            return PROMPT_LOOKUP
+        return ASSISTED_TUNED if self.tokens else ASSISTED
+
+    @property
     def drafts(self) -> str:
-        return f"copies of {self.tokens}" if self.tokens else ""
+        if self.match:
+            return f"copies of {self.tokens} after a match of at most {self.match}"
+        return f"chains of {self.tokens}" if self.tokens else ""
 
     @property
     def identity(self) -> str:
@@ -169,11 +181,17 @@ class Assistant:
     def decode(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int) -> Decoding:
         """As `Method.decode`. The steps cannot be observed, but are as many as the target's forward passes. A model's
         prefill counts as its median forward pass."""
-        drafts = {"prompt_lookup_num_tokens": self.tokens} if self.tokens else {"assistant_model": pair.draft}
+        drafts: dict[str, Any] = {"assistant_model": pair.draft}
+        if self.match:
+            drafts = {"prompt_lookup_num_tokens": self.tokens, "max_matching_ngram_size": self.match}
         generate = generation(pair, sampling, prompt, limit, **drafts)
         torch.manual_seed(seed)
         hooked = _forward_seconds(pair, pair.target), _forward_seconds(pair, pair.draft)
         with hooked[0] as passes, hooked[1] as drafted, quiet(), without_own_settings(pair.target, pair.draft):
+            if self.tokens and not self.match:
+                own = pair.draft.generation_config
+                own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.tokens, "constant"
+                own.assistant_confidence_threshold = 0.0
             start = time.perf_counter()
             text = generate()[0, len(prompt) :].tolist()  # which waits for a GPU
             seconds = time.perf_counter() - start
@@ -181,7 +199,34 @@ class Assistant:
         return Decoding(len(text), seconds, len(passes), len(text), text=text)
 
 
-ASSISTANTS = Assistant(ASSISTED), Assistant(PROMPT_LOOKUP, 10)
+CHAINS = tuple(map(Assistant, (1, 2, 4, 8)))
+LOOKUPS = tuple(Assistant(tokens, match) for tokens, match in product((4, 10), (1, 2, 3)))
+
+
+def tuned_assistants(
+    pair: ModelPair, sampling: Sampling, prompts: list[list[int]], limit: int, seed: int
+) -> list[Assistant]:
+    """The library's default, and the fastest of the `CHAINS` and of the `LOOKUPS` on some prompts."""
+    return [Assistant(), *(_fastest(ways, pair, sampling, prompts, limit, seed) for ways in (CHAINS, LOOKUPS))]
+
+
+def _fastest(
+    ways: Sequence[Assistant], pair: ModelPair, sampling: Sampling, prompts: list[list[int]], limit: int, seed: int
+) -> Assistant:
+    # by successive halving: after every second prompt the slower half is dropped
+    left, tokens_of = list(ways), Counter[Assistant]()
+    seconds_of: defaultdict[Assistant, float] = defaultdict(float)
+    left[0].decode(pair, sampling, prompts[0], limit, seed)  # the first call is slower
+    for number, prompt in enumerate(prompts, 1):
+        shift = number % len(left)
+        for way in (*left[shift:], *left[:shift]):
+            decoded = way.decode(pair, sampling, prompt, limit, seed + number)
+            seconds_of[way] += decoded.seconds
+            tokens_of[way] += decoded.tokens
+        if number % 2 == 0:
+            left.sort(key=lambda way: seconds_of[way] / tokens_of[way])
+            left = left[: -(-len(left) // 2)]
+    return min(left, key=lambda way: seconds_of[way] / tokens_of[way])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data_gen.decoding import EAGER
-from data_gen.models.pair import ModelPair, sharing_prompts
+from data_gen.models.pair import ModelPair
 from data_gen.texts.generated import seed_of
 from data_gen.texts.prompts import Prompt
 from data_gen.traces import read_manifest
@@ -47,6 +47,7 @@ T = TypeVar("T")
 Contenders = dict[Sampling, list[Method | Assistant]]  # by sampling setting
 PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 GREEDY_PROMPTS = 40
+TUNING_PROMPTS = 6  # on which transformers' own methods are tuned
 WARM_UP = 16  # tokens that every method decodes first, which do not count
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
 
@@ -115,8 +116,13 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     replayed = list(replays(compared, splits["test"], profile))
     for path, clock in clocks(config, profile).items():
         replayed += _on_clock(config, clock, splits, module, path.stem)
-    assistants = methods.ASSISTANTS if config.evaluate.assisted else ()
-    contenders: Contenders = {key: [*(m for m in own if m.is_decoded), *assistants] for key, own in compared.items()}
+    contenders: Contenders = {key: [m for m in own if m.is_decoded] for key, own in compared.items()}
+    if config.evaluate.assisted:
+        tuning = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train")[:TUNING_PROMPTS]]
+        for setting in watched(config.sampling, "tuning transformers' own methods"):
+            sampling = setting.build()
+            seed = seed_of(config.seed, sampling, "assisted")
+            contenders[sampling] += methods.tuned_assistants(pair, sampling, tuning, config.data.tokens, seed)
     greedy = methods.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
     decoded = decode_prompts(config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends))
     table = Table([*figures(decoded), *replayed])
@@ -226,10 +232,9 @@ def _decode_all(
     distinct = list({method.identity: method for method in every}.values())  # what decodes alike decodes once
     decodings: dict[Any, list[Decoding]] = {method.identity: [] for method in distinct}
     rounds = 1 if setting.temperature > 0 else config.evaluate.rounds
-    with sharing_prompts(pair.target, pair.draft):
-        for order in turns(random.Random(seed).sample(distinct, len(distinct)), rounds):
-            for method in order:
-                decodings[method.identity].append(method.decode(pair, sampling, tokens, limit, seed))
+    for order in turns(random.Random(seed).sample(distinct, len(distinct)), rounds):
+        for method in order:
+            decodings[method.identity].append(method.decode(pair, sampling, tokens, limit, seed))
     rows = []
     for method in every:
         own, about = decodings[method.identity], _described(method, sampling)

@@ -26,7 +26,7 @@ from pipelines.pair import stage as pairs
 from pipelines.pair.log import log_of
 from pipelines.run import Stage, console, table, ticking, verify, watched, write_json
 from pipelines.tracking import describe, mlflow_run
-from selector.actions import Action, ActionSpace
+from selector.actions import GREEDY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.torchscript import config_of
 from selector.latency import LatencyProfile
@@ -46,6 +46,7 @@ OTHERS = (
 )
 FITTED = [*map(Action.of, TREES), *map(Action.copy, (2, 8, 16))]
 CHECKED = [*map(Action.of, OTHERS), Action.copy(4)]
+GREEDY_TREES = [Action(*shape, GREEDY) for shape in ((4, 0, 1), (3, 0, 2), (2, 2, 4), (4, 0, 4))]  # fitted, too
 PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted
 UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
 PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
@@ -137,12 +138,13 @@ def run(config: Config) -> None:
     texts = [list(islice(cycle(tokens), max(2, length - timing.GROWN))) for length in lengths]  # they grow to these
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
         others = [name for name in config.verifiers if name != config.train.verifier]  # they differ only at branches
-        cases: list[timing.Case] = [*product([config.train.verifier], FITTED + CHECKED)]
+        drafted = FITTED + CHECKED + (GREEDY_TREES if pair.decoder == EAGER else [])
+        cases: list[timing.Case] = [*product([config.train.verifier], drafted)]
         cases += product(others, (each for each in FITTED if each.K > 1))
         steps = config.latency.repeats * len(cases)
         with ticking("timing decoding steps", steps) as tick:
             samples = timing.real_steps(pair, cases, texts, lengths[-1], steps, tick)
-        fitted = [each for each in samples if each.step.action in FITTED]
+        fitted = [each for each in samples if each.step.action not in CHECKED]
         profile = timing.fitted(pair, fitted, lengths, stage.depends["device"])
         profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0))
         decide = {

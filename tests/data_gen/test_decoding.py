@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice, product
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from data_gen.decoding import AnyDecoder, loop
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.graph import GraphDecoder
 from data_gen.decoding.loop import PARTS, Decoded, FixedTree, Random
-from data_gen.models.pair import CachedModel, ModelPair, sharing_prompts
+from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import VERIFIERS, get_verifier
 from selector.actions import EMPTY, GREEDY, Action
@@ -56,29 +55,6 @@ def test_greedy_decoding_equals_generate(
     """None: all of `ACTIONS` in turns. A prompt of one token works, too."""
     found = decode(pair, action, verifier, temperature=0, prompt=prompt, tokens=40).tokens
     assert found == generated(pair.target, prompt, 40)
-
-
-def test_decodings_of_a_prompt_share_its_passes(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the first ones wrote behind it, later texts are the same; another prompt and another time share none."""
-    filled: list[int] = []
-    extend = CachedModel.extend
-
-    def watched(self: CachedModel, tokens: Sequence[int], last: int = 0) -> Any:
-        filled.append(len(tokens))
-        return extend(self, tokens, last)
-
-    other, prompts = [7, *PROMPT], ([*range(3, 40)], [*range(50, 90)])
-    expected = [decode(pair, action, prompt=prompt).tokens for prompt in prompts for action in ACTIONS]
-    monkeypatch.setattr(CachedModel, "extend", watched)
-    found = []
-    for prompt in prompts:
-        with sharing_prompts(pair.target, pair.draft):
-            found += [decode(pair, action, prompt=prompt).tokens for action in ACTIONS]
-            decode(pair, ACTIONS[0], prompt=other)
-    assert found == expected
-    assert [count for count in filled if count > 10] == [len(prompts[0]) - 1] * 2 + [len(prompts[1]) - 1] * 2
-    decode(pair, ACTIONS[0], prompt=prompts[1])
-    assert [count for count in filled if count > 10][4:] == [len(prompts[1]) - 1] * 2
 
 
 def test_decoding_stops_at_the_end_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:

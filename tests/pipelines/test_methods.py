@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,6 @@ from data_gen.texts.labelled import Work, make_shard
 from data_gen.texts.prompts import Prompt
 from data_gen.traces import texts_of
 from pipelines.evaluate.methods import (
-    ASSISTANTS,
     AT_ROOT,
     BEST_STATIC,
     BRANCHING,
@@ -26,6 +27,7 @@ from pipelines.evaluate.methods import (
     Decoding,
     Method,
     static_methods,
+    tuned_assistants,
 )
 from pipelines.evaluate.stage import turns
 from pipelines.pair.stage import recipe
@@ -169,7 +171,7 @@ def test_every_method_takes_every_place_over_as_many_rounds_as_there_are_methods
         assert all(len({order.index(item) for order in orders}) == rounds for item in items)
 
 
-@pytest.mark.parametrize("assistant", ASSISTANTS)
+@pytest.mark.parametrize("assistant", [Assistant(), Assistant(3), Assistant(10, 2)], ids=lambda own: own.name)
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, 0.9)], ids=str)
 def test_assisted_generation_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
     pair: ModelPair, sampling: Sampling, assistant: Assistant
@@ -179,3 +181,19 @@ def test_assisted_generation_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
     assert found.tokens == len(found.text) == 24 and found.seconds > 0
     assert 24 / (1 + (assistant.tokens or 20)) <= found.steps <= 24  # one token more than was drafted
     assert pair.draft.generation_config.to_dict() == before
+
+
+def test_the_library_is_tuned_by_what_is_fastest(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the chains and of the lookups, on prompts of which the slower half sees few."""
+    best, asked = {Assistant(4), Assistant(10, 2)}, list[Assistant]()
+
+    def decode(self: Assistant, *_: Any) -> Decoding:
+        asked.append(self)
+        return Decoding(tokens=10, seconds=1.0 if self in best else 2.0 + (self.tokens == 1), steps=5, block_tokens=10)
+
+    monkeypatch.setattr(Assistant, "decode", decode)
+    found = tuned_assistants(pair, Sampling(0), [PROMPT] * 6, 24, seed=1)
+    assert found == [Assistant(), Assistant(4), Assistant(10, 2)]
+    assert [own.name for own in found] == ["assisted generation", "assisted generation, tuned", "prompt lookup"]
+    counts = Counter(asked)
+    assert counts[Assistant(4)] > counts[Assistant(1)] == 3  # the first call of all does not count
