@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 install: $(INSTALLED) ## create .venv and install everything into it
 
-demo: $(INSTALLED) ## the whole pipeline on SmolLM2-135M-Instruct, about ten minutes on 2 cores: ends with a verdict and a report
+demo: $(INSTALLED) ## the whole pipeline on SmolLM2-135M-Instruct, about six minutes on 2 cores: ends with a verdict and a report
 	$(ESPALIER) demo --config $(CONFIG) $(ARGS)
 
 pair: $(INSTALLED) ## check that the pair loads, and write the prompts (CONFIG=..., ARGS="section.key=value")
