@@ -26,8 +26,8 @@ from scipy.optimize import nnls
 from torch.nn import Module
 from transformers import PreTrainedModel
 
-from data_gen.decoding import decoder_for
-from data_gen.decoding.loop import FixedTree, Rehearsal, Step
+from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.loop import FixedTree, Overruled, Step
 from data_gen.models.checkpoints import known_weights_of
 from data_gen.models.pair import ModelPair, resolve_device
 from data_gen.models.prepack import PrepackedLinear, computes_in_bfloat16
@@ -38,7 +38,7 @@ from selector.latency import LatencyProfile, Table, Verification, draft_passes
 
 Case = tuple[str, Action]  # a verifier's name and the action of a step
 BURST, TURN = 4, 8  # consecutive steps with one action; of one decoding
-GROWN, SPARE = 128, 32  # new tokens after which a decoding begins anew; tokens of its last step, at most
+GROWN = 128  # new tokens after which a decoding begins anew
 ROWS, TIMES = 16, 9  # distributions that are filtered at once; how often
 NODES, WIDTHS, LAGS = (1, 2, 3, 5, 9, 17, 25, 41), (1, 2, 4), (0, 1, 4, 16)  # sizes between which times are linear
 THOUSAND = 1000.0  # tokens of context
@@ -95,18 +95,18 @@ def samples_of(
 ) -> Generator[Sample]:
     """Endless steps of one verifier after a prompt, in texts of about `longest` tokens at most. The first step of a
     burst counts only where the draft lags, and a lookup only where it finds a match."""
-    chooser = Rehearsal(FixedTree(EMPTY), actions)
+    chooser = Overruled(FixedTree(EMPTY), actions)
     seen = Counter[Action]()
     for number in count(seed):
         grown = min(len(prompt) + GROWN, longest)
-        decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, grown + SPARE, timed=True)
+        decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser, timed=True)
         generator = torch.Generator(device=pair.device).manual_seed(number)
         with closing(decoder.steps(prompt, generator)) as steps:
             lag, last = 0, None
             for at, (step, tokens) in enumerate(steps):
                 action = step.action
                 seen[action] += 1
-                warm = at > 0 and seen[action] > decoder.slow_steps  # an action's first steps may record graphs
+                warm = at > 0 and seen[action] > 1  # an action's first step is slower
                 counts = (action == last or (lag > 0 and action.drafts)) and (step.nodes > 1 or not action.copies)
                 if warm and counts:
                     yield Sample(verifier, step, lag if action.drafts else 0)
@@ -211,7 +211,6 @@ def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], d
         decide={},
         drafting=drafting,
         nucleus=nucleus_seconds(pair),
-        decoder=pair.decoder,
         weights=[known_weights_of(model) for model in (pair.target, pair.draft)],
         lag=lag,
     )

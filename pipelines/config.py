@@ -54,9 +54,6 @@ class Pair(Section):
     device_map: str | None = Field(None, description="auto spreads a large target over all devices, with accelerate")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format of weights and passes")
     threads: int | None = Field(None, ge=1, description="CPU threads for all passes; null leaves torch's choice")
-    decoder: Literal["auto", "eager", "graph"] = Field(
-        "auto", description="graph: steps without host synchronisation, where they can be; auto: that on a GPU"
-    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Pair:

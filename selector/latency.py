@@ -24,8 +24,6 @@ from selector.schema import FORMAT, FULL, LIGHT, MATCH, InputError
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
 SPACE = ActionSpace.default()
 UNCUT = Sampling()
-EAGER = "eager"  # the decoder that drafts every style; the others draft i.i.d. branches alone
-NOT_DRAFTED = 1e6  # seconds of a step that the machine's decoder cannot make
 FOR_READERS = ("check", "matrices")  # keys of the file that say how good the times are, and what they come from
 
 
@@ -148,7 +146,6 @@ class LatencyProfile:
     drafting: float = 0.0  # once in a step in which anything is drafted
     nucleus: float = 0.0  # additional time of one next-token distribution where top-p is below 1
     batches: Batches | None = None
-    decoder: str = EAGER  # kind of the decoder whose steps were timed
     distinct: dict[str, list[list[float]]] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
     lag: Table = NO_LAG
@@ -172,7 +169,7 @@ class LatencyProfile:
             times = profile.drafting, profile.nucleus, *profile.decide.values()
             times += *chain.from_iterable(profile.verify.values()), *chain.from_iterable(chain.from_iterable(nodes))
             whole = {np.shape(rows) for rows in nodes} <= {(SPACE.max_K - 1, SPACE.max_L2)}
-            names = profile.device, profile.pair, profile.decoder, *profile.weights
+            names = profile.device, profile.pair, *profile.weights
             if min(map(number, times)) < 0 or not whole or not all(isinstance(name, str) for name in names):
                 raise ValueError("a number is below 0 or missing, or a name is not a string")
         except OSError as error:
@@ -221,8 +218,6 @@ class LatencyProfile:
         `feature_levels` are those that the decision used, or the match. `nodes`, with the root, are those in the
         target's forward pass; `nodes(action, sampling)` if None.
         """
-        if action.distinct and self.decoder != EAGER:
-            return NOT_DRAFTED
         nodes = self.nodes(action, sampling) if nodes is None else nodes
         passes = draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
         seconds = self.target.at(length, nodes) + sum(self.draft.at(*size) for size in passes)

@@ -1,39 +1,144 @@
-"""The eager decoder: delayed trees of any style and all verifiers, on caches that grow with the text.
+"""The decoder: delayed trees of any style and all verifiers, on caches that grow with the text.
 
-The target's KV cache ends before the root (the last committed token), which its next forward pass covers. The draft's
-cache may lag further behind; its forward pass over the root also covers what it lacks.
+Each step chooses an action, drafts its tree, runs the target over it, verifies and commits. The target's KV cache ends
+before the root (the last committed token), which its next forward pass covers. The draft's cache may lag further
+behind; its forward pass over the root also covers what it lacks.
+
+Legend: V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from data_gen.decoding.loop import Clock, Loop, Outcome, Text
+from data_gen.decoding.loop import Chooser, Clock, Decoded, Step
+from data_gen.drafting.lookup import LookupIndex
 from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
-from data_gen.features.root import BLOCK, Accepted
-from data_gen.models.pair import CachedModel, ModelRows
+from data_gen.features.root import BLOCK, Accepted, RootKnowledge
+from data_gen.models.pair import CachedModel, ModelPair, ModelRows
+from data_gen.models.sampling import Sampling
 from data_gen.verification import COPIED, Verdict, Verifier, styled
 from data_gen.verification.distributions import sample
 from selector.actions import Action
+from selector.schema import FULL, LIGHT, MATCH
 
 
-class Decoder(Loop["_CachedText"]):
-    """Decodes eagerly: Python reads every drafted token."""
+class Text:
+    """A text that is being decoded: its committed tokens, the models' caches, and `knowledge` of features if the
+    chooser needs them. The target's cache begins with the prompt without its last token."""
 
-    def _open(self, prompt: Sequence[int], generator: torch.Generator) -> _CachedText:
-        text = _CachedText(prompt, self.sampling, self.chooser.feature_levels, generator)
-        text.target, text.draft = CachedModel(self.pair.target), CachedModel(self.pair.draft)
-        text.target.fill(prompt[:-1])
-        return text
+    root_probs_V: Tensor  # the draft's distribution, after its forward pass over the root
+    root_logits_V: Tensor
 
-    def _close(self, text: _CachedText) -> None:
-        text.target.check()
-        text.draft.check()
+    def __init__(
+        self,
+        pair: ModelPair,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        levels: tuple[str, ...],
+        generator: torch.Generator,
+    ) -> None:
+        self.tokens, self.prompt_length, self.generator = list(prompt), len(prompt), generator
+        self.knowledge = RootKnowledge(prompt, sampling, levels) if levels else None
+        self._index = LookupIndex() if self.knowledge is None else self.knowledge.text.index
+        self.target, self.draft = CachedModel(pair.target), CachedModel(pair.draft)
+        self.target.fill(prompt[:-1])
 
-    def _forward_root(self, text: _CachedText, clock: Clock) -> None:
+    def proposal(self, length: int) -> list[int]:
+        """The tokens of a lookup; none where the last token is new."""
+        self._index.extend(self.tokens[len(self._index) :])
+        return self._index.proposal(length)
+
+
+class Outcome(NamedTuple):
+    tokens: list[int]  # the accepted ones and the extra one
+    nodes: int  # of the tree, the root included
+    accepted: Accepted
+
+
+@dataclass(eq=False)
+class Decoder:
+    """Decodes one prompt at a time. Trees are sampled with `sampling.draft`, their branches in the verifier's style.
+
+    If it is `timed`, it waits for a GPU after each part of a step, so that `Step.seconds` is exact.
+    """
+
+    pair: ModelPair
+    sampling: Sampling
+    verifier: Verifier
+    chooser: Chooser
+    timed: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.draft_sampling = self.sampling.draft
+        self._longest = getattr(self.chooser, "longest", 0) or math.inf
+
+    @torch.inference_mode()
+    def decode(self, prompt: Sequence[int], max_new_tokens: int, generator: torch.Generator) -> Decoded:
+        """Continue a prompt up to an end-of-sequence token, with at most `max_new_tokens` new tokens. The generator
+        lives on the pair's device. ValueError for an empty prompt; InputError where a logit is not finite."""
+        if not prompt:
+            raise ValueError("the prompt holds no tokens")
+        result = Decoded()
+        with closing(self.steps(prompt, generator)) as steps:
+            while len(result.tokens) < max_new_tokens:
+                step, tokens = next(steps)
+                result.steps.append(step)
+                for token in tokens[: max_new_tokens - len(result.tokens)]:
+                    result.tokens.append(token)
+                    if token in self.pair.eos_ids:
+                        return result
+        return result
+
+    @torch.inference_mode()
+    def steps(self, prompt: Sequence[int], generator: torch.Generator) -> Generator[tuple[Step, list[int]]]:
+        """Endless steps and their tokens. The caller must close the generator, which may raise `decode`'s error."""
+        text = Text(self.pair, prompt, self.sampling, self.chooser.feature_levels, generator)
+        try:
+            while True:
+                yield self._step(text)
+        finally:
+            text.target.check()
+            text.draft.check()
+
+    def _step(self, text: Text) -> tuple[Step, list[int]]:
+        clock = Clock(self.pair.device, self.timed)
+        length = len(text.tokens)
+        action = self._choose(text, clock)
+        clock.lap("select")
+        outcome = self._run(text, action, clock)
+        if text.knowledge is not None:
+            text.knowledge.committed(outcome.accepted, outcome.tokens)
+        text.tokens += outcome.tokens
+        clock.lap("commit")
+        return Step(length, action, len(outcome.tokens) - 1, outcome.nodes, clock.seconds), outcome.tokens
+
+    def _choose(self, text: Text, clock: Clock) -> Action:
+        knowledge, levels = text.knowledge, self.chooser.feature_levels
+        if knowledge is not None and len(text.tokens) > text.prompt_length:
+            if len(text.tokens) > self._longest:
+                levels = (MATCH,)
+                knowledge.keep_match_alone()
+            for level in levels:
+                if level in (LIGHT, FULL):
+                    self._forward_root(text, clock)
+                    clock.lap("draft")
+                action = self.chooser.select(knowledge.features(level))
+                if action is not None:
+                    return action
+        action = self.chooser.select(None)
+        assert action is not None
+        return action
+
+    def _forward_root(self, text: Text, clock: Clock) -> None:
+        """The draft's forward pass up to the root, which a decision may need."""
         # the prompt does not count as time of the step; after many copies, the draft may lack more than memory holds
         draft, tokens, knowledge = text.draft, text.tokens, text.knowledge
         if before := tokens[draft.committed : text.prompt_length - 1]:
@@ -51,7 +156,7 @@ class Decoder(Loop["_CachedText"]):
             if knowledge is not None:
                 knowledge.passed(rows.each())
 
-    def _run(self, text: _CachedText, action: Action, clock: Clock) -> Outcome:
+    def _run(self, text: Text, action: Action, clock: Clock) -> Outcome:
         drafted = self._draft(text, action, clock)
         clock.lap("draft")
         rows = self._target(text, drafted)
@@ -60,18 +165,23 @@ class Decoder(Loop["_CachedText"]):
         clock.lap("verify")
         return self._commit(text, drafted, rows, verdict)
 
-    def _draft(self, text: _CachedText, action: Action, clock: Clock) -> Draft:
+    def _draft(self, text: Text, action: Action, clock: Clock) -> Draft:
         if action.drafts:
             self._forward_root(text, clock)
-            style = self._verifier_of(action).style
             return draft_tree(
-                *(text.draft, text.root_probs_V, action, self.draft_sampling, text.generator, style, text.tokens),
+                text.draft,
+                text.root_probs_V,
+                action,
+                self.draft_sampling,
+                text.generator,
+                self._verifier_of(action).style,
+                text.tokens,
                 root_logits_V=text.root_logits_V,
             )
         copied = text.proposal(action.L1) if action.copies else []
         return draft_lookup(copied, self.pair.vocabulary, self.pair.device)
 
-    def _target(self, text: _CachedText, drafted: Draft) -> ModelRows:
+    def _target(self, text: Text, drafted: Draft) -> ModelRows:
         tree = drafted.tree
         tokens_N = tree.tokens_N.clone()
         tokens_N[0] = text.tokens[-1]
@@ -80,7 +190,7 @@ class Decoder(Loop["_CachedText"]):
             lambda: [text.tokens + [tree.token(n) for n in tree.path_to(node)] for node in range(len(tree))],
         )
 
-    def _verify(self, text: _CachedText, action: Action, drafted: Draft, rows: ModelRows) -> Verdict:
+    def _verify(self, text: Text, action: Action, drafted: Draft, rows: ModelRows) -> Verdict:
         if len(drafted.tree) == 1:
             return Verdict(0, int(sample(rows.probs_NV[0], 1, text.generator)))
         return self._verifier_of(action).verify(drafted.tree, rows.probs_NV, drafted.probs_NV, text.generator)
@@ -90,7 +200,7 @@ class Decoder(Loop["_CachedText"]):
             return COPIED
         return styled(self.verifier, action.style) if action.distinct else self.verifier
 
-    def _commit(self, text: _CachedText, drafted: Draft, rows: ModelRows, verdict: Verdict) -> Outcome:
+    def _commit(self, text: Text, drafted: Draft, rows: ModelRows, verdict: Verdict) -> Outcome:
         path = drafted.tree.path_to(verdict.node)
         passed = [node for node in path if node in drafted.row_of]
         text.target.keep([0, *path])
@@ -99,10 +209,3 @@ class Decoder(Loop["_CachedText"]):
             text.knowledge.passed(drafted.rows(passed))
         tokens = [drafted.tree.token(node) for node in path] + [verdict.token]
         return Outcome(tokens, len(drafted.tree), Accepted(rows, [0, *path]))
-
-
-class _CachedText(Text):
-    target: CachedModel
-    draft: CachedModel
-    root_probs_V: Tensor  # the draft's, after its forward pass over the root
-    root_logits_V: Tensor

@@ -3,7 +3,7 @@
 Full attention sees all committed tokens and a node's ancestors. Sliding attention sees those of them whose positions
 are near; nodes of one depth share a position, though not a cache row.
 
-Legend: W tokens of one forward pass, R cached tree rows (with the W), C all cached rows, S tree slots.
+Legend: W tokens of one forward pass, R cached tree rows (with the W), C all cached rows.
 """
 
 from __future__ import annotations
@@ -60,17 +60,6 @@ class TreeMasks:
         seen_WC = pad(visible_WR.to(device), (committed, 0), value=True)
         offsets_C = torch.cat([torch.arange(-committed, 0, device=device), *offsets])
         return self._masks(seen_WC, offsets_C, offsets[-1], dtype)
-
-    def preallocated(
-        self, visible_WS: Tensor, depths_S: Tensor, offsets_W: Tensor, base: Tensor, rows: int, dtype: torch.dtype
-    ) -> Any:
-        """As `build`, for a preallocated cache of so many `rows`, where slot `s` of a tree is in row `base + s`; the
-        base is int64 [] on the device. `depths_S` and `offsets_W` are positions of slots and of the W tokens."""
-        slots_C = torch.arange(rows, device=base.device) - base
-        place_C = slots_C.clamp(0, len(depths_S) - 1)
-        in_tree_C = (slots_C >= 0) & (slots_C < len(depths_S))
-        seen_WC = (visible_WS[:, place_C] & in_tree_C) | (slots_C < 0)
-        return self._masks(seen_WC, torch.where(slots_C < 0, slots_C, depths_S[place_C]), offsets_W, dtype)
 
     def causal(self, places_BW: Tensor, rows: int, dtype: torch.dtype) -> Any:
         """As `build`, for tokens at some places of several texts, whose caches have so many `rows`: [B, 1, W, C]."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -144,8 +144,6 @@ class ModelPair:
     tokenizer: PreTrainedTokenizerBase
     names: tuple[str, str]
     fingerprint: str  # of both models
-    decoder: str = "eager"  # the kind of `decoding.decoder_for`
-    spare: dict[int, list[Any]] = field(default_factory=dict, init=False)  # by rows, graph decoders' unused memory
 
     @classmethod
     def load(

@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from data_gen import traces
-from data_gen.decoding import EAGER, decoder_for
+from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Random
 from data_gen.features.root import ROW_NUMBERS, lookup_lengths, row_numbers
 from data_gen.models.distilled import said_by
@@ -273,11 +273,10 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Sampled]:
             texts = generated_by_target(pair, encoded, new, work.sampling, seed)
         yield from map(_Sampled, prompts, texts, repeat(None), places)
         return
-    behaviour = [action for action in recipe.behaviour if pair.decoder == EAGER or not action.distinct]
     for number, (prompt, tokens, place) in enumerate(zip(prompts, encoded, places, strict=True)):
         verifier, own = recipe.verifiers[number % len(recipe.verifiers)], seed_of(seed, number)
-        chooser = Random(behaviour, torch.Generator().manual_seed(own))
-        decoder = decoder_for(pair, work.sampling, get_verifier(verifier), chooser, len(tokens) + new)
+        chooser = Random(recipe.behaviour, torch.Generator().manual_seed(own))
+        decoder = Decoder(pair, work.sampling, get_verifier(verifier), chooser)
         with _naming(place):
             decoded = decoder.decode(tokens, new, torch.Generator(device=pair.device).manual_seed(own + 1))
         yield _Sampled(prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, place)

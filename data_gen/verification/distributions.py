@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,9 +91,7 @@ class Rows:
 
 
 class NodeDistributions:
-    """The distributions at M nodes. `on_slots` overrides some methods, for nodes with fewer entries than others."""
-
-    allows_host_sync: ClassVar[bool] = True  # whether numbers may be read back
+    """The distributions at M nodes."""
 
     def __init__(self, rows: Rows, nodes_M: Tensor) -> None:
         self.rows, self.nodes_M = rows, nodes_M
@@ -114,7 +112,7 @@ class NodeDistributions:
     def excess(self, a_M: Tensor, b_M: Tensor) -> Tensor:
         """`sum_x (a p(x) - b q(x))+`, [M]. `sum_x min(a p, b q)` is `a` less this."""
         few = len(self.nodes_M) == 0 or self.rows.p_NV.shape[-1] <= ROW_BY_ROW
-        if few or self.rows.device.type != "cpu" or not self.allows_host_sync:
+        if few or self.rows.device.type != "cpu":
             return row_sums(self.residual(a_M, b_M))
         # one row at a time, as a (p - b/a q)+, which needs three passes over the row and one temporary
         p_rate, q_rate = (a_M * self._p_scale_M).tolist(), (b_M * self._q_scale_M).tolist()
@@ -145,19 +143,6 @@ class NodeDistributions:
     def ones(self) -> Tensor:
         return torch.ones_like(self._p_scale_M)
 
-    def count(self, entries_Mk: Tensor) -> float | Tensor:
-        return entries_Mk.shape[-1]
-
-    def present(self, entries_Mk: Tensor) -> Tensor:
-        return torch.ones_like(entries_Mk, dtype=torch.float64)
-
-    def cleared(self, rows_MV: Tensor, entries_Mk: Tensor) -> Tensor:
-        return rows_MV.scatter_(-1, entries_Mk, 0.0)
-
-    def by_count(self, entries_Mk: Tensor, values: Callable[[int], Tensor]) -> Tensor:
-        """The result of `values`, [M, k], at each node's number of entries."""
-        return values(entries_Mk.shape[-1])
-
     @cached_property
     def _p_MV(self) -> Tensor:
         return self._taken(self.rows.p_NV)
@@ -167,7 +152,7 @@ class NodeDistributions:
         return self._taken(self.rows.q_NV)
 
     def _taken(self, rows_NV: Tensor) -> Tensor:
-        if self.allows_host_sync and len(self.nodes_M) == 1 and not self.nodes_M.is_cuda:
+        if len(self.nodes_M) == 1 and not self.nodes_M.is_cuda:
             return rows_NV[int(self.nodes_M)].unsqueeze(0)  # a view, which saves the copy of a long row
         return rows_NV.index_select(0, self.nodes_M)  # several times faster than indexing
 

@@ -71,7 +71,7 @@ class Greedy(TopDown):
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         if entries_Mk.shape[-1] == 1:
-            return node.cleared(node.residual(node.ones(), node.ones()), entries_Mk)
+            return node.residual(node.ones(), node.ones()).scatter_(-1, entries_Mk, 0.0)
         return Drawn.of(node, node.ones(), entries_Mk).residual(node, node.ones(), entries_Mk)
 
 

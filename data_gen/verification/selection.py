@@ -46,7 +46,7 @@ Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 MOST_STEPS = 100  # of `solve`; 3 or 4 are usual, and up to 20 where p and q agree on one token
-UNSEEN_STEPS = 24  # where the size of a bracket cannot be read
+GPU_STEPS = 24  # on a GPU, where to read the size of a bracket costs more than another step
 ROUNDING = 16  # units in the last place to which sums over a vocabulary are known
 NOTHING = 1e-14  # of `A^k`: below this only rounding errors are left
 
@@ -70,8 +70,8 @@ class TopDownRule(TopDown):
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         if entries_Mk.shape[-1] == 1:
-            return node.cleared(node.residual(node.ones(), node.ones()), entries_Mk)
-        return node.cleared(self.rule.remainder(node, node.ones(), entries_Mk), entries_Mk)
+            return node.residual(node.ones(), node.ones()).scatter_(-1, entries_Mk, 0.0)
+        return self.rule.remainder(node, node.ones(), entries_Mk).scatter_(-1, entries_Mk, 0.0)
 
 
 class Lifted(BottomUp):
@@ -113,13 +113,13 @@ class KSeq:
 
     def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
         p_Mk, q_Mk = node.at(entries_Mk)
-        r_M, f_M, alive_M = solve(node, weights_M, node.count(entries_Mk))
+        r_M, f_M, alive_M = solve(node, weights_M, entries_Mk.shape[-1])
         m_Mk, r_M1, f_M1 = weights_M.unsqueeze(-1) * p_Mk, r_M.unsqueeze(-1), f_M.unsqueeze(-1)
         a_Mk = divide(m_Mk, r_M1 * q_Mk).clamp_(max=1)
         return Selection(a_Mk, f_M * alive_M, (m_Mk - f_M1 * a_Mk * q_Mk).clamp(min=0))
 
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        r_M, f_M, _ = solve(node, weights_M, node.count(entries_Mk))
+        r_M, f_M, _ = solve(node, weights_M, entries_Mk.shape[-1])
         # m - f min(m/r, q) = (m - r q)+ + (1 - f/r) min(m, r q), whose second part vanishes at r*
         above_MV = node.residual(weights_M, r_M)
         missed_M = (1 - divide(f_M, r_M)).clamp(min=0)
@@ -130,7 +130,7 @@ class KSeq:
         return self.shares(alive_Mk)
 
 
-def solve(node: NodeDistributions, weights_M: Tensor, k: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def solve(node: NodeDistributions, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """`r`, the flow per alive draft mass `f <= r`, and the alive mass `beta` of one draw; [M] each.
 
     `r*` solves `g(r) = 1 - (1 - beta)^k - r beta = 0`, where `r beta = sum min(m, r q)`. It lies between k and the root
@@ -142,11 +142,10 @@ def solve(node: NodeDistributions, weights_M: Tensor, k: float | Tensor) -> tupl
     """
     beta_M = -torch.expm1(torch.log1p(-weights_M) / k)
     low_M = torch.where(weights_M > 0, divide(weights_M, beta_M), 1.0)
-    high_M = torch.ones_like(low_M) * k
+    high_M = torch.full_like(low_M, k)
     r_M, last_M = low_M, high_M - low_M
     least = ROUNDING * torch.finfo(node.rows.p_NV.dtype).eps
-    seen = node.allows_host_sync and not r_M.is_cuda  # on a GPU a host synchronisation costs more than another step
-    for _ in range(MOST_STEPS if seen else UNSEEN_STEPS):
+    for _ in range(GPU_STEPS if r_M.is_cuda else MOST_STEPS):
         excess_M, slope_M = node.excess_and_slope(weights_M, r_M)
         taken_M = weights_M - excess_M
         beta_M = taken_M / r_M
@@ -154,7 +153,7 @@ def solve(node: NodeDistributions, weights_M: Tensor, k: float | Tensor) -> tupl
         low_M, high_M = torch.where(gap_M > 0, r_M, low_M), torch.where(gap_M > 0, high_M, r_M)
         missed_M = least * taken_M  # so much of the flow may be missed; `g` is known no better
         is_close_M = (high_M - low_M <= 3 * least * high_M) | ((gap_M <= 0) & (gap_M >= -missed_M))
-        if seen and bool(is_close_M.all()):
+        if not r_M.is_cuda and bool(is_close_M.all()):
             break
         change_M = k * (1 - beta_M).clamp(min=0) ** (k - 1) * (slope_M - beta_M) / r_M - slope_M
         newton_M = r_M - (gap_M + missed_M / 2) / change_M  # to the right of the root; infinite where `g` is flat
@@ -167,7 +166,7 @@ def solve(node: NodeDistributions, weights_M: Tensor, k: float | Tensor) -> tupl
     return high_M, divide(_accepted(beta_M, k), beta_M).minimum(high_M), beta_M
 
 
-def _accepted(beta_M: Tensor, k: float | Tensor) -> Tensor:
+def _accepted(beta_M: Tensor, k: int) -> Tensor:
     return -torch.expm1(k * torch.log1p(-beta_M.clamp(max=1)))
 
 

@@ -66,7 +66,7 @@ class NaiveTree(TopDown):
         return pull_Mk.masked_fill_(is_copy(entries_Mk), 0.0)  # Y is one draw, however often its token was drafted
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        return node.cleared(node.residual(node.ones(), node.ones()), entries_Mk)
+        return node.residual(node.ones(), node.ones()).scatter_(-1, entries_Mk, 0.0)
 
 
 class SpecInfer(TopDown):
@@ -93,14 +93,13 @@ class SpecInfer(TopDown):
         # P(accepted) by [node, round, entry]
         accept_Mkk = divide(left_Mkk.clamp(min=0), steps_Mk.unsqueeze(-1) * q_Mk.unsqueeze(1)).clamp(max=1)
         if self.style == IID and k <= MOST_SHUFFLED:
-            pull_Mk = node.by_count(entries_Mk, lambda count: _in_random_order(accept_Mkk[:, :count, :count]))
-            return pooled(pull_Mk, entries_Mk)
+            return pooled(_in_random_order(accept_Mkk), entries_Mk)
         return pooled(first_accepted(accept_Mkk.diagonal(dim1=1, dim2=2)), entries_Mk)
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         a_Mr, b_Mr, _ = rejections(node, node.ones(), draft_steps(node, entries_Mk, self.style))
         # in exact arithmetic nothing is left of a rejected token, and no rounding error may return it as extra token
-        return node.cleared(node.residual(a_Mr[:, -1], b_Mr[:, -1]), entries_Mk)
+        return node.residual(a_Mr[:, -1], b_Mr[:, -1]).scatter_(-1, entries_Mk, 0.0)
 
 
 class Traversal(BottomUp):
@@ -123,10 +122,10 @@ class Traversal(BottomUp):
 def draft_steps(node: NodeDistributions, entries_Mk: Tensor, style: str) -> Tensor:
     """The ratio of each entry's law to `q` outside the entries before it, where nothing of the target is left; [M, k].
 
-    It is 1 for i.i.d. draws (0 where there is no entry), and `1 / (1 - q(earlier entries))` without replacement.
+    It is 1 for i.i.d. draws, and `1 / (1 - q(earlier entries))` without replacement.
     """
     if style == IID:
-        return node.present(entries_Mk)
+        return torch.ones_like(entries_Mk, dtype=torch.float64)
     masses = (node.draft_mass_off(entries_Mk[:, :n]) for n in range(1, entries_Mk.shape[-1]))
     return 1 / torch.stack([node.ones(), *masses], dim=-1)
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import compress, product
+from itertools import product
 from typing import Any, ClassVar
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from data_gen.decoding import decoder_for, rehearse
+from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Chooser, FixedTree
 from data_gen.models.checkpoints import quiet
 from data_gen.models.pair import ModelPair, without_own_settings
@@ -99,8 +99,7 @@ class Method:
 
     def decode(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int) -> Decoding:
         """Continue a prompt's token ids by at most `limit` new ones."""
-        chooser, length = self.chooser or Tuned(self.mode), len(prompt) + limit
-        decoder = decoder_for(pair, sampling, get_verifier(self.verifier), chooser, length)
+        decoder = Decoder(pair, sampling, get_verifier(self.verifier), self.chooser or Tuned(self.mode))
         decoded = decoder.decode(prompt, limit, torch.Generator(device=pair.device).manual_seed(seed))
         steps = decoded.steps
         return Decoding(
@@ -113,13 +112,6 @@ class Method:
             drafted=[step.action for step in steps],
             step_roots=[step.length - len(prompt) for step in steps],
         )
-
-    def rehearse(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int) -> None:
-        """Let a GPU record the steps of every action that the method may choose."""
-        mode, chooser = self.mode, self.chooser or Tuned(self.mode)
-        chosen = compress(self.network.space, mode.mask(self.network.space)) if self.network else ()
-        actions = dict.fromkeys([EMPTY, mode.action, *chosen, *([mode.rule.lookup] if mode.rule else [])])
-        rehearse(pair, sampling, get_verifier(self.verifier), chooser, actions, prompt, len(prompt) + limit)
 
     def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
         """Expected steps and time on labelled texts of one sampling setting, by a machine's latency profile."""
@@ -266,7 +258,7 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
             with without_own_settings(pair.target):  # it loses its end-of-sequence tokens, which `generate` has
                 expected[prompt.id] = generate()[0, len(tokens) :].tolist()
         text, sampling = expected[prompt.id], Sampling(0, draft_temperature=1.0)
-        decoder = decoder_for(drafting, sampling, get_verifier(name), FixedTree(action), len(tokens) + limit)
+        decoder = Decoder(drafting, sampling, get_verifier(name), FixedTree(action))
         found = decoder.decode(tokens, limit, torch.Generator(device=pair.device).manual_seed(0)).tokens
         result["continuations"] += 1
         result["tokens"] += len(text)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data_gen.decoding import EAGER
 from data_gen.models.pair import ModelPair
 from data_gen.texts.generated import seed_of
 from data_gen.texts.prompts import Prompt
@@ -198,20 +197,11 @@ def decode_prompts(config: Config, pair: ModelPair, prompts: list[Prompt], among
     todo = [(prompt, s) for prompt, s in tasks if (prompt.id, s.temperature, s.top_p) not in finished]
     with ticking("decoding held-out prompts", len(tasks), len(tasks) - len(todo)) as tick:
         if todo:  # a process decodes its first tokens more slowly than the others, so these are not used
-            _rehearse(config, pair, todo[0][0], among)
             _decode_all(config, pair, *todo[0], among, min(WARM_UP, config.data.tokens))
         for prompt, setting in todo:
             journal.add(_decode_all(config, pair, prompt, setting, among, config.data.tokens))
             tick()
     return [row for rows in journal.entries for row in rows]
-
-
-def _rehearse(config: Config, pair: ModelPair, prompt: Prompt, contenders: Contenders) -> None:
-    tokens, settings = encode(config, pair, prompt), [setting.build() for setting in config.sampling]
-    each = [(sampling, method) for sampling in settings for method in contenders[sampling]]
-    for sampling, method in watched(each, "rehearsing") if pair.decoder != EAGER else ():
-        if isinstance(method, Method):
-            method.rehearse(pair, sampling, tokens, config.data.tokens)
 
 
 def turns(items: Sequence[T], rounds: int) -> list[list[T]]:

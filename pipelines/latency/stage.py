@@ -13,7 +13,8 @@ import torch
 from rich.table import Table
 
 from data_gen import timing
-from data_gen.decoding import EAGER, Rehearsal, decoder_for
+from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.loop import Overruled
 from data_gen.drafting.sampled import distinct_nodes
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
@@ -26,7 +27,7 @@ from pipelines.pair import stage as pairs
 from pipelines.pair.log import log_of
 from pipelines.run import Stage, console, table, ticking, verify, watched, write_json
 from pipelines.tracking import describe, mlflow_run
-from selector.actions import GREEDY, Action, ActionSpace
+from selector.actions import GREEDY, IID, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.torchscript import config_of
 from selector.latency import LatencyProfile
@@ -44,9 +45,9 @@ OTHERS = (
     *((1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (2, 6, 8)),
     *((3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 0, 6), (4, 2, 6)),
 )
-FITTED = [*map(Action.of, TREES), *map(Action.copy, (2, 8, 16))]
+GREEDY_TREES = (4, 0, 1), (3, 0, 2), (2, 2, 4), (4, 0, 4)
+FITTED = [*map(Action.of, TREES), *(Action(*shape, GREEDY) for shape in GREEDY_TREES), *map(Action.copy, (2, 8, 16))]
 CHECKED = [*map(Action.of, OTHERS), Action.copy(4)]
-GREEDY_TREES = [Action(*shape, GREEDY) for shape in ((4, 0, 1), (3, 0, 2), (2, 2, 4), (4, 0, 4))]  # fitted, too
 PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted
 UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
 PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
@@ -69,18 +70,15 @@ def context_lengths(config: Config) -> tuple[int, ...]:
 
 
 def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfile:
-    """The run's profile. Sets `pair.decoder` to the kind of decoder that was timed. InputError where the profile was
-    measured on another machine or with another pair."""
+    """The run's profile; InputError where it was measured on another machine or with another pair."""
     path = profile_path(config)
     verify(config, "latency")
     profile = LatencyProfile.load(path)
     here = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     if profile.device != here and not config.logs.files:
         raise InputError(f"{path} was measured on {profile.device}; this is {here}: run the latency stage again")
-    if pair is not None:
-        if profile.pair != pair.fingerprint:
-            raise InputError(f"{path} was measured with another pair: run the latency stage again")
-        pair.decoder = profile.decoder
+    if pair is not None and profile.pair != pair.fingerprint:
+        raise InputError(f"{path} was measured with another pair: run the latency stage again")
     return profile
 
 
@@ -96,11 +94,10 @@ def decision_seconds(config: Config, pair: ModelPair, profile: LatencyProfile, l
     rule = LookupRule(2, space.lookups[-1]) if level == MATCH else None
     mode = Mode(Sampling(), space.chain(4), () if rule else (level,), 100.0, allowed=allowed, rule=rule)
     selector = Selector(module.state_dict(), config_of(module, verifier, mode.action, [mode]), profile, [mode])
-    chooser = Rehearsal(Tuned(mode, selector), repeat(space.chain(DRAFTED)))
-    tokens = config.data.tokens
-    decoder = decoder_for(pair, Sampling(), get_verifier(verifier), chooser, len(prompt) + tokens, timed=True)
+    chooser = Overruled(Tuned(mode, selector), repeat(space.chain(DRAFTED)))
+    decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)
-    if not (steps := decoder.decode(prompt, tokens, generator).steps[2:]):
+    if not (steps := decoder.decode(prompt, config.data.tokens, generator).steps[2:]):
         raise InputError("prompts: their continuations end before a third decoding step, which could be timed")
     return timing.usual([step.seconds["select"] for step in steps])
 
@@ -138,13 +135,12 @@ def run(config: Config) -> None:
     texts = [list(islice(cycle(tokens), max(2, length - timing.GROWN))) for length in lengths]  # they grow to these
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
         others = [name for name in config.verifiers if name != config.train.verifier]  # they differ only at branches
-        drafted = FITTED + CHECKED + (GREEDY_TREES if pair.decoder == EAGER else [])
-        cases: list[timing.Case] = [*product([config.train.verifier], drafted)]
-        cases += product(others, (each for each in FITTED if each.K > 1))
+        cases: list[timing.Case] = [*product([config.train.verifier], FITTED + CHECKED)]
+        cases += product(others, (each for each in FITTED if each.K > 1 and each.style == IID))
         steps = config.latency.repeats * len(cases)
         with ticking("timing decoding steps", steps) as tick:
             samples = timing.real_steps(pair, cases, texts, lengths[-1], steps, tick)
-        fitted = [each for each in samples if each.step.action not in CHECKED]
+        fitted = [each for each in samples if each.step.action in FITTED]
         profile = timing.fitted(pair, fitted, lengths, stage.depends["device"])
         profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0))
         decide = {
@@ -175,7 +171,6 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
     depends = {
         "device": timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads),
         "pair": pair or pairs.known_fingerprint(config),
-        "decoder": config.pair.decoder,
         "repeats": config.latency.repeats,
         "lengths": list(context_lengths(config)),
         "verifiers": list(config.verifiers),
@@ -208,9 +203,9 @@ def unsteady(rows: list[dict[str, Any]]) -> str:
 
 
 def distinct(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict[str, list[list[float]]]:
-    """`LatencyProfile.distinct` of every sampling setting; empty for a decoder that does not merge equal prefixes."""
+    """`LatencyProfile.distinct` of every sampling setting."""
     found = {}
-    for setting in watched(config.sampling, "counting distinct nodes") if pair.decoder == EAGER else ():
+    for setting in watched(config.sampling, "counting distinct nodes"):
         sampling = setting.build()
         written = generated_by_target(pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "distinct"))
         texts = [(text.tokens, text.start) for text in written]

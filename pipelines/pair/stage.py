@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from data_gen.decoding import EAGER, GRAPH
 from data_gen.models.checkpoints import load_tokenizer, text_config
 from data_gen.models.gguf import resolved
 from data_gen.models.pair import ModelPair
@@ -64,8 +63,6 @@ def load_pair(config: Config) -> ModelPair:
             f"positions; the pair has {have}" + (f": set prompts.tokens={most}" if most >= 2 else "")
         )
     check_models(pair, needed)
-    usual = GRAPH if pair.device.type == "cuda" else EAGER
-    pair.decoder = usual if own.decoder == "auto" else own.decoder
     return pair
 
 

@@ -24,7 +24,6 @@ from torchmetrics.functional.classification import binary_calibration_error
 
 from selector.actions import ActionSpace
 from selector.decision import Mode
-from selector.latency import NOT_DRAFTED
 from selector.schema import FULL, LOG, PAIR, SCHEMAS
 from selector.train.data import Texts, Timed
 from selector.train.network import RootNetwork, SurvivalNetwork
@@ -154,7 +153,6 @@ class SelectorModule(pl.LightningModule):
         passed_B1 = torch.ones_like(batch.scalars_BF[:, :1])
         late = self.network(batch.scalars_BF, batch.hidden, passed_B1)
         if not self.is_regressor:
-            late = late.masked_fill(batch.seconds_BA > NOT_DRAFTED / 2, -torch.inf)
             efficiency_BA = self.space.efficiencies(batch.survivals_BS)
             return policy_loss(policy_ratios(late, efficiency_BA, batch.seconds_BA, batch.base_speed_B))
         early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from selector.actions import EMPTY, Action
 from selector.decision import NETWORK, RHOS, LookupRule, Mode, choices
-from selector.latency import NOT_DRAFTED
 from selector.schema import EARLY, FULL, LIGHT
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches
@@ -144,9 +143,6 @@ def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Actio
 def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
     """The fastest mode for some predictions: its feature levels (one, or the early one and then all), price of time and
     actions; judged on the same texts. `static` is the mode in which nothing is decided."""
-    if policy:  # the price of time keeps a regressor from what the decoder cannot draft
-        drafted = (timed.seconds(tuple(predictions)[:1]) < NOT_DRAFTED / 2).any(0).nonzero()[:, 0].tolist()
-        static = replace(static, allowed=tuple(drafted))
     tried = []
     for levels in dict.fromkeys([*((level,) for level in predictions), tuple(predictions)]):
         own = replace(static, feature_levels=levels, rho=1.0)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen.decoding import AnyDecoder, loop
+from data_gen.decoding import loop
 from data_gen.decoding.decoder import Decoder
-from data_gen.decoding.graph import GraphDecoder
 from data_gen.decoding.loop import PARTS, Decoded, FixedTree, Random
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
@@ -141,13 +140,11 @@ class Short(Late):
         return super().select(features) if features is None or SCALARS_KEY in features else self.action
 
 
-@pytest.mark.parametrize("kind", [Decoder, GraphDecoder])
-def test_on_long_texts_a_chooser_gets_the_match_alone(pair: ModelPair, kind: type[AnyDecoder]) -> None:
+def test_on_long_texts_a_chooser_gets_the_match_alone(pair: ModelPair) -> None:
     """The same that a lookup rule gets there. Short and long texts keep the draft's cache right."""
     short = Short()
-    more = {"length": 200} if kind is GraphDecoder else {}
     found, expected = (
-        kind(pair, Sampling(0.0), get_verifier("traversal"), chooser, **more).decode(
+        Decoder(pair, Sampling(0.0), get_verifier("traversal"), chooser).decode(
             PROMPT * 2, 60, torch.Generator().manual_seed(0)
         )
         for chooser in (short, FixedTree(Action(1, 2, 0)))

@@ -73,7 +73,7 @@ def samples(truth: LatencyProfile, actions: list[Action], lag: tuple[int, ...] =
 def small(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A pair of which a fit needs little."""
     monkeypatch.setattr(timing, "known_weights_of", lambda model: "")
-    named = {"fingerprint": "pair", "decoder": "eager", "target": None, "draft": None, "vocabulary": 8}
+    named = {"fingerprint": "pair", "target": None, "draft": None, "vocabulary": 8}
     return SimpleNamespace(device=torch.device("cpu"), **named)
 
 

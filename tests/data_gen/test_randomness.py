@@ -16,13 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from data_gen.decoding import AnyDecoder
 from data_gen.decoding.decoder import Decoder
-from data_gen.decoding.graph import GraphDecoder
 from data_gen.decoding.loop import FixedTree, Random
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.verification import distributions, get_verifier, on_slots
+from data_gen.verification import distributions, get_verifier
 from selector.actions import EMPTY, Action
 from tests.data_gen.families import nameless, random_llama
 
@@ -37,22 +35,12 @@ def pair() -> ModelPair:
     return nameless(random_llama(2, 2, 0, 256).double(), random_llama(2, 1, 1, 256).double())
 
 
-def made(kind: type[AnyDecoder], pair: ModelPair, verifier: str, chooser: FixedTree | Random) -> AnyDecoder:
-    more = {"length": 96} if kind is GraphDecoder else {}
-    return kind(pair, SAMPLING, get_verifier(verifier), chooser, **more)
-
-
-def replaced(monkeypatch: pytest.MonkeyPatch, invert: Invert) -> None:
-    """Every draw of both decoders goes through `invert`."""
-    for module in (distributions, on_slots):
-        monkeypatch.setattr(module, "invert", invert)
+def made(pair: ModelPair, verifier: str, chooser: FixedTree | Random) -> Decoder:
+    return Decoder(pair, SAMPLING, get_verifier(verifier), chooser)
 
 
 @pytest.mark.parametrize("verifier", ["specinfer", "traversal", "lifted_uniform"])
-@pytest.mark.parametrize("kind", [Decoder, GraphDecoder])
-def test_every_random_number_is_used_once(
-    kind: type[AnyDecoder], verifier: str, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_random_number_is_used_once(verifier: str, pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the generator's order: those of the drafted tokens, then the verifier's node, then its extra token."""
     used: list[float] = []
 
@@ -61,9 +49,9 @@ def test_every_random_number_is_used_once(
             used.extend(u.flatten().tolist())
         return own(probs_V, u)
 
-    replaced(monkeypatch, watched)
+    monkeypatch.setattr(distributions, "invert", watched)
     chooser = Random(CHOICES, torch.Generator().manual_seed(3))
-    made(kind, pair, verifier, chooser).decode(PROMPT, 60, torch.Generator().manual_seed(5))
+    made(pair, verifier, chooser).decode(PROMPT, 60, torch.Generator().manual_seed(5))
     stream = torch.rand(len(used), generator=torch.Generator().manual_seed(5), dtype=torch.float64).tolist()
     assert len(used) > 100 and used == stream
 
@@ -103,7 +91,7 @@ class Scripted:
         return bool(self.script)
 
 
-def enumerated(decoder: AnyDecoder, steps: int, draws: Scripted) -> dict[tuple[tuple[int, ...], ...], float]:
+def enumerated(decoder: Decoder, steps: int, draws: Scripted) -> dict[tuple[tuple[int, ...], ...], float]:
     """The probability of each sequence of steps, as the tokens that each of them commits."""
     found: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
     more = True
@@ -138,14 +126,13 @@ def survivals(rows: list[tuple[float, float]], length: int, bottom_up: bool) -> 
 @pytest.mark.parametrize(
     ("verifier", "length", "steps"), [("specinfer", 1, 2), ("traversal", 2, 2), ("lifted_uniform", 3, 1)]
 )
-@pytest.mark.parametrize("kind", [Decoder, GraphDecoder])
 def test_steps_and_text_have_the_law_of_the_labels(
-    kind: type[AnyDecoder], verifier: str, length: int, steps: int, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+    verifier: str, length: int, steps: int, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chains, exactly: P(text, accepted lengths) = P(text) times the labels' P(tau | text) of every step."""
     draws = Scripted()
-    replaced(monkeypatch, draws)
-    found = enumerated(made(kind, pair, verifier, FixedTree(Action(1, length, 0))), steps, draws)
+    monkeypatch.setattr(distributions, "invert", draws)
+    found = enumerated(made(pair, verifier, FixedTree(Action(1, length, 0))), steps, draws)
     blocks = [block for n in range(1, length + 2) for block in product(range(pair.vocabulary), repeat=n)]
     sequences = list(product(blocks, repeat=steps))
     assert found.keys() <= set(sequences)

@@ -44,14 +44,17 @@ def test_every_pass_is_charged_at_its_width(action: Action, passes: int) -> None
     assert FLAT.action_seconds(action, 15, "traversal") == pytest.approx(expected)
 
 
-def test_a_greedy_tree_takes_the_time_of_its_nodes_where_it_can_be_drafted() -> None:
-    """All its branches differ; only the eager decoder drafts it."""
+def test_a_greedy_tree_takes_the_time_of_its_nodes_and_of_its_own_verification() -> None:
+    """All its branches differ. Where greedy trees were not timed, they are verified as others are."""
     same = replace(FLAT, distinct={"T=1": [[1.0] * 8] * 3})  # i.i.d. branches are copies of one another
     greedy, iid = Action(3, 2, 2, "greedy"), Action(3, 2, 2)
     seconds = FLAT.action_seconds(iid, 15, "traversal")
     assert same.action_seconds(greedy, 15, "traversal") == FLAT.action_seconds(greedy, 15, "traversal") == seconds
     assert same.action_seconds(iid, 15, "traversal") == seconds - 4
-    assert replace(FLAT, decoder="graph").action_seconds(greedy, 15, "traversal") == 1e6
+    timed = replace(FLAT, verify={**FLAT.verify, "greedy": Verification(token=0.5)})
+    of_others = 0.1 * greedy.nodes + 300.0
+    assert timed.action_seconds(greedy, 15, "traversal") == pytest.approx(seconds - of_others + 0.5 * greedy.nodes)
+    assert timed.action_seconds(iid, 15, "traversal") == seconds
 
 
 LATE = [((LIGHT,), 10_000), ((FULL,), 20_000), ((EARLY, LIGHT), 15_000), ((EARLY, FULL), 25_000)]
