@@ -89,7 +89,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise KeyError("shards")
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the data stage first") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged: remove {folder} and run the data stage again") from error
     if found != FORMAT:
         reason = f"traces of format {found}; this program reads {FORMAT}"

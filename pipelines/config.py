@@ -334,7 +334,7 @@ def _one_line_of(place: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"{place}: {error.strerror}") from error
-    except (yaml.YAMLError, OmegaConfBaseException, RecursionError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
         raise InputError(f"{place}: not YAML of keys and values: {' '.join(str(error).split())}") from error
 
 

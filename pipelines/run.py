@@ -268,7 +268,7 @@ def read_json(path: Path, made_by: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the {made_by} stage first") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is damaged: remove it and run the {made_by} stage again") from error
 
 
@@ -282,7 +282,7 @@ class Journal:
         header = json.dumps(inputs, sort_keys=True)
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         for line in lines[1:] if lines[:1] == [header] else []:
-            with suppress(json.JSONDecodeError, RecursionError):
+            with suppress(json.JSONDecodeError):
                 self.entries.append(json.loads(line))
         with atomically(path) as partial:  # a full disk must not cost the earlier entries
             partial.write_text("\n".join([header, *map(json.dumps, self.entries)]) + "\n", encoding="utf-8")

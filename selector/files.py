@@ -73,7 +73,7 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
             name: np.frombuffer(body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]).reshape(entry["shape"])
             for name, entry in header.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
 
 

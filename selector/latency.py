@@ -174,7 +174,7 @@ class LatencyProfile:
                 raise ValueError("a number is below 0 or missing, or a name is not a string")
         except OSError as error:
             raise InputError(f"{path}: no latency profile there: run the latency stage first") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}: not a latency profile: run the latency stage again") from error
         if found != FORMAT:
             raise InputError(f"{path}: format {found}; this program reads {FORMAT}: run the latency stage again")

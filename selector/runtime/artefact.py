@@ -214,7 +214,7 @@ def read_config(path: Path) -> ArtefactConfig:
         values = json.loads(path.read_text())
         if not (other := _other_version(values)):
             return ArtefactConfig.of_json(values)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
     raise InputError(f"{path}: {other}")
 

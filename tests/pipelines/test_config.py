@@ -44,7 +44,6 @@ def test_a_quick_run_is_the_run_in_small_where_nothing_else_is_said() -> None:
         ("logs=[1]", "logs: Input should be a valid dictionary or instance of Logs"),
         ("name=2020-01-01", "name: not YAML of keys and values"),
         ("name.x=1", "name: Input should be a valid string"),
-        (f"data.texts={'[' * 100_000}", "data.texts: not YAML of keys and values"),
         ("sampling=[{top_k: -1}]", "sampling.0.top_k: Input should be greater than or equal to 0"),
         ("sampling=[{min_p: 0.1}, {top_k: 20}]", "settings that differ in top_k or min_p alone need runs of"),
         ("prompts.longer=start", "prompts: longer: a prompt in a chat template cannot be cut: drop"),
@@ -72,7 +71,7 @@ def test_no_number_may_be_infinite() -> None:
         assert key in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", ["- a list", "key: [unclosed", f"name: x\ndata: {'[' * 100_000}"], ids=len)
+@pytest.mark.parametrize("content", ["- a list", "key: [unclosed"])
 def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.yaml").write_text(content)
     for name, said in (("run", ""), ("none", "No such file")):
