@@ -77,6 +77,15 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
         raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
 
 
+def check_tensors(path: Path, arrays: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """InputError, which names the file, where an array is missing, of another shape or not finite."""
+    for name, shape in shapes.items():
+        own = arrays.get(name)
+        positive = name.endswith(("scale_F", "counts_N"))  # the scale of an unseen scalar is infinite
+        if own is None or own.shape != shape or not (own > 0 if positive else np.isfinite(own)).all():
+            raise InputError(f"{path}: {name} is missing, of another shape or not finite; export the selector again")
+
+
 def unwritable(path: Path | str, error: Exception) -> InputError:
     """The message for a disk that is full or not writable."""
     reason = error.strerror if isinstance(error, OSError) else None

@@ -21,7 +21,7 @@ from data_gen.drafting.lookup import LookupIndex, copied
 from data_gen.features.text import HitHistory, RunningMeans, TextHistory
 from data_gen.models.sampling import Sampling
 from selector import schema
-from selector.runtime.artefact import TokenStatistics
+from selector.runtime.tokens import TokenStatistics
 
 if TYPE_CHECKING:  # engines that have no transformers use the features of token ids
     from data_gen.models.pair import ModelRow, ModelRows

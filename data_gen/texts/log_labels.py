@@ -22,7 +22,7 @@ from data_gen.texts.prompts import Prompt, place_of, split_of
 from data_gen.traces import HIT, read_rows, space_of, text_schema, to_table
 from selector import schema
 from selector.actions import ActionSpace
-from selector.runtime.artefact import TokenStatistics
+from selector.runtime.tokens import TokenStatistics
 from selector.schema import LOG, LONGEST_COUNTED, LOOKUP_COLUMN, InputError, survival_column
 from selector.train.data import SPLITS, Texts, to_texts
 

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from data_gen.verification.base import BottomUp, Split, TopDown, left_over
 from data_gen.verification.distributions import NodeDistributions, by_ratio, divide, first_accepted, is_copy, pooled
-from selector.train.replay import jit
+from selector.jit import jit
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]

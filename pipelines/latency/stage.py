@@ -29,7 +29,7 @@ from pipelines.run import Stage, console, table, ticking, verify, watched, write
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import GREEDY, IID, Action, ActionSpace
 from selector.decision import LookupRule, Mode
-from selector.export.torchscript import config_of
+from selector.export.writer import config_of
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Selector, Tuned
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError

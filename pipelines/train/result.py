@@ -23,7 +23,8 @@ from pipelines.pair.stage import pair_names
 from pipelines.run import provenance, read_json, require
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import Mode
-from selector.export.torchscript import load_script, write_artefact
+from selector.export.torchscript import load_script
+from selector.export.writer import write_artefact
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, Tuned, load_selector

@@ -1,48 +1,27 @@
 """The trained network and its decisions in one scriptable module, which engines run.
 
-This module also writes the artefact directory. The model card (`card.j2`) lists its files.
-
 Legend: B roots, S modes, L context lengths, A actions, D hidden width, F scalars.
 """
 
 # Annotations are not postponed, because TorchScript reads those of a module's attributes as objects.
 
-import io
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import safetensors.numpy
-import safetensors.torch
 import torch
-from jinja2 import StrictUndefined, Template
 from torch import Tensor, nn
 
-from selector.actions import Action
 from selector.decision import NETWORK, NEVER, LookupRule, Mode, net_tokens, of_batch
-from selector.files import atomically, json_text
 from selector.latency import LatencyProfile, interpolated_at
-from selector.runtime.artefact import CHECKSUMS, FILE, ArtefactConfig, TokenStatistics
-from selector.runtime.selector import Selector, load_selector
 from selector.sampling import FAR
-from selector.schema import EARLY, HIDDEN_STATES, LOG, TEXT, sha256
+from selector.schema import EARLY, HIDDEN_STATES, LOG, TEXT
 from selector.train.module import SelectorModule
 
 NO_MATCH, NO_LIMIT = 1 << 20, 1 << 30  # longer than any match, and than any text
 ANY_LEVEL = -1.0
 FARTHER = 1e3  # added to the distance of a mode that does not cover the setting
-CARD = Template(
-    Path(__file__).with_name("card.j2").read_text(),
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    undefined=StrictUndefined,
-    autoescape=True,  # names come from users
-)
 
 
 class DeployedSelector(nn.Module):
@@ -164,63 +143,6 @@ class DeployedSelector(nn.Module):
         else:
             scores = scores.masked_fill(~allowed_BA, self.never)
         return scores.argmax(-1), scores
-
-
-def config_of(module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[Mode]) -> ArtefactConfig:
-    """The contents of `config.json` for a trained module, without the pair and the figures."""
-    widths = module.hparams["hidden_widths"]
-    return ArtefactConfig(
-        schema=module.schema,
-        ranges=module.ranges,
-        objective=module.hparams["objective"],
-        feature_level=module.hparams["level"],
-        verifier=verifier,
-        hidden_states=dict(zip(HIDDEN_STATES, widths, strict=True)) if widths else {},
-        space=module.space,
-        fallback=fallback,
-        modes=tuple(modes),
-    )
-
-
-def write_artefact(
-    folder: Path,
-    module: SelectorModule,
-    profile: LatencyProfile,
-    verifier: str,
-    fallback: Action,
-    modes: Sequence[dict[str, Any]],
-    facts: dict[str, Any],
-    check: Callable[[Path], None] = lambda _: None,
-    tokens: TokenStatistics | None = None,
-) -> Selector:
-    """Writes the directory under a temporary name, checks it, renames it over an earlier one, and loads the selector.
-
-    Args:
-        modes: `Mode.row` of each sampling setting; further entries are kept in `config.json`.
-        facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
-        check: called with the temporary directory; if it raises, an earlier directory is unchanged.
-        tokens: statistics by token, for a log's selector.
-    """
-    config = config_of(module, verifier, fallback, [Mode.of(mode) for mode in modes])
-    made = DeployedSelector(module, profile, config.modes, verifier)
-    with atomically(folder) as partial:
-        partial.mkdir()
-        scripted = io.BytesIO()  # libtorch ends the process when it writes to a full disk
-        with torchscript():
-            torch.jit.save(torch.jit.script(made), scripted)
-        (partial / "selector.pt").write_bytes(scripted.getvalue())
-        (partial / "model.safetensors").write_bytes(safetensors.torch.save(made.state_dict()))
-        if tokens is not None:
-            (partial / FILE).write_bytes(safetensors.numpy.save(tokens.to_tensors()))
-        (partial / "latency.json").write_text(json_text(profile.to_json()))
-        versions = {name: version(name) for name in ("torch", "pytorch-lightning")}
-        config = replace(config, pair=facts["pair"], facts={"modes": list(modes), "versions": versions, **facts})
-        (partial / "config.json").write_text(json_text(config.to_json()))
-        (partial / "README.md").write_text(CARD.render(config=config, of_log=config.schema == LOG))
-        names = sorted(path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file())
-        (partial / CHECKSUMS).write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in names))
-        check(partial)
-    return load_selector(folder)
 
 
 def load_script(folder: Path) -> torch.jit.ScriptModule:

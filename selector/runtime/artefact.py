@@ -1,16 +1,11 @@
-"""The files of an artefact directory, and the checks of them and of a root's features.
-
-Legend: N known keys, J keys of a root, K means (`MEANS`), R roots, F = J (K + 1) scalars.
-"""
+"""The files of an artefact directory, and the checks of them and of a root's features."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,92 +14,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selector import schema
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode
-from selector.files import first_line, read_tensors
+from selector.files import check_tensors, first_line, read_tensors
 from selector.latency import LatencyProfile, number
 from selector.schema import FORMAT, FULL, HIDDEN_STATES, LOG, SCALARS_KEY, SCHEMAS, InputError, Schema, sha256
 from selector.train.network import RootNetwork
 
 NAMED = f"espalier-selector-{FORMAT}"
 CHECKSUMS = "SHA256SUMS"
-FILE = "tokens.safetensors"  # the statistics by token
 REGISTRY = "models:/"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-WEIGHT = 20.0  # of the mean of all roots, in observations
-LEAST = 2  # occurrences of a key that is kept
 Features = dict[str, Tensor]
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class TokenStatistics:
-    """Means of accepted tokens over the training roots that share a key (`selector.schema.KEYS`). Those of a rare key
-    are shrunk to those of all roots."""
-
-    keys_N: Array  # int64, ascending
-    counts_N: Array  # number of training roots, float64
-    sums_NK: Array  # of the values at these roots, float64
-    means_K: Array  # over all roots, float64
-
-    @classmethod
-    def fit(cls, keys_RJ: Array, values_RK: Array, source_R: Array) -> tuple[TokenStatistics, Array]:
-        """The statistics of some roots, and the scalars of these roots, float64 [R, F]. The scalars leave out the
-        root's own source: a held-out root knows none of its labels either."""
-        (R, J), K = keys_RJ.shape, values_RK.shape[1]
-        keys_N, at_RJ = np.unique(keys_RJ, return_inverse=True)
-        at, values = at_RJ.reshape(-1), np.repeat(values_RK, J, axis=0)
-        counts_N, sums_NK = _summed(at, values, len(keys_N))
-        _, own = np.unique(np.repeat(source_R, J) * len(keys_N) + at, return_inverse=True)
-        own_counts, own_sums = _summed(own, values, int(own.max()) + 1)
-        means_K = values_RK.mean(0)
-        counts, sums = counts_N[at] - own_counts[own], sums_NK[at] - own_sums[own]
-        often_N = counts_N >= LEAST
-        found = cls(keys_N[often_N], counts_N[often_N], sums_NK[often_N], means_K)
-        return found, _shrunk(counts, sums, means_K).reshape(R, J * (K + 1))
-
-    @classmethod
-    def empty(cls) -> TokenStatistics:
-        K = len(schema.MEANS)
-        return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, K)), np.zeros(K))
-
-    def of(self, keys_J: Sequence[int]) -> Array:
-        """The scalars of some keys, float64 [F]: for each key its means, and its number of occurrences."""
-        place_of, rows_NF = self._by_key
-        found: Array = rows_NF[[place_of.get(key, -1) for key in keys_J]].ravel()
-        return found
-
-    @cached_property
-    def _by_key(self) -> tuple[dict[int, int], Array]:
-        # each key's row among the scalars; the last row is for unknown keys
-        counts_N, sums_NK = np.append(self.counts_N, 0.0), np.append(self.sums_NK, 0.0 * self.means_K[None], axis=0)
-        return {key: place for place, key in enumerate(self.keys_N.tolist())}, _shrunk(counts_N, sums_NK, self.means_K)
-
-    def to_tensors(self) -> dict[str, Array]:
-        numbers = {name: getattr(self, name).astype(np.float32) for name in ("counts_N", "sums_NK", "means_K")}
-        return {"keys_N": self.keys_N, **numbers}
-
-    @classmethod
-    def load(cls, folder: Path) -> TokenStatistics:
-        """The statistics in an artefact directory, empty where it has none; InputError where the file is damaged."""
-        path = folder / FILE
-        if not path.exists():
-            return cls.empty()
-        read = read_tensors(path)
-        N, K = len(read.get("keys_N", ())), len(schema.MEANS)
-        _check(path, read, {"keys_N": (N,), "counts_N": (N,), "sums_NK": (N, K), "means_K": (K,)})
-        return cls(read["keys_N"], *(read[name].astype(np.float64) for name in ("counts_N", "sums_NK", "means_K")))
-
-
-def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:
-    sums = np.stack([np.bincount(at, column, size) for column in values.T], axis=1)
-    return np.bincount(at, minlength=size).astype(np.float64), sums
-
-
-def _shrunk(counts_J: Array, sums_JK: Array, means_K: Array) -> Array:
-    means_JK = (sums_JK + WEIGHT * means_K) / (counts_J + WEIGHT)[:, None]
-    return np.concatenate([means_JK, np.minimum(counts_J, schema.MOST_COUNTED)[:, None]], axis=1)
 
 
 @dataclass(frozen=True)
@@ -237,16 +159,10 @@ def read_weights(path: Path, config: ArtefactConfig) -> dict[str, Array]:
     with torch.device("meta"):  # for its shapes alone
         widths = list(config.hidden_states.values())
         network = RootNetwork(config.schema, widths, outputs, width, hidden, policy=not config.regressor)
-    _check(path, weights, {config.prefix + name: tuple(each.shape) for name, each in network.state_dict().items()})
+    check_tensors(
+        path, weights, {config.prefix + name: tuple(each.shape) for name, each in network.state_dict().items()}
+    )
     return weights
-
-
-def _check(path: Path, arrays: dict[str, Array], shapes: dict[str, tuple[int, ...]]) -> None:
-    for name, shape in shapes.items():
-        own = arrays.get(name)
-        positive = name.endswith(("scale_F", "counts_N"))  # the scale of an unseen scalar is infinite
-        if own is None or own.shape != shape or not (own > 0 if positive else np.isfinite(own)).all():
-            raise InputError(f"{path}: {name} is missing, of another shape or not finite; export the selector again")
 
 
 def local_folder(folder: str | Path) -> Path:

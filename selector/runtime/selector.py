@@ -35,7 +35,8 @@ from selector.actions import Action
 from selector.decision import NETWORK, NEVER, STATIC, Mode, nearest
 from selector.latency import LatencyProfile
 from selector.runtime import artefact
-from selector.runtime.artefact import ArtefactConfig, Features, TokenStatistics, checked
+from selector.runtime.artefact import ArtefactConfig, Features, checked
+from selector.runtime.tokens import TokenStatistics
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, LOG, MATCH, SCALARS_KEY, TEXT, InputError
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from selector.actions import ActionSpace
 from selector.latency import LatencyProfile, interpolated_at, places
-from selector.runtime.artefact import TokenStatistics
+from selector.runtime.tokens import TokenStatistics
 from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, Schema, survival_column
 from selector.train.replay import lawful

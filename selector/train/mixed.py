@@ -15,10 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from selector.jit import jit
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Shapes, StepClock, joint_choice, step_clock
 from selector.train.data import Timed
-from selector.train.replay import Replayed, jit
+from selector.train.replay import Replayed
 
 Array = NDArray[Any]
 ROUNDS = 3  # of finding the speed that prices time

@@ -22,32 +22,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import ActionSpace
+from selector.jit import jit
 
 Array = NDArray[Any]
-F = TypeVar("F", bound=Callable[..., object])
 ROUNDS = 5  # of restoring the means and clipping again
-SUMS_IN_ANY_ORDER = {"reassoc", "contract", "nsz"}  # vectorises sums; NaN and infinity keep their meaning
-
-
-def jit(function: F, kept: bool = True) -> F:
-    """The function, compiled when it is first called, and kept on disk where that is possible.
-
-    Numba compiles anew when the function's own file changes, but not when that of a compiled function which it calls
-    does. So such functions stand in one file, or are not `kept`.
-    """
-    try:
-        return cast(F, njit(cache=kept, fastmath=SUMS_IN_ANY_ORDER)(function))
-    except RuntimeError:  # neither the package's folder nor the user's can be written to
-        return cast(F, njit(fastmath=SUMS_IN_ANY_ORDER)(function))
 
 
 class Lag(NamedTuple):

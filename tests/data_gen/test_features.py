@@ -29,7 +29,7 @@ from data_gen.texts.generated import GeneratedText, finished, rows_along
 from data_gen.traces import texts_of
 from selector import schema
 from selector.actions import EMPTY, Action
-from selector.runtime.artefact import TokenStatistics
+from selector.runtime.tokens import TokenStatistics
 from tests.data_gen import by_definition
 from tests.data_gen.decodes import decode
 

@@ -27,9 +27,9 @@ from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
 from selector.actions import ActionSpace
 from selector.decision import LookupRule, Mode
-from selector.export.torchscript import write_artefact
-from selector.runtime.artefact import TokenStatistics
+from selector.export.writer import write_artefact
 from selector.runtime.selector import load_selector
+from selector.runtime.tokens import TokenStatistics
 from selector.schema import LOG, TEXT, InputError
 from selector.train.module import SelectorModule
 from tests.data_gen.families import model_of

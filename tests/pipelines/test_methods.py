@@ -33,7 +33,7 @@ from pipelines.evaluate.stage import turns
 from pipelines.pair.stage import recipe
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
-from selector.export.torchscript import config_of
+from selector.export.writer import config_of
 from selector.latency import Verification
 from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, LIGHT

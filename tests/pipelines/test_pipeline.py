@@ -18,7 +18,7 @@ from pipelines.evaluate.table import ORIGINS, SHARE, Table, decoded, replayed
 from pipelines.latency.stage import load_profile
 from pipelines.train.result import load_module, load_result
 from selector.actions import Action, ActionSpace
-from selector.export.torchscript import write_artefact
+from selector.export.writer import write_artefact
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Tuned, load_selector
 from selector.schema import HIDDEN_STATES

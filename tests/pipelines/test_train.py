@@ -21,7 +21,7 @@ from pipelines.train.judging import judge, judge_rules, keep_if_ahead, statics, 
 from pipelines.train.result import count_differing
 from pipelines.train.stage import choose, kinds, row_of, trained
 from selector.decision import NETWORK, LookupRule, Mode
-from selector.export.torchscript import write_artefact
+from selector.export.writer import write_artefact
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Texts, Timed

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from selector.actions import Action, ActionSpace
 from selector.decision import NEVER, LookupRule, Mode, net_tokens
-from selector.export.torchscript import load_script, write_artefact
+from selector.export.torchscript import load_script
+from selector.export.writer import write_artefact
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, load_selector
 from selector.sampling import Sampling

@@ -19,9 +19,9 @@ import torch
 
 from selector.actions import Action
 from selector.decision import Mode
-from selector.export.torchscript import CARD
-from selector.runtime.artefact import FILE, TokenStatistics
+from selector.export.writer import CARD
 from selector.runtime.selector import load_selector
+from selector.runtime.tokens import FILE, TokenStatistics
 from selector.schema import EARLY_SCALARS, FORMAT, FULL, HIDDEN_STATES, LIGHT, PAIR, InputError, sha256
 from tests.selector.exported import FALLBACK, batch_of, early_of, export, loaded, modes_of, roots_of, scripted
 from tests.selector.synthetic import SPACE, profile

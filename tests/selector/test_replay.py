@@ -24,7 +24,8 @@ from data_gen.text_labels.labels import TextLabeller
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from selector.actions import Action, ActionSpace
-from selector.train.replay import Lag, Ratio, Replayed, jackknifed, jit, lawful, outcomes, replay
+from selector.jit import jit
+from selector.train.replay import Lag, Ratio, Replayed, jackknifed, lawful, outcomes, replay
 from tests.data_gen.worlds import normalised
 from tests.selector.synthetic import some_survivals
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from selector.runtime.artefact import FILE, LEAST, WEIGHT, TokenStatistics
+from selector.runtime.tokens import FILE, LEAST, WEIGHT, TokenStatistics
 from selector.schema import MOST_COUNTED
 
 GENERATOR = np.random.default_rng(0)
