@@ -1,7 +1,9 @@
-"""Speculative decoding inside transformers' own `generate()`, which keeps its arguments, checks and stopping rules.
+"""Speculative decoding inside transformers' own `generate()`, which keeps its arguments, checks and
+stopping rules.
 
-Logits processors (temperature, nucleus, penalties, minimum lengths, ..) are applied at every node of the tree with the
-text before it, for draft and target. So the text follows the distribution of `generate` with the same settings.
+Logits processors (temperature, nucleus, penalties, minimum lengths, ..) are applied at every node
+of the tree with the text before it, for draft and target. So the text follows the distribution of
+`generate` with the same settings.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ from typing import Any, cast
 import torch
 import transformers.generation.logits_process as processors
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 from transformers.cache_utils import DynamicCache, StaticCache
 from transformers.utils import ModelOutput
 
@@ -46,26 +53,70 @@ OF_THE_TEXT = (  # processors whose result follows from the logits and the text 
     *(processors.ForcedBOSTokenLogitsProcessor, processors.ForcedEOSTokenLogitsProcessor),
     *(processors.ExponentialDecayLengthPenalty, processors.SuppressTokensAtBeginLogitsProcessor),
 )
-# Keys of `GenerationConfig` that may have any value. Other keys, also those of later versions, must not be set.
+# Keys of `GenerationConfig` that may have any value. Other keys, also those of later versions, must
+# not be set.
 FREE = frozenset(
     (
         # carried out by stopping criteria
         *("max_length", "max_new_tokens", "max_time", "stop_strings", "eos_token_id"),
         # carried out by logits processors, which are checked by their type
-        *("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
-        *("repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
-        *("min_length", "min_new_tokens", "exponential_decay_length_penalty", "bad_words_ids", "sequence_bias"),
+        *(
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "top_h",
+            "typical_p",
+            "epsilon_cutoff",
+            "eta_cutoff",
+        ),
+        *(
+            "repetition_penalty",
+            "encoder_repetition_penalty",
+            "no_repeat_ngram_size",
+            "encoder_no_repeat_ngram_size",
+        ),
+        *(
+            "min_length",
+            "min_new_tokens",
+            "exponential_decay_length_penalty",
+            "bad_words_ids",
+            "sequence_bias",
+        ),
         *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
         *("remove_invalid_values", "renormalize_logits", "guidance_scale", "watermarking_config"),
         # carried out on the prompt or here
-        *("token_healing", "num_return_sequences", "bos_token_id", "pad_token_id", "decoder_start_token_id"),
+        *(
+            "token_healing",
+            "num_return_sequences",
+            "bos_token_id",
+            "pad_token_id",
+            "decoder_start_token_id",
+        ),
         *("do_sample", "return_dict_in_generate"),
         # change no token and no output
-        *("use_cache", "cache_config", "max_cache_len", "prefill_chunk_size", "compile_config", "disable_compile"),
+        *(
+            "use_cache",
+            "cache_config",
+            "max_cache_len",
+            "prefill_chunk_size",
+            "compile_config",
+            "disable_compile",
+        ),
         "transformers_version",
         # settings of beams and of assistants, which `generate` ignores without these
-        *("early_stopping", "length_penalty", "num_beam_groups", "diversity_penalty", "num_assistant_tokens"),
-        *("num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind"),
+        *(
+            "early_stopping",
+            "length_penalty",
+            "num_beam_groups",
+            "diversity_penalty",
+            "num_assistant_tokens",
+        ),
+        *(
+            "num_assistant_tokens_schedule",
+            "assistant_confidence_threshold",
+            "assistant_lookbehind",
+        ),
         *("target_lookbehind", "max_matching_ngram_size"),
     )
 )
@@ -73,12 +124,14 @@ ALLOWED = {  # values of keys that may have some only
     "num_beams": (1,),
     "cache_implementation": ("dynamic", "static", "sliding_window", "hybrid", "hybrid_chunked"),
 }
-INPUTS = "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"  # that `generate` passes on
+# that `generate` passes on
+INPUTS = "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"
 
 
 @dataclass
 class SpeculativeOutput(ModelOutput):
-    """For `return_dict_in_generate`: prompt and new tokens, int64 [1, T]; tau and the action of every decoding step."""
+    """For `return_dict_in_generate`: prompt and new tokens, int64 [1, T]; tau and the action of
+    every decoding step."""
 
     sequences: Tensor | None = None
     accepted: tuple[int, ...] | None = None
@@ -95,18 +148,26 @@ class Processed(Sampling):
     def of(cls, config: GenerationConfig, logits_processor: LogitsProcessorList) -> Processed:
         if not config.do_sample:
             return cls(0.0, processors=logits_processor)
-        setting = float(config.temperature or 1.0), float(config.top_p or 1.0), int(config.top_k or 0)
+        setting = (
+            float(config.temperature or 1.0),
+            float(config.top_p or 1.0),
+            int(config.top_k or 0),
+        )
         return cls(*setting, min_p=float(config.min_p or 0.0), processors=logits_processor)
 
     @property
     def draft(self) -> Processed:
         if self.draft_temperature is None:
             return self
-        kept = [each for each in self.processors if type(each) is not processors.TemperatureLogitsWarper]
+        kept = [
+            each for each in self.processors if type(each) is not processors.TemperatureLogitsWarper
+        ]
         if self.draft_temperature > 0:
             kept.insert(0, processors.TemperatureLogitsWarper(float(self.draft_temperature)))
         own = LogitsProcessorList(kept)
-        return replace(self, temperature=self.draft_temperature, draft_temperature=None, processors=own)
+        return replace(
+            self, temperature=self.draft_temperature, draft_temperature=None, processors=own
+        )
 
     def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
         scores_NV = logits_NV.float()
@@ -115,7 +176,10 @@ class Processed(Sampling):
             scores_NV = self.processors(none_N1, scores_NV)
         else:
             rows = zip(texts(), scores_NV.clone().unbind(0), strict=True)
-            each = [self.processors(torch.tensor([text], device=row.device), row[None]) for text, row in rows]
+            each = [
+                self.processors(torch.tensor([text], device=row.device), row[None])
+                for text, row in rows
+            ]
             scores_NV = torch.cat(each)
         if self.temperature == 0:
             return torch.zeros_like(scores_NV).scatter_(-1, scores_NV.argmax(-1, keepdim=True), 1.0)
@@ -133,39 +197,50 @@ def speculative_generate(
     text_streamer: Any = None,
     **model_kwargs: Any,
 ) -> Tensor | SpeculativeOutput:
-    """The decoding loop for `generate(custom_generate=speculative_generate, ..)`; int64 [1, T], prompt and new tokens,
-    or with `return_dict_in_generate` a `SpeculativeOutput`. InputError, which names it, for what cannot be honoured.
+    """The decoding loop for `generate(custom_generate=speculative_generate, ..)`; int64 [1, T],
+    prompt and new tokens, or with `return_dict_in_generate` a `SpeculativeOutput`. InputError,
+    which names it, for what cannot be honoured.
 
     Args:
         draft_model: with the target's vocabulary, on its device.
-        selector: a loaded selector or its folder; or one action for all steps, a tree `(K, L1, L2)`, a greedy tree
-            `(K, L1, L2, "greedy")`, or a lookup `(1, length, 0, "copy")`; or a pair of a verifier's name and an action.
-        text_streamer: a streamer of transformers. `generate` passes on neither its `streamer` nor its `tokenizer`; stop
-            strings can be given as a `StopStringCriteria`.
+        selector: a loaded selector or its folder; or one action for all steps, a tree
+            `(K, L1, L2)`, a greedy tree `(K, L1, L2, "greedy")`, or a lookup
+            `(1, length, 0, "copy")`; or a pair of a verifier's name and an action.
+        text_streamer: a streamer of transformers. `generate` passes on neither its `streamer` nor
+            its `tokenizer`; stop strings can be given as a `StopStringCriteria`.
     """
     with ExitStack() as stack:
         if text_streamer is not None:
             stack.callback(text_streamer.end)
         _check_settings(input_ids, logits_processor, generation_config, model_kwargs)
         draft = _checked_draft(model, draft_model, int(generation_config.max_length or 0))
-        pair = ModelPair(model, draft, cast(Any, None), (str(model.name_or_path), str(draft.name_or_path)), "")
+        pair = ModelPair(
+            model, draft, cast(Any, None), (str(model.name_or_path), str(draft.name_or_path)), ""
+        )
         sampling = Processed.of(generation_config, logits_processor)
         verifier, chooser = _choice(selector, sampling, pair)
         if isinstance(chooser, Tuned):
             sampling = replace(sampling, draft_temperature=chooser.mode.sampling.draft_temperature)
         decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
-        generator = torch.Generator(device=model.device).manual_seed(int(torch.randint(2**63 - 1, ())))
+        generator = torch.Generator(device=model.device).manual_seed(
+            int(torch.randint(2**63 - 1, ()))
+        )
         for hook in (*widen(model, pair.vocabulary), *widen(draft, pair.vocabulary)):
             stack.enter_context(hook)
         steps = stack.enter_context(closing(decoder.steps(input_ids[0].tolist(), generator)))
         sequences, taken = _until_stopped(steps, input_ids, stopping_criteria, text_streamer)
     if generation_config.return_dict_in_generate:
-        return SpeculativeOutput(sequences, *zip(*((step.accepted, step.action) for step in taken), strict=True))
+        return SpeculativeOutput(
+            sequences, *zip(*((step.accepted, step.action) for step in taken), strict=True)
+        )
     return sequences
 
 
 def _until_stopped(
-    steps: Iterator[tuple[Step, list[int]]], prompt_1T: Tensor, criteria: StoppingCriteriaList, streamer: Any
+    steps: Iterator[tuple[Step, list[int]]],
+    prompt_1T: Tensor,
+    criteria: StoppingCriteriaList,
+    streamer: Any,
 ) -> tuple[Tensor, list[Step]]:
     if streamer is not None:
         streamer.put(prompt_1T.cpu())
@@ -180,49 +255,78 @@ def _until_stopped(
             try:
                 done = bool(criteria(text_1T[:, :end], cast(Any, None)).all())
             except (TypeError, AttributeError) as error:
-                raise InputError(f"stopping_criteria: one fails; there are no scores for it ({error})") from error
+                raise InputError(
+                    f"stopping_criteria: one fails; there are no scores for it ({error})"
+                ) from error
             if done:
                 return text_1T[:, :end], taken
 
 
 def _check_settings(
-    input_ids: Tensor, logits_processor: Sequence[Any], config: GenerationConfig, model_kwargs: dict[str, Any]
+    input_ids: Tensor,
+    logits_processor: Sequence[Any],
+    config: GenerationConfig,
+    model_kwargs: dict[str, Any],
 ) -> None:
-    settings = {key: getattr(config, key, None) for key in vars(GenerationConfig()) if not key.startswith("_")}
+    settings = {
+        key: getattr(config, key, None)
+        for key in vars(GenerationConfig())
+        if not key.startswith("_")
+    }
     for key, value in settings.items():
         if key not in FREE and value and value not in ALLOWED.get(key, ()):
             raise InputError(f"{key}={value}: speculative_generate does not support it")
     for key, value in model_kwargs.items():
         if key not in INPUTS and value is not None and value is not False:
-            raise InputError(f"{key}: speculative_generate passes nothing but token ids to the models")
+            raise InputError(
+                f"{key}: speculative_generate passes nothing but token ids to the models"
+            )
     if len(input_ids) != 1:
-        raise InputError(f"{len(input_ids)} texts at once: speculative_generate continues one at a time")
+        raise InputError(
+            f"{len(input_ids)} texts at once: speculative_generate continues one at a time"
+        )
     text = input_ids[0].tolist()
     if not text:
         raise InputError("input_ids: the prompt holds no tokens")
-    mask, places, cache = (model_kwargs.get(key) for key in ("attention_mask", "position_ids", "past_key_values"))
+    mask, places, cache = (
+        model_kwargs.get(key) for key in ("attention_mask", "position_ids", "past_key_values")
+    )
     if mask is not None and not bool((mask == 1).all()):
         raise InputError("attention_mask: padded texts are not supported")
-    if places is not None and any(row != [*range(len(text))] for row in places.view(-1, places.shape[-1]).tolist()):
+    if places is not None and any(
+        row != [*range(len(text))] for row in places.view(-1, places.shape[-1]).tolist()
+    ):
         raise InputError("position_ids: positions must count from 0")
-    if cache is not None and (type(cache) not in (DynamicCache, StaticCache) or cache.get_seq_length() > 0):
-        raise InputError("past_key_values: the decoder has caches of its own; this one is filled, or of another kind")
+    if cache is not None and (
+        type(cache) not in (DynamicCache, StaticCache) or cache.get_seq_length() > 0
+    ):
+        raise InputError(
+            "past_key_values: the decoder has caches of its own; this one is filled, or of "
+            "another kind"
+        )
     for each in logits_processor:
         if type(each) not in OF_LOGITS_ALONE + OF_THE_TEXT:
-            raise InputError(f"{type(each).__name__}: not known to follow from the text and the logits alone")
+            raise InputError(
+                f"{type(each).__name__}: not known to follow from the text and the logits alone"
+            )
 
 
 def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTrainedModel:
     if draft is None:
         raise InputError("draft_model: none was given")
     if not isinstance(draft, torch.nn.Module):
-        raise InputError(f"draft_model: {draft!r:.80} is not a model; AutoModelForCausalLM.from_pretrained loads one")
+        raise InputError(
+            f"draft_model: {draft!r:.80} is not a model; AutoModelForCausalLM.from_pretrained "
+            "loads one"
+        )
     if draft.device != model.device:
         raise InputError(f"draft_model: it is on {draft.device}, and the target on {model.device}")
     models: tuple[Any, ...] = model, draft
     sizes = [scored(each) for each in models]
     if max(sizes) > PADDING * min(sizes):
-        raise InputError(f"vocabularies differ: the target scores {sizes[0]} tokens, the draft {sizes[1]}")
+        raise InputError(
+            f"vocabularies differ: the target scores {sizes[0]} tokens, the draft {sizes[1]}"
+        )
     longest = max_length - 1 + ActionSpace.of_pairs().deepest  # the last new token roots no tree
     for each in models:
         check_once(each, each.name_or_path or type(each).__name__, longest)
@@ -234,9 +338,14 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
         selector = load_selector(selector)
     if isinstance(selector, Selector):
         if selector.schema != PAIR:
-            raise InputError("selector: trained on an engine's log; generate() needs one that was trained on a pair")
+            raise InputError(
+                "selector: trained on an engine's log; generate() needs one that was trained on "
+                "a pair"
+            )
         device = device_name(str(pair.device), str(pair.target.dtype).removeprefix("torch."))
-        selector.check_pair(*pair.names, device, [known_weights_of(each) for each in (pair.target, pair.draft)])
+        selector.check_pair(
+            *pair.names, device, [known_weights_of(each) for each in (pair.target, pair.draft)]
+        )
         own = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
         return selector.verifier, selector.at(**own)
     verifier = DEFAULT_VERIFIER
@@ -246,5 +355,7 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
         space = ActionSpace.of_pairs()
         action = space.actions[space.index(Action.of(selector))]
     except (TypeError, ValueError) as error:
-        raise InputError("selector: neither a selector, its folder nor an action (K, L1, L2[, style])") from error
+        raise InputError(
+            "selector: neither a selector, its folder nor an action (K, L1, L2[, style])"
+        ) from error
     return verifier, FixedTree(action)

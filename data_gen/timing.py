@@ -1,4 +1,5 @@
-"""Measures a pair's latency profile on this machine: times of real decoding steps, and a fit of them.
+"""Measures a pair's latency profile on this machine: times of real decoding steps, and a fit of
+them.
 
 Legend: S groups of steps, P parts of a step's time.
 """
@@ -40,19 +41,23 @@ Case = tuple[str, Action]  # a verifier's name and the action of a step
 BURST, TURN = 4, 8  # consecutive steps with one action; of one decoding
 GROWN = 128  # new tokens after which a decoding begins anew
 ROWS, TIMES = 16, 9  # distributions that are filtered at once; how often
-NODES, WIDTHS, LAGS = (1, 2, 3, 5, 9, 17, 25, 41), (1, 2, 4), (0, 1, 4, 16)  # sizes between which times are linear
+# sizes between which times are linear
+NODES, WIDTHS, LAGS = (1, 2, 3, 5, 9, 17, 25, 41), (1, 2, 4), (0, 1, 4, 16)
 THOUSAND = 1000.0  # tokens of context
 MATRIX_ROWS, MATRIX_TIMES = (1, 2, 4, 8, 16, 32), 5  # rows of the timed matrices; how often
 MOST_TIMED = 250_000_000  # elements of these, about: far more than a processor's caches hold
 
 
 def device_name(device: str, dtype: str, threads: int | None = None) -> str:
-    """The key of measured times: the processor, the number of CPU threads (torch's choice if None), the dtype."""
+    """The key of measured times: the processor, the number of CPU threads (torch's choice if None),
+    the dtype."""
     device = resolve_device(device)
     if device.startswith("cuda"):
         return f"{torch.cuda.get_device_name(device)}, {dtype}"
     info = Path("/proc/cpuinfo")
-    name = re.search(r"^model name\s*:(.*)", info.read_text() if info.exists() else "", re.MULTILINE)
+    name = re.search(
+        r"^model name\s*:(.*)", info.read_text() if info.exists() else "", re.MULTILINE
+    )
     processor = name[1].strip() if name else platform.processor() or platform.machine()
     threads = threads or torch.get_num_threads()
     return f"{processor}, {threads} thread{'s' * (threads > 1)}, {dtype}"
@@ -65,7 +70,8 @@ def now(pair: ModelPair) -> float:
 
 
 class Sample(NamedTuple):
-    """A timed decoding step, with its `lag` in tokens as in `LatencyProfile`; 0 where nothing is drafted."""
+    """A timed decoding step, with its `lag` in tokens as in `LatencyProfile`; 0 where nothing is
+    drafted."""
 
     verifier: str
     step: Step
@@ -73,7 +79,8 @@ class Sample(NamedTuple):
 
 
 def usual(seconds: Iterable[float]) -> float:
-    """The mean without the slowest tenth, which other programs cause; the median has a larger variance there."""
+    """The mean without the slowest tenth, which other programs cause; the median has a larger
+    variance there."""
     ascending = sorted(seconds)
     return statistics.fmean(ascending[: len(ascending) - len(ascending) // 10])
 
@@ -84,17 +91,24 @@ def quicker(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def bursts(actions: Sequence[Action], shuffled: random.Random) -> Iterator[Action]:
-    """Each action several times in a row, as in decoding, in an order that is shuffled anew each time; without end."""
+    """Each action several times in a row, as in decoding, in an order that is shuffled anew each
+    time; without end."""
     while True:
         for action in shuffled.sample(actions, len(actions)):
             yield from repeat(action, BURST)
 
 
 def samples_of(
-    pair: ModelPair, verifier: str, actions: Iterator[Action], prompt: list[int], longest: int, seed: int
+    pair: ModelPair,
+    verifier: str,
+    actions: Iterator[Action],
+    prompt: list[int],
+    longest: int,
+    seed: int,
 ) -> Generator[Sample]:
-    """Endless steps of one verifier after a prompt, in texts of about `longest` tokens at most. The first step of a
-    burst counts only where the draft lags, and a lookup only where it finds a match."""
+    """Endless steps of one verifier after a prompt, in texts of about `longest` tokens at most. The
+    first step of a burst counts only where the draft lags, and a lookup only where it finds a
+    match."""
     chooser = Overruled(FixedTree(EMPTY), actions)
     seen = Counter[Action]()
     for number in count(seed):
@@ -107,7 +121,9 @@ def samples_of(
                 action = step.action
                 seen[action] += 1
                 warm = at > 0 and seen[action] > 1  # an action's first step is slower
-                counts = (action == last or (lag > 0 and action.drafts)) and (step.nodes > 1 or not action.copies)
+                counts = (action == last or (lag > 0 and action.drafts)) and (
+                    step.nodes > 1 or not action.copies
+                )
                 if warm and counts:
                     yield Sample(verifier, step, lag if action.drafts else 0)
                 lag, last = 0 if action.drafts else lag + len(tokens), action
@@ -123,8 +139,9 @@ def real_steps(
     steps: int,
     tick: Callable[[], object] = lambda: None,
 ) -> list[Sample]:
-    """At least `steps` steps of all cases and prompts together, and one of each case that is no lookup; in texts of
-    about `longest` tokens at most. Decodings take turns in a random order, so that slow moments affect all of them."""
+    """At least `steps` steps of all cases and prompts together, and one of each case that is no
+    lookup; in texts of about `longest` tokens at most. Decodings take turns in a random order, so
+    that slow moments affect all of them."""
     found: list[Sample] = []
     shuffled = random.Random(0)
     missing = {case for case in cases if not case[1].copies}
@@ -132,9 +149,12 @@ def real_steps(
         running = []
         for name in dict.fromkeys(name for name, _ in cases):
             own = [action for verifier, action in cases if verifier == name]
-            actions = bursts(own, random.Random(0))  # shared by all texts, so that each action soon occurs
+            # shared by all texts, so that each action soon occurs
+            actions = bursts(own, random.Random(0))
             for number, prompt in enumerate(prompts):
-                each = stack.enter_context(closing(samples_of(pair, name, actions, prompt, longest, 1000 * number)))
+                each = stack.enter_context(
+                    closing(samples_of(pair, name, actions, prompt, longest, 1000 * number))
+                )
                 running += [each] * len(own)  # by the number of its actions
         while missing or len(found) < steps:
             taken = [*islice(shuffled.choice(running), TURN)]
@@ -151,15 +171,19 @@ def ramps(knots: Sequence[float], x: float) -> list[float]:
 
 
 def verified_as(sample: Sample) -> str:
-    """The key of `LatencyProfile.verify`: greedy trees are verified alike, whatever verifies the others."""
+    """The key of `LatencyProfile.verify`: greedy trees are verified alike, whatever verifies the
+    others."""
     return GREEDY if sample.step.action.style == GREEDY else sample.verifier
 
 
 def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> list[float]:
-    """How often each part of a step's time occurs in a step: P numbers; `nodes` are those of `NODES` that are used."""
+    """How often each part of a step's time occurs in a step: P numbers; `nodes` are those of
+    `NODES` that are used."""
     step, action = sample.step, sample.step.action
     passes, drafts = draft_passes(action, step.length), float(action.drafts)
-    widths = np.array([[0.0] * (len(WIDTHS) - 1), *(ramps(WIDTHS, width) for _, width in passes)]).sum(0)
+    widths = np.array(
+        [[0.0] * (len(WIDTHS) - 1), *(ramps(WIDTHS, width) for _, width in passes)]
+    ).sum(0)
     verified = [drafts * (name == verified_as(sample)) for name in verifiers]
     return [
         *(1.0, step.length / THOUSAND, *ramps(nodes, step.nodes)),
@@ -171,18 +195,25 @@ def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> 
     ]
 
 
-def fitted(pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], device: str) -> LatencyProfile:
-    """The profile whose step times are nearest to those of real steps: non-negative least squares of relative errors,
-    over means by case, context and lag. It has no decision times; `lengths` are the contexts of its tables."""
+def fitted(
+    pair: ModelPair, samples: Iterable[Sample], lengths: Sequence[int], device: str
+) -> LatencyProfile:
+    """The profile whose step times are nearest to those of real steps: non-negative least squares
+    of relative errors, over means by case, context and lag. It has no decision times; `lengths` are
+    the contexts of its tables."""
     groups: defaultdict[tuple[str, Action, int, int], list[Sample]] = defaultdict(list)
     totals: defaultdict[Case, list[float]] = defaultdict(list)
     for each in samples:
         case = verified_as(each), each.step.action
         groups[*case, bisect(lengths, each.step.length), bisect(LAGS, each.lag)].append(each)
         totals[case].append(each.step.total)
-    verifiers = sorted(dict.fromkeys(name for name, _ in totals), key=lambda name: name == GREEDY)  # which comes last
+    # which comes last
+    verifiers = sorted(dict.fromkeys(name for name, _ in totals), key=lambda name: name == GREEDY)
     sizes = {own.step.nodes for each in groups.values() for own in each}
-    nodes = [1, *(high for low, high in pairwise(NODES) if any(low < size <= high for size in sizes))]
+    nodes = [
+        1,
+        *(high for low, high in pairwise(NODES) if any(low < size <= high for size in sizes)),
+    ]
     parts, seconds, weights = [], [], []
     for (name, action, *_), own in groups.items():
         parts.append(np.mean([parts_of(each, verifiers, nodes) for each in quicker(own)], axis=0))
@@ -230,9 +261,10 @@ def nucleus_seconds(pair: ModelPair) -> float:
 
 @torch.inference_mode()
 def matrix_seconds(model: PreTrainedModel) -> list[dict[str, float]]:
-    """Seconds that a model's prepacked layers take for some numbers of rows, each layer once: as plain layers
-    (`linear`), prepacked, and prepacked in bfloat16 where the processor has it; medians, in turn. Of a large model the
-    first layers alone are timed. Empty where no layer is prepacked.
+    """Seconds that a model's prepacked layers take for some numbers of rows, each layer once: as
+    plain layers (`linear`), prepacked, and prepacked in bfloat16 where the processor has it;
+    medians, in turn. Of a large model the first layers alone are timed. Empty where no layer is
+    prepacked.
     """
     layers: list[PrepackedLinear] = []
     elements = 0
@@ -244,7 +276,10 @@ def matrix_seconds(model: PreTrainedModel) -> list[dict[str, float]]:
         return []
     dtype = layers[0].dtype
     plain = [layer.plain() for layer in layers]
-    kinds: dict[str, tuple[Sequence[Module], torch.dtype]] = {"linear": (plain, dtype), "prepacked": (layers, dtype)}
+    kinds: dict[str, tuple[Sequence[Module], torch.dtype]] = {
+        "linear": (plain, dtype),
+        "prepacked": (layers, dtype),
+    }
     if dtype != torch.bfloat16 and computes_in_bfloat16():
         kinds["prepacked, bfloat16"] = (
             [PrepackedLinear(deepcopy(own).bfloat16(), False) for own in plain],
@@ -255,19 +290,27 @@ def matrix_seconds(model: PreTrainedModel) -> list[dict[str, float]]:
         taken: dict[str, list[float]] = {name: [] for name in kinds}
         for name in [*kinds] * MATRIX_TIMES:
             own, kind = kinds[name]
-            values = {layer.in_features: torch.randn(rows, layer.in_features, dtype=kind) for layer in layers}
+            values = {
+                layer.in_features: torch.randn(rows, layer.in_features, dtype=kind)
+                for layer in layers
+            }
             start = time.perf_counter()
             for layer, made in zip(layers, own, strict=True):
                 made(values[layer.in_features])
             taken[name].append(time.perf_counter() - start)
-        found.append({"rows": rows, **{name: statistics.median(seconds) for name, seconds in taken.items()}})
+        found.append(
+            {"rows": rows, **{name: statistics.median(seconds) for name, seconds in taken.items()}}
+        )
     return found
 
 
 def times(profile: LatencyProfile, samples: Sequence[Sample]) -> tuple[float, float]:
-    """Predicted and measured seconds of steps with one action and no lag: means without the slowest tenth."""
+    """Predicted and measured seconds of steps with one action and no lag: means without the slowest
+    tenth."""
     predicted = statistics.fmean(
-        profile.action_seconds(each.step.action, each.step.length, each.verifier, nodes=each.step.nodes)
+        profile.action_seconds(
+            each.step.action, each.step.length, each.verifier, nodes=each.step.nodes
+        )
         for each in quicker(samples)
     )
     return predicted, usual(each.step.total for each in samples)

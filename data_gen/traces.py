@@ -1,25 +1,34 @@
-"""The trace store: Parquet shards, one folder per split, and a manifest with their checksums and what they depend on.
+"""The trace store: Parquet shards, one folder per split, and a manifest with their checksums and
+what they depend on.
 
-A row is a text, of a pair of models or of an engine's log. Features are not in it: `texts_of` computes them from the
-tokens, entropies and probabilities, and `data_gen.texts.log_labels` from the tokens and hits. The schema's metadata
-hold the format, and the action space that is labelled, as JSON.
+A row is a text, of a pair of models or of an engine's log. Features are not in it: `texts_of`
+computes them from the tokens, entropies and probabilities, and `data_gen.texts.log_labels` from the
+tokens and hits. The schema's metadata hold the format, and the action space that is labelled, as
+JSON.
 
-    prompt, kind, source     string    the prompt's id, kind and source
-    temperature, top_p, min_p, draft_temperature   float64   its sampling setting; the draft's temperature may be null
-    top_k                    int32     likewise; 0 keeps the whole vocabulary
-    tokens                   int32 list    prompt and continuation
-    start                    int32     position of the last prompt token, the first root
-    roots                    int32     labelled roots: `start` and the positions after it
-    target_entropy, draft_entropy   float32 list  roots: of both models after the root's token, at temperature 1, nats
-    target_prob, draft_prob         float32 list  roots: of the text's next token, after temperature and filtering
-    hit                      float32 list  instead of these four, of a log: whether the drafter predicted it
-    lookup.right             uint8 list    roots: how many tokens of a lookup agree with the text
-    <verifier>.survivals     float16 list  roots x survivals P(tau >= t | text) of the space's trees; NaN where a log
-                                       does not tell them
-    target_hidden_prev, ..   float16 list  roots x width, if recorded; every `hidden_stride`-th root from the second on
+    prompt, kind, source     string         the prompt's id, kind and source
+    temperature, top_p, min_p, draft_temperature
+                             float64        its sampling setting; the draft's own may be null
+    top_k                    int32          likewise; 0 keeps the whole vocabulary
+    tokens                   int32 list     prompt and continuation
+    start                    int32          position of the last prompt token, the first root
+    roots                    int32          labelled roots: `start` and the positions after it
+    target_entropy, draft_entropy
+                             float32 list   roots: of both models after the root's token, at
+                                            temperature 1, nats
+    target_prob, draft_prob  float32 list   roots: of the text's next token, after temperature and
+                                            filtering
+    hit                      float32 list   instead of these four, of a log: whether the drafter
+                                            predicted it
+    lookup.right             uint8 list     roots: how many tokens of a lookup agree with the text
+    <verifier>.survivals     float16 list   roots x survivals P(tau >= t | text) of the space's
+                                            trees; NaN where a log does not tell them
+    target_hidden_prev, ..   float16 list   roots x width, if recorded; every `hidden_stride`-th
+                                            root from the second on
     hidden_stride            int32
-    step_root, step_action, step_accepted   int32 lists   of the steps that decoded it; empty if there were none
-    step_verifier            string    null likewise: the target alone sampled the text
+    step_root, step_action, step_accepted
+                             int32 lists    of the steps that decoded it; empty if there were none
+    step_verifier            string         null likewise: the target alone sampled the text
 """
 
 from __future__ import annotations
@@ -40,7 +49,15 @@ from data_gen.features.root import ROW_NUMBERS, scalars_along
 from data_gen.models.sampling import Sampling
 from selector.actions import ActionSpace
 from selector.files import atomically
-from selector.schema import FORMAT, HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, sha256, survival_column
+from selector.schema import (
+    FORMAT,
+    HIDDEN_STATES,
+    LOOKUP_COLUMN,
+    PAIR,
+    InputError,
+    sha256,
+    survival_column,
+)
 from selector.train.data import Texts, to_texts
 
 SPACE_KEY = "espalier_action_space"
@@ -50,7 +67,8 @@ HIT = "hit"
 def text_schema(
     verifiers: Sequence[str], hidden: bool, space: ActionSpace, numbers: Sequence[str] = ROW_NUMBERS
 ) -> pa.Schema:
-    """Schema of a trace row; `space` is that of the labelled trees, and `numbers` are the features' columns."""
+    """Schema of a trace row; `space` is that of the labelled trees, and `numbers` are the features'
+    columns."""
     halves = [*map(survival_column, verifiers), *(HIDDEN_STATES if hidden else ())]
     fields = [
         *((name, pa.string()) for name in ("prompt", "kind", "source")),
@@ -65,7 +83,9 @@ def text_schema(
         *((name, pa.list_(pa.int32())) for name in ("step_root", "step_action", "step_accepted")),
         ("step_verifier", pa.string()),
     ]
-    return pa.schema(fields, metadata={"espalier_format": str(FORMAT), SPACE_KEY: json.dumps(space.to_json())})
+    return pa.schema(
+        fields, metadata={"espalier_format": str(FORMAT), SPACE_KEY: json.dumps(space.to_json())}
+    )
 
 
 def space_of(table: pa.Table) -> ActionSpace:
@@ -73,14 +93,15 @@ def space_of(table: pa.Table) -> ActionSpace:
 
 
 def text_bytes(tokens: int, roots: int, verifiers: int, hidden: int, trees: ActionSpace) -> int:
-    """Bytes of one row before compression; `hidden` counts the recorded numbers of hidden states."""
+    """Bytes of one row before compression; `hidden` counts the recorded numbers of hidden
+    states."""
     per_root = 1 + 4 * len(ROW_NUMBERS) + 2 * verifiers * trees.tree_survivals
     return 4 * tokens + roots * per_root + 2 * hidden
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a trace store: `depends` (the inputs of its rows) and `shards` (rows, bytes, sha256); InputError
-    where it is missing, damaged or of another version."""
+    """The manifest of a trace store: `depends` (the inputs of its rows) and `shards` (rows, bytes,
+    sha256); InputError where it is missing, damaged or of another version."""
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text())
@@ -90,10 +111,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the data stage first") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is damaged: remove {folder} and run the data stage again") from error
+        raise InputError(
+            f"{path} is damaged: remove {folder} and run the data stage again"
+        ) from error
     if found != FORMAT:
         reason = f"traces of format {found}; this program reads {FORMAT}"
-        raise InputError(f"{folder}: {reason}: remove it, or choose another name=, and run the data stage again")
+        raise InputError(
+            f"{folder}: {reason}: remove it, or choose another name=, and run the data stage again"
+        )
     return dict(manifest)
 
 
@@ -103,13 +128,20 @@ def check_shard(folder: Path, name: str, listed: dict[str, Any]) -> None:
     if not path.exists():
         raise InputError(f"{path} is missing: run the data stage again")
     if sha256(path) != listed["sha256"]:
-        raise InputError(f"{path} is damaged (truncated or changed): remove it and run the data stage again")
+        raise InputError(
+            f"{path} is damaged (truncated or changed): remove it and run the data stage again"
+        )
 
 
 def differences(recorded: dict[str, Any], current: dict[str, Any]) -> str:
-    """`key: old -> new` for the first two dotted keys whose value differs, and how many more do; empty if none does."""
+    """`key: old -> new` for the first two dotted keys whose value differs, and how many more do;
+    empty if none does."""
     old, new = flat(recorded), flat(json.loads(json.dumps(current)))
-    changed = {key: (old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)}
+    changed = {
+        key: (old.get(key), new.get(key))
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    }
     found = []
     for key, both in changed.items():
         shown = (text if len(text) <= 60 else text[:57] + "..." for text in map(json.dumps, both))
@@ -120,13 +152,16 @@ def differences(recorded: dict[str, Any], current: dict[str, Any]) -> str:
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in values.items():
-        result |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        result |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        )
     return result
 
 
 class TraceStore:
-    """The shards in one folder, listed in `manifest.json`; `depends` is everything that the rows depend on, as JSON
-    values. InputError where the folder's traces were made from other inputs; says what differs."""
+    """The shards in one folder, listed in `manifest.json`; `depends` is everything that the rows
+    depend on, as JSON values. InputError where the folder's traces were made from other inputs;
+    says what differs."""
 
     def __init__(self, folder: Path, depends: dict[str, Any]) -> None:
         self.folder = folder
@@ -135,9 +170,14 @@ class TraceStore:
         if self.path.exists():
             self.manifest = read_manifest(folder)
             if changes := differences(self.manifest["depends"], depends):
-                raise InputError(f"{folder}: made from other inputs ({changes}); choose another name= or remove it")
+                raise InputError(
+                    f"{folder}: made from other inputs ({changes}); choose another name= or "
+                    "remove it"
+                )
         elif any(folder.rglob("*.parquet")):
-            raise InputError(f"{folder} holds shards but no manifest.json; choose another name= or remove it")
+            raise InputError(
+                f"{folder} holds shards but no manifest.json; choose another name= or remove it"
+            )
         else:
             self.manifest = {"depends": depends, "shards": {}}
             folder.mkdir(parents=True, exist_ok=True)
@@ -152,13 +192,18 @@ class TraceStore:
         return True
 
     def write(self, name: str, table: pa.Table, **facts: Any) -> None:
-        """Write a shard under a temporary name, then list it with other facts about it; InputError where a value is not
-        finite, or the file cannot be written."""
+        """Write a shard under a temporary name, then list it with other facts about it; InputError
+        where a value is not finite, or the file cannot be written."""
         _check_finite(name, table)
         with atomically(self.folder / name) as partial:
             pq.write_table(table, partial, compression="zstd")
             size, digest = partial.stat().st_size, sha256(partial)
-        self.manifest["shards"][name] = {"rows": table.num_rows, "bytes": size, "sha256": digest, **facts}
+        self.manifest["shards"][name] = {
+            "rows": table.num_rows,
+            "bytes": size,
+            "sha256": digest,
+            **facts,
+        }
         self._write_manifest()
 
     def total(self, what: str) -> int:
@@ -171,12 +216,14 @@ class TraceStore:
 
 
 def read_texts(folder: Path, split: str, verifiers: Sequence[str]) -> Texts:
-    """The texts of a split of a pair's trace store; InputError as `read_rows`, and where labels are missing."""
+    """The texts of a split of a pair's trace store; InputError as `read_rows`, and where labels are
+    missing."""
     return texts_of(read_rows(folder, split), verifiers)
 
 
 def read_rows(folder: Path, split: str) -> pa.Table:
-    """The rows of a split that have roots; InputError for none, and for a damaged file or one of another version."""
+    """The rows of a split that have roots; InputError for none, and for a damaged file or one of
+    another version."""
     manifest = read_manifest(folder)
     names = sorted(name for name in manifest["shards"] if name.startswith(f"{split}/"))
     if not names:
@@ -184,7 +231,8 @@ def read_rows(folder: Path, split: str) -> pa.Table:
     for name in names:
         check_shard(folder, name, manifest["shards"][name])
     table = pa.concat_tables([pq.read_table(folder / name) for name in names])
-    table = table.filter(pc.greater(table["roots"], 0))  # a short text has no root with its look-ahead
+    # a short text has no root with its look-ahead
+    table = table.filter(pc.greater(table["roots"], 0))
     if table.num_rows == 0:
         raise InputError(f"{folder / split}: its texts end before any root has its look-ahead")
     return table
@@ -194,12 +242,21 @@ def texts_of(table: pa.Table, verifiers: Sequence[str]) -> Texts:
     """Rows of a trace store, all with roots; InputError where labels are missing."""
     scalars = []
     for number in range(table.num_rows):
-        row = {name: table[name][number] for name in ("tokens", "start", "temperature", "top_p", *ROW_NUMBERS)}
+        row = {
+            name: table[name][number]
+            for name in ("tokens", "start", "temperature", "top_p", *ROW_NUMBERS)
+        }
         sampling = Sampling(row["temperature"].as_py(), row["top_p"].as_py())
         numbers = {name: row[name].values.to_numpy() for name in ROW_NUMBERS}
-        scalars.append(scalars_along(row["tokens"].values.to_pylist(), row["start"].as_py(), sampling, numbers))
+        scalars.append(
+            scalars_along(row["tokens"].values.to_pylist(), row["start"].as_py(), sampling, numbers)
+        )
     found_RF = np.concatenate(scalars)
-    wrong = [name for name, own_R in zip(PAIR.names, found_RF.T, strict=True) if not np.isfinite(own_R).all()]
+    wrong = [
+        name
+        for name, own_R in zip(PAIR.names, found_RF.T, strict=True)
+        if not np.isfinite(own_R).all()
+    ]
     if wrong:
         raise ValueError(f"scalars that were not computed, or are not finite: {', '.join(wrong)}")
     space = replace(space_of(table), lookups=ActionSpace.with_lookups().lookups)
@@ -226,6 +283,12 @@ def _check_finite(name: str, table: pa.Table) -> None:
             continue
         column = table[field.name].combine_chunks()
         values = column.flatten() if pa.types.is_list(field.type) else column.drop_null()
-        if pa.types.is_floating(values.type) and not np.isfinite(values.to_numpy(zero_copy_only=False)).all():
-            reason = "a value is not finite in the column's precision; the models gave NaN or too large numbers"
+        if (
+            pa.types.is_floating(values.type)
+            and not np.isfinite(values.to_numpy(zero_copy_only=False)).all()
+        ):
+            reason = (
+                "a value is not finite in the column's precision; the models gave NaN or too large "
+                "numbers"
+            )
             raise InputError(f"{name}: {field.name}: {reason}")

@@ -17,10 +17,11 @@ Path = Sequence[int]
 
 
 class DraftTree:
-    """A drafted token tree. Equal prefixes are one node; a node's child list keeps branch order and duplicates.
+    """A drafted token tree. Equal prefixes are one node; a node's child list keeps branch order and
+    duplicates.
 
-    `branch_nodes` are each branch's node ids from the branching node (included) to its leaf. There are several `roots`
-    in tests alone, which verify many trees side by side.
+    `branch_nodes` are each branch's node ids from the branching node (included) to its leaf. There
+    are several `roots` in tests alone, which verify many trees side by side.
     """
 
     def __init__(self) -> None:
@@ -32,8 +33,8 @@ class DraftTree:
 
     @classmethod
     def from_paths(cls, trunk: Path, branches: Sequence[Path]) -> DraftTree:
-        """A delayed tree: every branch starts at the trunk's end; `[[]]` as branches is the trunk alone. ValueError for
-        branches of different lengths."""
+        """A delayed tree: every branch starts at the trunk's end; `[[]]` as branches is the trunk
+        alone. ValueError for branches of different lengths."""
         if len({len(branch) for branch in branches}) > 1:
             raise ValueError(f"branches differ in length: {[len(branch) for branch in branches]}")
         tree = cls()
@@ -57,7 +58,8 @@ class DraftTree:
         return nodes
 
     def along(self, paths: Sequence[Path]) -> DraftTree:
-        """The same nodes under the same ids, but only those on the given paths (of node ids) are listed as children."""
+        """The same nodes under the same ids, but only those on the given paths (of node ids) are
+        listed as children."""
         result = DraftTree()
         result.roots = self.roots
         result._tokens, result._parents, result._depths = self._tokens, self._parents, self._depths
@@ -89,7 +91,8 @@ class DraftTree:
         return self._child_lists[node]
 
     def node_of(self, path: Path) -> int:
-        """The node at the end of a token sequence that starts at the root; KeyError where there is none."""
+        """The node at the end of a token sequence that starts at the root; KeyError where there is
+        none."""
         node = 0
         for token in path:
             node = self._child_of[node][int(token)]
@@ -106,10 +109,13 @@ class DraftTree:
     def token(self, node: int) -> int:
         return self._tokens[node]
 
-    def postorder(self, visits: Mapping[int, Sequence[int]] | None = None, root: int = 0) -> list[int]:
+    def postorder(
+        self, visits: Mapping[int, Sequence[int]] | None = None, root: int = 0
+    ) -> list[int]:
         """Every node after its children, depth first.
 
-        `visits` gives children in the order of visits, for the nodes where that is not the order of first appearance.
+        `visits` gives children in the order of visits, for the nodes where that is not the order of
+        first appearance.
         """
         order: list[int] = []
         stack = [root]
@@ -125,12 +131,14 @@ class DraftTree:
         return all(children == [node + 1] for node, children in enumerate(self._child_lists[:-1]))
 
     def ancestors_NN(self) -> Tensor:
-        """Which nodes each node attends to, itself and its ancestors; bool [N, N], a row for each node."""
+        """Which nodes each node attends to, itself and its ancestors; bool [N, N], a row for each
+        node."""
         return ancestors(self._parents)
 
     @cached_property
     def paths_ND(self) -> Tensor:
-        """For each node the ids of the nodes from the root (left out) to it, filled up with 0; int64 [N, D]."""
+        """For each node the ids of the nodes from the root (left out) to it, filled up with 0;
+        int64 [N, D]."""
         return _padded([self.path_to(node) for node in range(len(self))])
 
     def groups(self, nodes: Sequence[int] | None = None) -> list[NodeGroup]:
@@ -138,12 +146,22 @@ class DraftTree:
         members: dict[int, list[int]] = {}
         for node in range(len(self)) if nodes is None else nodes:
             members.setdefault(len(self.children(node)), []).append(node)
-        inner = [(group, torch.tensor([self.children(node) for node in group])) for k, group in members.items() if k]
-        return [NodeGroup(torch.tensor(group), self.tokens_N[children_Mk], children_Mk) for group, children_Mk in inner]
+        inner = [
+            (group, torch.tensor([self.children(node) for node in group]))
+            for k, group in members.items()
+            if k
+        ]
+        return [
+            NodeGroup(torch.tensor(group), self.tokens_N[children_Mk], children_Mk)
+            for group, children_Mk in inner
+        ]
 
     @cached_property
     def levels(self) -> list[list[int]]:
-        return [(self.depths_N == depth).nonzero()[:, 0].tolist() for depth in range(max(self._depths) + 1)]
+        return [
+            (self.depths_N == depth).nonzero()[:, 0].tolist()
+            for depth in range(max(self._depths) + 1)
+        ]
 
 
 class NodeGroup(NamedTuple):

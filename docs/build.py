@@ -17,16 +17,20 @@ DOCS = Path(__file__).parent
 
 CONFIGURATION = """# Configuration
 
-This page lists every key of a run's YAML file. It is generated from the schema (`make docs`). On the command line
-`section.key=value` overrides a key, for example `espalier demo train.epochs=4 "verifiers=[specinfer,traversal]"`. An
-unknown key is an error that names the nearest known one.
+This page lists every key of a run's YAML file. It is generated from the schema (`make docs`). On
+the command line `section.key=value` overrides a key, for example
+`espalier demo train.epochs=4 "verifiers=[specinfer,traversal]"`. An unknown key is an error that
+names the nearest known one.
 
-Editors with a YAML language server complete and check the keys where a file begins with this line, whose path is
-relative to the file: `# yaml-language-server: $schema=../docs/config.schema.json`.
+Editors with a YAML language server complete and check the keys where a file begins with this line,
+whose path is relative to the file:
+`# yaml-language-server: $schema=../docs/config.schema.json`.
 """
 
 
-def configuration(model: type[BaseModel] = Config, section: str = "", default: BaseModel | None = None) -> str:
+def configuration(
+    model: type[BaseModel] = Config, section: str = "", default: BaseModel | None = None
+) -> str:
     """The reference of the keys of a section, then those of the sections in it.
 
     Args:
@@ -41,7 +45,9 @@ def configuration(model: type[BaseModel] = Config, section: str = "", default: B
             continue
         value = field.default if default is None else getattr(default, key)
         shown = (
-            "required" if default is None and field.is_required() else f"`{_escaped(json.dumps(value, default=str))}`"
+            "required"
+            if default is None and field.is_required()
+            else f"`{_escaped(json.dumps(value, default=str))}`"
         )
         lines.append(f"| `{prefix}{key}` | {shown} | {_escaped(field.description or '')} |\n")
     title = f"\n## {f'`{section}`' if section else 'The run'}\n\n{inspect.getdoc(model)}\n"

@@ -25,7 +25,13 @@ STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
 # all of STAGES, in order; in small, without export; on a log, without a pair
 ALL, SMALL, LOGS = "demo", "quick", "logs"
 SIZES = (  # of the stages in small
-    *("data.texts=128", "data.seconds=20", "data.tokens=32", "data.texts_per_shard=2", "latency.repeats=3"),
+    *(
+        "data.texts=128",
+        "data.seconds=20",
+        "data.tokens=32",
+        "data.texts_per_shard=2",
+        "latency.repeats=3",
+    ),
     *("train.objectives=[regressor]", "train.epochs=4", "evaluate.prompts=2", "evaluate.rounds=1"),
     *("evaluate.assisted=false", "evaluate.clocks=[]"),
 )
@@ -40,13 +46,22 @@ ABOUT = {  # the stages without options of their own
     "distil": "train a draft for a target that has none",
     ALL: f"the stages {', '.join(STAGES)}, in this order",
 }
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # the disk is full or not writable
+# the disk is full or not writable
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
 DEMO = Path("configs/demo.yaml")
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="see docs/configuration.md")]
-File = Annotated[Path | None, typer.Option("--config", help="the run's YAML file [configs/demo.yaml; logs: none]")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="see docs/configuration.md"),
+]
+File = Annotated[
+    Path | None,
+    typer.Option("--config", help="the run's YAML file [configs/demo.yaml; logs: none]"),
+]
 Name = Annotated[str | None, typer.Option(help="the run's name; its folder is runs/NAME")]
-Plan = Annotated[bool, typer.Option("--plan", help="print what would be done, with sizes, and do nothing")]
+Plan = Annotated[
+    bool, typer.Option("--plan", help="print what would be done, with sizes, and do nothing")
+]
 
 
 class OneLine(TyperGroup):
@@ -86,13 +101,17 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def espalier(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+def espalier(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False,
+) -> None:
     pass
 
 
 def _add(stage: str) -> None:
     @app.command(stage, help=ABOUT[stage])
-    def command(words: Words = None, config: File = None, name: Name = None, plan: Plan = False) -> None:
+    def command(
+        words: Words = None, config: File = None, name: Name = None, plan: Plan = False
+    ) -> None:
         run(stage, config, _overrides(words, {"name": name}), plan)
 
 
@@ -106,7 +125,9 @@ def latency(
     config: File = None,
     name: Name = None,
     plan: Plan = False,
-    timings: Annotated[str | None, typer.Option("--from", help="read an engine's own step times, a CSV file")] = None,
+    timings: Annotated[
+        str | None, typer.Option("--from", help="read an engine's own step times, a CSV file")
+    ] = None,
 ) -> None:
     run("latency", config, _overrides(words, {"name": name, "latency.timings": timings}), plan)
 
@@ -124,12 +145,18 @@ def export(
 
 @app.command(help="from an engine's logs to a selector, without a model")
 def logs(
-    words: Annotated[list[str] | None, typer.Argument(metavar="FILE... [SECTION.KEY=VALUE]...")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE... [SECTION.KEY=VALUE]...")
+    ] = None,
     config: File = None,
     name: Name = None,
     plan: Plan = False,
-    test: Annotated[list[str] | None, typer.Option(help="a held-out log; may be given several times")] = None,
-    timings: Annotated[str | None, typer.Option(help="the engine's step times by batch size, a CSV file")] = None,
+    test: Annotated[
+        list[str] | None, typer.Option(help="a held-out log; may be given several times")
+    ] = None,
+    timings: Annotated[
+        str | None, typer.Option(help="the engine's step times by batch size, a CSV file")
+    ] = None,
 ) -> None:
     files = [word for word in words or [] if "=" not in word or Path(word).exists()]
     own = {"name": name, "logs.files": files, "logs.test": test, "latency.timings": timings}
@@ -137,19 +164,25 @@ def logs(
 
 
 @app.command(help="does a verifier of yours keep the target's law?")
-def check_verifier(words: Annotated[list[str], typer.Argument(metavar="MODULE:NAME [style=..]")]) -> None:
+def check_verifier(
+    words: Annotated[list[str], typer.Argument(metavar="MODULE:NAME [style=..]")],
+) -> None:
     from data_gen.verification.checking import check_named
 
     raise typer.Exit(0 if check_named(words) else 1)
 
 
 def _overrides(words: list[str] | None, options: dict[str, Any]) -> list[str]:
-    return [*(words or []), *(f"{key}={json.dumps(value)}" for key, value in options.items() if value)]
+    return [
+        *(words or []),
+        *(f"{key}={json.dumps(value)}" for key, value in options.items() if value),
+    ]
 
 
 def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None:
     """Resolve the config, then run or plan one stage, or all of them."""
-    from pipelines.config import in_small, load_config  # takes seconds, and `--help` needs none of it
+    # takes seconds, and `--help` needs none of it
+    from pipelines.config import in_small, load_config
 
     file = file if stage == LOGS else file or DEMO
     config = load_config(file, [*(SIZES if stage == SMALL else ()), *overrides], stage == LOGS)
@@ -175,14 +208,17 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Lock a run's folder until the block or the process ends; InputError where another process has the lock."""
+    """Lock a run's folder until the block or the process ends; InputError where another process has
+    the lock."""
     path = folder / ".lock"
     lock = FileLock(path, blocking=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout as busy:
-        raise InputError(f"{folder}: another espalier is at work there; wait, or choose another name=") from busy
+        raise InputError(
+            f"{folder}: another espalier is at work there; wait, or choose another name="
+        ) from busy
     except OSError as error:
         raise unwritable(path, error) from error
     try:

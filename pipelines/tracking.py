@@ -1,4 +1,5 @@
-"""MLflow: a run for each folder of `runs/`, and its stages as children, in a store that is created when needed."""
+"""MLflow: a run for each folder of `runs/`, and its stages as children, in a store that is created
+when needed."""
 
 from __future__ import annotations
 
@@ -26,9 +27,11 @@ from selector.schema import InputError
 
 T = TypeVar("T")
 DEFAULT_STORE = "sqlite:///mlruns/mlflow.db"
-DESCRIPTION = "mlflow.note.content"  # the tag that MLflow shows as the description of an experiment or a run
-ABOUT = """The run that is named after the experiment says what was found. Stages are below it, networks below `train`.
-The ratios are speeds over the best static tree: means over sampling settings and, as `.../T ...`, for each.
+# the tag that MLflow shows as the description of an experiment or a run
+DESCRIPTION = "mlflow.note.content"
+ABOUT = """The run that is named after the experiment says what was found. Stages are below it,
+networks below `train`. The ratios are speeds over the best static tree: means over sampling
+settings and, as `.../T ...`, for each.
 
 - `replayed_ratio`: a network alone, on validation texts; networks are compared by it
 - `kept_ratio`: with the lookup rule or the static tree where these are kept
@@ -37,7 +40,8 @@ The ratios are speeds over the best static tree: means over sampling settings an
 The selector is a version of the registered model `espalier-selector`."""
 EXPORTED = "exported_ratio"
 OF_STAGE = ("stage", "pair", "commit", "machine")  # tags that nested runs inherit
-SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}  # default: 4 minutes
+# default: 4 minutes
+SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 
 
 def tracking_uri() -> str:
@@ -46,14 +50,16 @@ def tracking_uri() -> str:
 
 @contextmanager
 def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[Any]:
-    """An MLflow run of a stage, with the resolved config, in the experiment `<name>` below the folder's run; yields the
-    `mlflow` module. The `sections` of the config become the run's parameters. InputError where MLflow's store cannot be
-    read or written; a stage's own error takes precedence."""
+    """An MLflow run of a stage, with the resolved config, in the experiment `<name>` below the
+    folder's run; yields the `mlflow` module. The `sections` of the config become the run's
+    parameters. InputError where MLflow's store cannot be read or written; a stage's own error takes
+    precedence."""
     import mlflow  # takes seconds
     from sqlalchemy.exc import SQLAlchemyError
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it prints a traceback of what it raises
+    # it prints a traceback of what it raises
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     failures, uri = (mlflow.MlflowException, SQLAlchemyError, sqlite3.DatabaseError), tracking_uri()
     os.environ |= SERVER_PATIENCE | os.environ  # a user's own values stay
     if config.logs.files:
@@ -61,7 +67,10 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
     made_with, values = provenance(config), config.model_dump(mode="json", exclude_none=True)
     values["sampling"] = "; ".join(str(setting.build()) for setting in config.sampling)
     values["verifiers"] = ", ".join(config.verifiers)
-    tags = {"commit": str(made_with["commit"]), "machine": f"{platform.node()}, {device_name('auto', 'float32')}"}
+    tags = {
+        "commit": str(made_with["commit"]),
+        "machine": f"{platform.node()}, {device_name('auto', 'float32')}",
+    }
     if "pair" in sections:
         tags["pair"] = f"{config.pair.target} / {config.pair.draft}"
     try:
@@ -70,7 +79,9 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
         raise _failure(uri, error) from error
     try:
         mlflow.log_params(flat({name: values[name] for name in ("seed", *sections)}))
-        mlflow.log_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml")
+        mlflow.log_text(
+            yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml"
+        )
         mlflow.log_dict(made_with, "provenance.json")
         yield mlflow
         mlflow.end_run()
@@ -98,7 +109,9 @@ def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, st
     mlflow.set_experiment_tags({DESCRIPTION: ABOUT})
     own = {"stage": "pipeline", "folder": str(config.folder.resolve())}
     runs = client.search_runs([number], "tags.stage = 'pipeline'")
-    pipeline = next((run.info.run_id for run in runs if run.data.tags["folder"] == own["folder"]), None)
+    pipeline = next(
+        (run.info.run_id for run in runs if run.data.tags["folder"] == own["folder"]), None
+    )
     if pipeline is None:
         pipeline = client.create_run(number, tags=own, run_name=experiment).info.run_id
     client.update_run(pipeline, "RUNNING")
@@ -114,7 +127,8 @@ def _failure(uri: str, error: Exception) -> InputError:
 
 
 def describe(mlflow: Any, words: str, metrics: Mapping[str, float] | None = None) -> None:
-    """Describe what the current run found, in MLflow. With metrics, both are also shown by the folder's run."""
+    """Describe what the current run found, in MLflow. With metrics, both are also shown by the
+    folder's run."""
     mlflow.set_tag(DESCRIPTION, words)
     if metrics is not None:
         parent = pipeline_of(mlflow)
@@ -137,7 +151,9 @@ def metric_name(words: str) -> str:
 
 def nested_run(mlflow: Any, name: str) -> Any:
     tags = mlflow.active_run().data.tags
-    return mlflow.start_run(run_name=name, nested=True, tags={tag: tags[tag] for tag in OF_STAGE if tag in tags})
+    return mlflow.start_run(
+        run_name=name, nested=True, tags={tag: tags[tag] for tag in OF_STAGE if tag in tags}
+    )
 
 
 def pipeline_of(mlflow: Any) -> str:
@@ -152,7 +168,10 @@ def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
     for split in splits:
         own = [shard for name, shard in sorted(shards.items()) if name.startswith(f"{split}/")]
         digest = hashlib.sha256("".join(shard["sha256"] for shard in own).encode()).hexdigest()
-        sizes = {"num_rows": sum(shard["rows"] for shard in own), "bytes": sum(shard["bytes"] for shard in own)}
+        sizes = {
+            "num_rows": sum(shard["rows"] for shard in own),
+            "bytes": sum(shard["bytes"] for shard in own),
+        }
         place = json.dumps({"uri": str((folder / split).resolve())})
         data = Dataset(f"traces {split}", digest[:16], "local", place, profile=json.dumps(sizes))
         given = DatasetInput(data, [InputTag("mlflow.data.context", split)])
@@ -160,12 +179,18 @@ def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
 
 
 def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:
-    # an experiment in a copied store still names the original folder: it is renamed, and a new one takes its name
+    # an experiment in a copied store still names the original folder: it is renamed, and a new one
+    # takes its name
     if experiment := client.get_experiment_by_name(name):
-        place, number = Path(unquote(experiment.artifact_location.removeprefix("file://"))), experiment.experiment_id
+        place, number = (
+            Path(unquote(experiment.artifact_location.removeprefix("file://"))),
+            experiment.experiment_id,
+        )
         if place.is_relative_to(folder):
             return
-        client.rename_experiment(number, f"{name}, copied from {place.parent} (experiment {number})")
+        client.rename_experiment(
+            number, f"{name}, copied from {place.parent} (experiment {number})"
+        )
     client.create_experiment(name, artifact_location=(folder / name).as_uri())
 
 
@@ -173,12 +198,14 @@ def _create_store(path: Path) -> None:
     # under a temporary name, because MLflow refuses a database whose schema a crash left unfinished
     if path.exists():
         with closing(sqlite3.connect(path)) as store:
-            store.execute("PRAGMA schema_version")  # of a damaged file: MLflow would take minutes to refuse it
+            # of a damaged file: MLflow would take minutes to refuse it
+            store.execute("PRAGMA schema_version")
         return
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     path.parent.mkdir(exist_ok=True)
-    # a new name each time: MLflow keeps an engine for each URL, which may belong to another folder's file
+    # a new name each time: MLflow keeps an engine for each URL, which may belong to another
+    # folder's file
     partial = path.with_name(f"{path.name}.{os.getpid()}.{time.time_ns()}.tmp")
     SqlAlchemyStore(f"sqlite:///{partial}", path.parent.resolve().as_uri()).engine.dispose()
     if not path.exists():  # no other process was faster

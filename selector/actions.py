@@ -1,4 +1,5 @@
-"""The actions that a selector chooses from: delayed trees of a shape and a style, and lookups of a length.
+"""The actions that a selector chooses from: delayed trees of a shape and a style, and lookups of a
+length.
 
 Legend: A actions, S survivals, D depths.
 """
@@ -15,16 +16,19 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-# How the first tokens of a tree's branches are sampled (MDSD, section 2): independently; without replacement; or as the
-# K - 1 most likely tokens and one sample of the others. Below its first token each branch is a sampled chain.
+# How the first tokens of a tree's branches are sampled (MDSD, section 2): independently; without
+# replacement; or as the
+# K - 1 most likely tokens and one sample of the others. Below its first token each branch is a
+# sampled chain.
 IID, WITHOUT_REPLACEMENT, GREEDY = STYLES = ("iid", "without_replacement", "greedy")
 COPY = "copy"  # the style of a lookup, whose tokens are copied from the text
 
 
 class Action(NamedTuple):
-    """What is verified at a root: a delayed tree of a trunk of `L1` tokens, then `K` branches of `L2` tokens (DDTE,
-    section 3), whose first tokens are drawn in a style of `STYLES`; or, with the style `COPY`, a chain of `L1` tokens
-    that followed the longest earlier match of the text's end."""
+    """What is verified at a root: a delayed tree of a trunk of `L1` tokens, then `K` branches of
+    `L2` tokens (DDTE, section 3), whose first tokens are drawn in a style of `STYLES`; or, with the
+    style `COPY`, a chain of `L1` tokens that followed the longest earlier match of the text's
+    end."""
 
     K: int
     L1: int
@@ -41,7 +45,9 @@ class Action(NamedTuple):
         given = tuple(values)
         numbers, style = given[:3], given[3:] or (IID,)
         if [*map(type, numbers)] != [int] * 3 or style not in [(each,) for each in (*STYLES, COPY)]:
-            raise TypeError(f"{given} is not K, L1, L2 and perhaps a style of {', '.join((*STYLES, COPY))}")
+            raise TypeError(
+                f"{given} is not K, L1, L2 and perhaps a style of {', '.join((*STYLES, COPY))}"
+            )
         return cls(*given)
 
     @property
@@ -74,11 +80,12 @@ LARGEST = 256  # each number of a space is below this, so that its tables stay s
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2` in ascending order: first those
-    with i.i.d. branches, then the branching ones of each further style; then lookups.
+    """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2` in ascending
+    order: first those with i.i.d. branches, then the branching ones of each further style; then
+    lookups.
 
-    `(K, L1, 0)` is the same chain for every `K`, and `(1, L1, L2)` is the chain of length `L = L1 + L2`. A chain is
-    represented as `(1, min(L, max_L1), max(0, L - max_L1))`.
+    `(K, L1, 0)` is the same chain for every `K`, and `(1, L1, L2)` is the chain of length
+    `L = L1 + L2`. A chain is represented as `(1, min(L, max_L1), max(0, L - max_L1))`.
     """
 
     max_K: int
@@ -99,17 +106,20 @@ class ActionSpace:
 
     @classmethod
     def recorded(cls) -> ActionSpace:
-        """The trees that are labelled along a pair's texts: the default space, and greedy trees of the same shapes."""
+        """The trees that are labelled along a pair's texts: the default space, and greedy trees of
+        the same shapes."""
         return cls(4, 8, 8, styles=(GREEDY,))
 
     @classmethod
     def of_pairs(cls) -> ActionSpace:
-        """The actions of a pair's selector: the recorded trees and the lookups of `with_lookups`."""
+        """The actions of a pair's selector: the recorded trees and the lookups of
+        `with_lookups`."""
         return replace(cls.recorded(), lookups=cls.with_lookups().lookups)
 
     @classmethod
     def chains(cls, longest: int, longest_lookup: int) -> ActionSpace:
-        """The actions of an engine that drafts no trees: chains and lookups of every length up to the given ones."""
+        """The actions of an engine that drafts no trees: chains and lookups of every length up to
+        the given ones."""
         return cls(1, longest, 0, tuple(range(1, longest_lookup + 1)))
 
     @classmethod
@@ -120,7 +130,10 @@ class ActionSpace:
         sizes = (space.max_K - 1, space.max_L1, space.max_L2, *(length - 1 for length in lookups))
         known = list(styles) == [style for style in STYLES[1:] if style in styles]
         if not known or not all(type(size) is int and 0 <= size < LARGEST for size in sizes):
-            raise ValueError(f"K from 1 on, L1 and L2 from 0 on, lookups from 1 on, styles of {STYLES[1:]} in order")
+            raise ValueError(
+                f"K from 1 on, L1 and L2 from 0 on, lookups from 1 on, styles of {STYLES[1:]} in "
+                "order"
+            )
         if list(lookups) != sorted(set(lookups)):
             raise ValueError("lookups must ascend")
         return space
@@ -158,15 +171,18 @@ class ActionSpace:
     @property
     def tree_survivals(self) -> int:
         """How many of the survivals belong to trees."""
-        return self.depth + (1 + len(self.styles)) * (self.max_K - 1) * (self.max_L1 + 1) * self.max_L2
+        return (
+            self.depth + (1 + len(self.styles)) * (self.max_K - 1) * (self.max_L1 + 1) * self.max_L2
+        )
 
     @cached_property
     def sums_SA(self) -> Tensor:
         """Which survivals add up to each action's block efficiency: zeros and ones, float32 [S, A].
 
-        The survivals `P(tau >= t)` are ordered: those of the chain by depth; those of branches by style, K, trunk
-        length L1 and depth below it, which do not depend on L2; those of lookups by depth. For example, `E[tau + 1]` of
-        (3, 2, 4) is 1 + the chain's first two + the first four of K = 3 at L1 = 2.
+        The survivals `P(tau >= t)` are ordered: those of the chain by depth; those of branches by
+        style, K, trunk length L1 and depth below it, which do not depend on L2; those of lookups by
+        depth. For example, `E[tau + 1]` of (3, 2, 4) is 1 + the chain's first two + the first four
+        of K = 3 at L1 = 2.
         """
         sums_SA = torch.zeros(self.tree_survivals + max(self.lookups, default=0), len(self))
         for a, action in enumerate(self):
@@ -184,8 +200,9 @@ class ActionSpace:
         return [*range(L1), *range(start, start + L2)]
 
     def survival_factors(self) -> Tensor:
-        """Which conditional acceptance probabilities each survival is the product of: zeros and ones, float32 [S, S].
-        The s-th is a factor of survival t where entry (s, t) is 1. The order is that of `sums_SA`."""
+        """Which conditional acceptance probabilities each survival is the product of: zeros and
+        ones, float32 [S, S]. The s-th is a factor of survival t where entry (s, t) is 1. The order
+        is that of `sums_SA`."""
         factors_SS = torch.zeros(len(self.sums_SA), len(self.sums_SA))
         lookups = range(1, max(self.lookups, default=0) + 1)
         for path in map(self._positions_by_depth, (*self.trees, *map(Action.copy, lookups))):
@@ -194,9 +211,11 @@ class ActionSpace:
 
     @cached_property
     def survival_of_AD(self) -> Tensor:
-        """Position of each action's `P(tau >= depth)` among the survivals, for depth 1, 2, .., int64 [A, D]. Beyond the
-        action's own depth it is S."""
-        places = [torch.tensor(self._positions_by_depth(action), dtype=torch.int64) for action in self]
+        """Position of each action's `P(tau >= depth)` among the survivals, for depth 1, 2, ..,
+        int64 [A, D]. Beyond the action's own depth it is S."""
+        places = [
+            torch.tensor(self._positions_by_depth(action), dtype=torch.int64) for action in self
+        ]
         return pad_sequence(places, batch_first=True, padding_value=len(self.sums_SA))
 
     def efficiencies(self, survivals_S: Tensor) -> Tensor:
@@ -211,13 +230,15 @@ class ActionSpace:
         return Action(1, min(length, self.max_L1), max(0, length - self.max_L1))
 
     def index(self, action: Action) -> int:
-        """Position in `actions` of the action that drafts the same tokens; ValueError where there is none."""
+        """Position in `actions` of the action that drafts the same tokens; ValueError where there
+        is none."""
         K, L1, L2, _ = action
         own = action if action.copies or (K > 1 and L2 > 0) else self.chain(L1 + L2)
         if own not in self._index or min(K, L1 + 1, L2 + 1) < 1:
             styles = f", style {' or '.join((IID, *self.styles))}" if self.styles else ""
             raise ValueError(
-                f"{action} is not in the space of K in 1..{self.max_K}, L1 in 0..{self.max_L1}, L2 in 0..{self.max_L2}"
+                f"{action} is not in the space of K in 1..{self.max_K}, L1 in 0..{self.max_L1}, "
+                f"L2 in 0..{self.max_L2}"
                 f"{styles}, lookups of {self.lookups or 'no'} tokens"
             )
         return self._index[own]

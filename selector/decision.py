@@ -1,13 +1,14 @@
 """The decision: which action to draft, given the block efficiency and the time of each.
 
-Time has a *price* in tokens per second, and the best action maximises `E - price T`. If each step's difficulty were
-independent of the last one's, the right price would be the speed `g` of the whole text, because a saved second is spent
-elsewhere. If it never changed, the right price would be the root's own best ratio `E / T`. Text lies in between, so
+Time has a *price* in tokens per second, and the best action maximises `E - price T`. If each step's
+difficulty were independent of the last one's, the right price would be the speed `g` of the whole
+text, because a saved second is spent elsewhere. If it never changed, the right price would be the
+root's own best ratio `E / T`. Text lies in between, so
 
     price = g^(1 - rho) (max_a E(a) / T(a))^rho,
 
-and rho is tuned by replay. At rho = 1 the action with the largest ratio E / T is the best. `net_tokens` computes this
-for tensors, `selector.runtime.selector` for NumPy arrays.
+and rho is tuned by replay. At rho = 1 the action with the largest ratio E / T is the best.
+`net_tokens` computes this for tensors, `selector.runtime.selector` for NumPy arrays.
 
 Legend: B roots, A actions, T trees.
 """
@@ -28,7 +29,8 @@ from selector.sampling import Sampling
 from selector.schema import DRAFTER, EARLY, FULL, LEVELS, LIGHT, MATCH, TEXT, InputError
 
 STATIC, RULE, NETWORK = "static", "rule", "network"  # who decides
-WAYS = ((), *((level,) for level in LEVELS), (EARLY, LIGHT), (EARLY, FULL))  # feature levels, in the order of asking
+# feature levels, in the order of asking
+WAYS = ((), *((level,) for level in LEVELS), (EARLY, LIGHT), (EARLY, FULL))
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEVER = -1e9  # the score, in tokens, of an action that may not be chosen
 
@@ -46,25 +48,33 @@ class LookupRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Mode:
-    """How a selector decides under one sampling setting, for a number of requests that are decoded together.
+    """How a selector decides under one sampling setting, for a number of requests that are decoded
+    together.
 
-    A network with several `feature_levels` is first asked with the early features. A lookup or the empty tree, which
-    need no forward pass of the draft, is its final choice. Otherwise it is asked again after the draft's forward pass
-    over the root, with all features. Outside the sampling settings (`Sampling.covers`) and the text lengths of its
-    training, the mode decides `without_network`.
+    A network with several `feature_levels` is first asked with the early features. A lookup or the
+    empty tree, which need no forward pass of the draft, is its final choice. Otherwise it is asked
+    again after the draft's forward pass over the root, with all features. Outside the sampling
+    settings (`Sampling.covers`) and the text lengths of its training, the mode decides
+    `without_network`.
     """
 
     sampling: Sampling
-    action: Action  # the best static tree, which is drafted where no features are known, and where nothing is decided
+    # the best static tree, which is drafted where no features are known, and where nothing is
+    # decided
+    action: Action
     feature_levels: tuple[str, ...] = ()  # of `WAYS`; empty where no network decides
     speed: float = 1.0  # g, tokens per second
     rho: float = 1.0  # from 0 to 1
-    allowed: tuple[int, ...] = ()  # positions of the actions that may be chosen, ascending; all actions if empty
-    rule: LookupRule | None = None  # decides where no network does, and where the text is longer than `longest`
+    # positions of the actions that may be chosen, ascending; all actions if empty
+    allowed: tuple[int, ...] = ()
+    # decides where no network does, and where the text is longer than `longest`
+    rule: LookupRule | None = None
     longest: int = 0  # the tokens of a text up to which the network decides; 0 for no limit
     batch: int = 1
-    level: str = ""  # `text` or `drafter`, the features that a log's selector needs; "" for a pair's selector
-    joint: float = 0.0  # tokens per second of the whole batch, for joint decisions; 0 where each request decides alone
+    # `text` or `drafter`, the features that a log's selector needs; "" for a pair's selector
+    level: str = ""
+    # tokens per second of the whole batch, for joint decisions; 0 where each request decides alone
+    joint: float = 0.0
     # Tokens per step of every static tree, in the order of `ActionSpace.trees`; empty if not known.
     mean_efficiency: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
@@ -74,7 +84,8 @@ class Mode:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """The features that a decision needs, in turn: the network's levels, or the match for the rule."""
+        """The features that a decision needs, in turn: the network's levels, or the match for the
+        rule."""
         return (MATCH,) if self.decider == RULE else self.feature_levels
 
     @property
@@ -101,7 +112,9 @@ class Mode:
 
     def copied(self, match: float) -> Action:
         """The choice of the lookup rule: its lookup or the static tree."""
-        return self.rule.lookup if self.rule is not None and match >= self.rule.least else self.action
+        return (
+            self.rule.lookup if self.rule is not None and match >= self.rule.least else self.action
+        )
 
     def without_network(self) -> "Mode":
         """The mode of the lookup rule, or of the static tree where there is none."""
@@ -111,12 +124,13 @@ class Mode:
         return replace(self.without_network(), rule=None)
 
     def restricted(self, space: ActionSpace, positions: Iterable[int], speed_T: Tensor) -> "Mode":
-        """The mode of an engine that can draft only the actions at some positions, among them at least one tree.
+        """The mode of an engine that can draft only the actions at some positions, among them at
+        least one tree.
 
-        The static tree becomes the fastest one that remains, and the prices change in proportion to the trees' speeds,
-        `speed_T`, in tokens per second. The rule is dropped where its lookup does not remain. If the lookup and the
-        static tree both remain, that tree stays. `allowed` becomes the positions that it shares with `positions`, or
-        all of these where it shares none.
+        The static tree becomes the fastest one that remains, and the prices change in proportion to
+        the trees' speeds, `speed_T`, in tokens per second. The rule is dropped where its lookup
+        does not remain. If the lookup and the static tree both remain, that tree stays. `allowed`
+        becomes the positions that it shares with `positions`, or all of these where it shares none.
         """
         left, own = sorted(positions), space.index(self.action)
         best = max((a for a in left if a < len(space.trees)), key=speed_T.__getitem__)
@@ -124,7 +138,10 @@ class Mode:
         if rule and own in left:
             best = own
         kept = [a for a in left if not self.allowed or a in self.allowed] or left
-        priced, allowed = self.faster(float(speed_T[best] / speed_T[own])), tuple(sorted({*kept, best}))
+        priced, allowed = (
+            self.faster(float(speed_T[best] / speed_T[own])),
+            tuple(sorted({*kept, best})),
+        )
         return replace(priced, action=space.trees[best], allowed=allowed, rule=rule)
 
     def faster(self, ratio: float) -> "Mode":
@@ -133,14 +150,23 @@ class Mode:
 
     def row(self) -> dict[str, Any]:
         """The mode's entry in JSON, with the numbers of the sampling setting beside the others."""
-        entry = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        entry = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
         del entry["sampling"]
         decides = self.decider == NETWORK
-        return {**asdict(self.sampling), **entry, "feature_levels": list(self.asked), "decides": decides}
+        return {
+            **asdict(self.sampling),
+            **entry,
+            "feature_levels": list(self.asked),
+            "decides": decides,
+        }
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> "Mode":
-        """The mode of a JSON entry; other keys are ignored. Raises KeyError, TypeError or ValueError for other data."""
+        """The mode of a JSON entry; other keys are ignored. Raises KeyError, TypeError or
+        ValueError for other data."""
         levels = tuple(entry["feature_levels"])
         mode = cls(
             sampling=Sampling(**{each.name: entry[each.name] for each in fields(Sampling)}),
@@ -156,8 +182,15 @@ class Mode:
         )
         counts = (*mode.action[:3], *mode.allowed, *(mode.rule or ()), mode.longest, mode.batch - 1)
         if any(type(each) is not int or each < 0 for each in counts):
-            raise TypeError("action, allowed, rule, longest and batch must be non-negative integers, batch at least 1")
-        if mode.feature_levels not in WAYS or mode.asked != levels or mode.level not in ("", TEXT, DRAFTER):
+            raise TypeError(
+                "action, allowed, rule, longest and batch must be non-negative integers, batch "
+                "at least 1"
+            )
+        if (
+            mode.feature_levels not in WAYS
+            or mode.asked != levels
+            or mode.level not in ("", TEXT, DRAFTER)
+        ):
             raise ValueError("feature_levels, rule and level do not fit together")
         if mode.speed <= 0 or mode.joint < 0 or not 0 <= mode.rho <= 1:
             raise ValueError("a number is out of range")
@@ -165,18 +198,23 @@ class Mode:
 
 
 def of_batch(batch: float) -> float:
-    """A batch size's coordinate in the distance between modes; small, so that the sampling setting comes first."""
+    """A batch size's coordinate in the distance between modes; small, so that the sampling setting
+    comes first."""
     return 1e-3 * math.log2(batch)
 
 
 def nearest(modes: Sequence[Mode], asked: Sampling, batch: float = 1) -> Mode:
-    """The mode of the nearest sampling setting, of those that cover the asked one if there are any; among several with
-    one setting the mode of the nearest batch size. InputError where `batch` is no number of requests."""
+    """The mode of the nearest sampling setting, of those that cover the asked one if there are any;
+    among several with one setting the mode of the nearest batch size. InputError where `batch` is
+    no number of requests."""
     if not 1 <= batch < math.inf:
         raise InputError(f"batch {batch:g}: there is at least one request")
     key = asked.temperature, asked.top_p, of_batch(batch)
     covering = [mode for mode in modes if mode.sampling.covers(asked)]
-    return min(covering or modes, key=lambda mode: sum(abs(a - b) for a, b in zip(mode.key, key, strict=True)))
+    return min(
+        covering or modes,
+        key=lambda mode: sum(abs(a - b) for a, b in zip(mode.key, key, strict=True)),
+    )
 
 
 def net_tokens(
@@ -199,4 +237,6 @@ def net_tokens(
 def choices(efficiency_BA: Tensor, seconds_BA: Tensor, mode: Mode, space: ActionSpace) -> Tensor:
     """Positions of the actions that a mode chooses, int64 [B]."""
     speed, rho = torch.tensor(mode.speed).view(1, 1), torch.tensor(mode.rho).view(1, 1)
-    return net_tokens(efficiency_BA, seconds_BA, speed, rho, mode.mask(space).unsqueeze(0)).argmax(-1)
+    return net_tokens(efficiency_BA, seconds_BA, speed, rho, mode.mask(space).unsqueeze(0)).argmax(
+        -1
+    )

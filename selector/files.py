@@ -21,10 +21,11 @@ DTYPES = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
 
 @contextmanager
 def atomically(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, whose file or folder is renamed to `path` when the block ends without an error.
+    """A temporary path beside `path`, whose file or folder is renamed to `path` when the block ends
+    without an error.
 
-    After an error, `path` is unchanged, and nothing stays beside it. Raises InputError, which names the path, where
-    something cannot be written.
+    After an error, `path` is unchanged, and nothing stays beside it. Raises InputError, which names
+    the path, where something cannot be written.
     """
     partial = path.with_name(path.name + ".tmp")
     try:
@@ -44,7 +45,8 @@ def atomically(path: Path) -> Iterator[Path]:
             partial.replace(path)
     except Exception as error:
         _remove(partial)
-        if not isinstance(error, OSError) and "(os error " not in str(error):  # as errors of libraries in Rust end
+        # as errors of libraries in Rust end
+        if not isinstance(error, OSError) and "(os error " not in str(error):
             raise
         raise unwritable(partial, error) from error
 
@@ -70,26 +72,42 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
         header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
         header.pop("__metadata__", None)
         return {
-            name: np.frombuffer(body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            name: np.frombuffer(
+                body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]
+            ).reshape(entry["shape"])
             for name, entry in header.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
+        raise InputError(
+            f"{path}: damaged ({type(error).__name__}); export the selector again"
+        ) from error
 
 
-def check_tensors(path: Path, arrays: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """InputError, which names the file, where an array is missing, of another shape or not finite."""
+def check_tensors(
+    path: Path, arrays: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """InputError, which names the file, where an array is missing, of another shape or not
+    finite."""
     for name, shape in shapes.items():
         own = arrays.get(name)
-        positive = name.endswith(("scale_F", "counts_N"))  # the scale of an unseen scalar is infinite
-        if own is None or own.shape != shape or not (own > 0 if positive else np.isfinite(own)).all():
-            raise InputError(f"{path}: {name} is missing, of another shape or not finite; export the selector again")
+        # the scale of an unseen scalar is infinite
+        positive = name.endswith(("scale_F", "counts_N"))
+        if (
+            own is None
+            or own.shape != shape
+            or not (own > 0 if positive else np.isfinite(own)).all()
+        ):
+            raise InputError(
+                f"{path}: {name} is missing, of another shape or not finite; export the selector "
+                "again"
+            )
 
 
 def unwritable(path: Path | str, error: Exception) -> InputError:
     """The message for a disk that is full or not writable."""
     reason = error.strerror if isinstance(error, OSError) else None
-    place = getattr(error, "filename2", None) or getattr(error, "filename", None) or path  # a copy's destination
+    # a copy's destination
+    place = getattr(error, "filename2", None) or getattr(error, "filename", None) or path
     advice = "make room there, or make it writable; the same command then goes on"
     return InputError(f"{place}: cannot be written: {reason or error}; {advice}")
 

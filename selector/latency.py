@@ -24,12 +24,14 @@ from selector.schema import FORMAT, FULL, LIGHT, MATCH, InputError
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
 SPACE = ActionSpace.default()
 UNCUT = Sampling()
-FOR_READERS = ("check", "matrices")  # keys of the file that say how good the times are, and what they come from
+# keys of the file that say how good the times are, and what they come from
+FOR_READERS = ("check", "matrices")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Seconds on a grid of two sizes, linear in between and constant beyond; ValueError or TypeError for other data."""
+    """Seconds on a grid of two sizes, linear in between and constant beyond; ValueError or
+    TypeError for other data."""
 
     lengths: list[int]
     sizes: list[int]
@@ -59,7 +61,8 @@ def check_grid(grid: Sequence[float]) -> None:
 
 
 def number(value: object) -> float:
-    """The value itself if it is a number of which sums are finite in float32; else TypeError or ValueError."""
+    """The value itself if it is a number of which sums are finite in float32; else TypeError or
+    ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is not a number")
     if not abs(value) < 1e30:
@@ -71,8 +74,9 @@ FREE = NO_LAG = Table([0], [0], [[0.0]])  # zero seconds
 
 
 def along(grid: Sequence[float], values: Sequence[float], x: float, stepped: bool) -> float:
-    """A value at any size, linear between the timed ones and extrapolated beyond the largest. With `stepped`, a size in
-    between costs what the next larger one does, because engines capture graphs at a few sizes and pad."""
+    """A value at any size, linear between the timed ones and extrapolated beyond the largest. With
+    `stepped`, a size in between costs what the next larger one does, because engines capture graphs
+    at a few sizes and pad."""
     if x > grid[-1]:
         rise = (values[-1] - values[-2]) / (grid[-1] - grid[-2]) if len(grid) > 1 else 0.0
         return values[-1] + max(0.0, rise) * (x - grid[-1])
@@ -83,11 +87,14 @@ def along(grid: Sequence[float], values: Sequence[float], x: float, stepped: boo
 
 @dataclass(frozen=True)
 class Batches:
-    """Times of forward passes over several requests together; ValueError or TypeError for other data."""
+    """Times of forward passes over several requests together; ValueError or TypeError for other
+    data."""
 
     sizes: list[int]  # batch sizes, ascending
-    draft: list[Table]  # for each size, the draft's forward pass, by context length and width (2 in a step's first)
-    target: list[Table]  # for each size, the rest of a step, by context length and verified tokens with the root
+    # for each size, the draft's forward pass, by context length and width (2 in a step's first)
+    draft: list[Table]
+    # for each size, the rest of a step, by context length and verified tokens with the root
+    target: list[Table]
     stepped: bool  # as in `along`, for requests and for tokens
 
     def __post_init__(self) -> None:
@@ -98,17 +105,31 @@ class Batches:
             raise TypeError("stepped must be true or false")
 
     def at(self, batch: int, tokens: int) -> tuple[Table, Table]:
-        """The draft's forward pass and the rest of a step for a batch size, the latter for 1 to `tokens` tokens."""
+        """The draft's forward pass and the rest of a step for a batch size, the latter for 1 to
+        `tokens` tokens."""
         lengths = sorted({length for table in self.target for length in table.lengths})
-        between = (size for table in self.target for size in table.sizes if 1 < size < tokens)  # means of requests
+        # means of requests
+        between = (size for table in self.target for size in table.sizes if 1 < size < tokens)
         every = sorted({*range(1, tokens + 1), *between})
         return (
-            Table(lengths, [1, 2], [self._seconds(self.draft, length, batch, [1, 2]) for length in lengths]),
-            Table(lengths, every, [self._seconds(self.target, length, batch, every) for length in lengths]),
+            Table(
+                lengths,
+                [1, 2],
+                [self._seconds(self.draft, length, batch, [1, 2]) for length in lengths],
+            ),
+            Table(
+                lengths,
+                every,
+                [self._seconds(self.target, length, batch, every) for length in lengths],
+            ),
         )
 
-    def _seconds(self, tables: list[Table], length: int, batch: int, sizes: Sequence[int]) -> list[float]:
-        timed = [(table.sizes, [table.at(length, size) for size in table.sizes]) for table in tables]
+    def _seconds(
+        self, tables: list[Table], length: int, batch: int, sizes: Sequence[int]
+    ) -> list[float]:
+        timed = [
+            (table.sizes, [table.at(length, size) for size in table.sizes]) for table in tables
+        ]
         each = ([along(*own, size, self.stepped) for own in timed] for size in sizes)
         return [along(self.sizes, values, batch, self.stepped) for values in each]
 
@@ -123,26 +144,31 @@ class Verification(NamedTuple):
 
 @dataclass(frozen=True)
 class LatencyProfile:
-    """Times of one pair on one machine, in seconds, fitted to real decoding steps. A step's time is the sum of those of
-    its forward passes, its verification and its decisions.
+    """Times of one pair on one machine, in seconds, fitted to real decoding steps. A step's time is
+    the sum of those of its forward passes, its verification and its decisions.
 
     Attributes:
-        distinct: for each sampling setting (`str`), the mean number of distinct nodes that K branches have at each of
-            their depths, for K from 2 on. Equal prefixes of branches are one node of the target's forward pass. Where a
-            setting is missing, all nodes count.
+        distinct: for each sampling setting (`str`), the mean number of distinct nodes that K
+            branches have at each of their depths, for K from 2 on. Equal prefixes of branches are
+            one node of the target's forward pass. Where a setting is missing, all nodes count.
         weights: hashes of some weights of the target and of the draft; empty where not known.
-        lag: additional seconds of a step that drafts, by the number of tokens that the steps since the draft's last
-            forward pass have appended: its KV cache lacks them.
-        batches: an engine's forward passes over several requests together; `draft` and `target` are then those of the
-            smallest batch. None where one request was timed.
+        lag: additional seconds of a step that drafts, by the number of tokens that the steps since
+            the draft's last forward pass have appended: its KV cache lacks them.
+        batches: an engine's forward passes over several requests together; `draft` and `target` are
+            then those of the smallest batch. None where one request was timed.
     """
 
     device: str  # processor, threads, dtype
     pair: str  # fingerprint of the models
-    draft: Table  # the draft's forward pass and sampling of the next tokens, by context length and width in tokens
-    target: Table  # a step without drafting: the target's forward pass and all else, by context length and nodes
-    verify: dict[str, Verification]  # by verifier; and by style, of trees that are verified alike whatever it is
-    decide: dict[str, float]  # one decision, with its features, by what it sees: `schema.LEVELS`, or the match alone
+    # the draft's forward pass and sampling of the next tokens, by context length and width in
+    # tokens
+    draft: Table
+    # a step without drafting: the target's forward pass and all else, by context length and nodes
+    target: Table
+    # by verifier; and by style, of trees that are verified alike whatever it is
+    verify: dict[str, Verification]
+    # one decision, with its features, by what it sees: `schema.LEVELS`, or the match alone
+    decide: dict[str, float]
     drafting: float = 0.0  # once in a step in which anything is drafted
     nucleus: float = 0.0  # additional time of one next-token distribution where top-p is below 1
     batches: Batches | None = None
@@ -162,22 +188,38 @@ class LatencyProfile:
                 values[name] = Table(**values[name])
             values["verify"] = {name: Verification(*own) for name, own in values["verify"].items()}
             if (batches := values.get("batches")) is not None:
-                tables = {role: [Table(**table) for table in batches[role]] for role in ("draft", "target")}
+                tables = {
+                    role: [Table(**table) for table in batches[role]]
+                    for role in ("draft", "target")
+                }
                 values["batches"] = Batches(**{**batches, **tables})
             profile = cls(**values)
             nodes = list(profile.distinct.values())
             times = profile.drafting, profile.nucleus, *profile.decide.values()
-            times += *chain.from_iterable(profile.verify.values()), *chain.from_iterable(chain.from_iterable(nodes))
+            times += (
+                *chain.from_iterable(profile.verify.values()),
+                *chain.from_iterable(chain.from_iterable(nodes)),
+            )
             whole = {np.shape(rows) for rows in nodes} <= {(SPACE.max_K - 1, SPACE.max_L2)}
             names = profile.device, profile.pair, *profile.weights
-            if min(map(number, times)) < 0 or not whole or not all(isinstance(name, str) for name in names):
+            if (
+                min(map(number, times)) < 0
+                or not whole
+                or not all(isinstance(name, str) for name in names)
+            ):
                 raise ValueError("a number is below 0 or missing, or a name is not a string")
         except OSError as error:
-            raise InputError(f"{path}: no latency profile there: run the latency stage first") from error
+            raise InputError(
+                f"{path}: no latency profile there: run the latency stage first"
+            ) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path}: not a latency profile: run the latency stage again") from error
+            raise InputError(
+                f"{path}: not a latency profile: run the latency stage again"
+            ) from error
         if found != FORMAT:
-            raise InputError(f"{path}: format {found}; this program reads {FORMAT}: run the latency stage again")
+            raise InputError(
+                f"{path}: format {found}; this program reads {FORMAT}: run the latency stage again"
+            )
         return profile
 
     def to_json(self) -> dict[str, object]:
@@ -185,20 +227,24 @@ class LatencyProfile:
         return {"format": FORMAT, **known}
 
     def at_batch(self, batch: int) -> LatencyProfile:
-        """The times of a step in which `batch` requests are decoded together, all with the same action.
+        """The times of a step in which `batch` requests are decoded together, all with the same
+        action.
 
-        The draft's forward pass is one over a single token of each request, because engines draft chains. Raises
-        InputError where only single requests were timed.
+        The draft's forward pass is one over a single token of each request, because engines draft
+        chains. Raises InputError where only single requests were timed.
         """
         if self.batches is None:
             if batch == 1:
                 return self
-            raise InputError(f"the latency profile of {self.device} holds times of one request alone")
+            raise InputError(
+                f"the latency profile of {self.device} holds times of one request alone"
+            )
         draft, target = self.batches.at(batch, MOST_TOKENS)
         return replace(self, draft=draft, target=target, batches=None)
 
     def nodes(self, action: Action, sampling: Sampling = UNCUT) -> float:
-        """The mean number of nodes in the target's forward pass under a sampling setting, with the root."""
+        """The mean number of nodes in the target's forward pass under a sampling setting, with the
+        root."""
         distinct = self.distinct.get(str(sampling))
         if distinct is None or action.style != IID or action.K == 1:
             return 1 + action.nodes  # branches of other styles have no node in common
@@ -213,10 +259,11 @@ class LatencyProfile:
         sampling: Sampling = UNCUT,
         nodes: float | None = None,
     ) -> float:
-        """Predicted seconds of one decoding step after `length` committed tokens, the root token included.
+        """Predicted seconds of one decoding step after `length` committed tokens, the root token
+        included.
 
-        `feature_levels` are those that the decision used, or the match. `nodes`, with the root, are those in the
-        target's forward pass; `nodes(action, sampling)` if None.
+        `feature_levels` are those that the decision used, or the match. `nodes`, with the root, are
+        those in the target's forward pass; `nodes(action, sampling)` if None.
         """
         nodes = self.nodes(action, sampling) if nodes is None else nodes
         passes = draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
@@ -231,9 +278,14 @@ class LatencyProfile:
         return seconds
 
     def table(
-        self, actions: tuple[Action, ...], verifier: str, feature_levels: Sequence[str] = (), sampling: Sampling = UNCUT
+        self,
+        actions: tuple[Action, ...],
+        verifier: str,
+        feature_levels: Sequence[str] = (),
+        sampling: Sampling = UNCUT,
     ) -> tuple[Tensor, Tensor]:
-        """The measured context lengths, float32 [L], at least two, and `action_seconds` there, float32 [L, A].
+        """The measured context lengths, float32 [L], at least two, and `action_seconds` there,
+        float32 [L, A].
 
         Raises InputError where the verifier or a feature level was not measured.
         """
@@ -241,23 +293,33 @@ class LatencyProfile:
             raise InputError(f"the latency profile of {self.device} has no times for {verifier}")
         for each in feature_levels:
             if each != MATCH and each not in self.decide:
-                raise InputError(f"the latency profile of {self.device} has no time for a decision that sees {each}")
+                raise InputError(
+                    f"the latency profile of {self.device} has no time for a decision that sees "
+                    f"{each}"
+                )
         asked = actions, verifier, tuple(feature_levels), sampling
         if asked not in self._tables:
-            lengths = self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
+            lengths = (
+                self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
+            )
             given = verifier, feature_levels, sampling
-            rows = [[self.action_seconds(action, length, *given) for action in actions] for length in lengths]
+            rows = [
+                [self.action_seconds(action, length, *given) for action in actions]
+                for length in lengths
+            ]
             self._tables[asked] = torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
         return self._tables[asked]
 
     @cached_property
     def _tables(self) -> dict[Any, tuple[Tensor, Tensor]]:
-        return {}  # earlier answers of `table`: tuning and the methods of an evaluation ask for the same ones
+        # earlier answers of `table`: tuning and the methods of an evaluation ask for the same ones
+        return {}
 
 
 def draft_passes(action: Action, length: float, root: bool = False) -> list[tuple[float, int]]:
-    """Context length and width in tokens of the draft's forward passes in a step. The first has width 2, because after
-    full acceptance it also covers the last accepted token; with `root` it is always made, for the decision."""
+    """Context length and width in tokens of the draft's forward passes in a step. The first has
+    width 2, because after full acceptance it also covers the last accepted token; with `root` it is
+    always made, for the decision."""
     if not action.drafts:
         return [(length, 2)] if root else []
     K, L1, L2 = action[:3]
@@ -266,15 +328,16 @@ def draft_passes(action: Action, length: float, root: bool = False) -> list[tupl
 
 
 def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B: Tensor) -> Tensor:
-    """Tables `at_B` (int64) at other lengths, linear in between and constant beyond, [B, A]. Scriptable."""
+    """Tables `at_B` (int64) at other lengths, linear in between and constant beyond, [B, A].
+    Scriptable."""
     upper_B, share_B = places(lengths_L, length_B)
     share_B1 = share_B.unsqueeze(-1)
     return table_SLA[at_B, upper_B - 1] * (1 - share_B1) + table_SLA[at_B, upper_B] * share_B1
 
 
 def places(lengths_L: Tensor, length_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the upper neighbours of some lengths on the grid, int64 [B], and the shares of the way to them from
-    the lower ones, [B]. Scriptable."""
+    """Positions of the upper neighbours of some lengths on the grid, int64 [B], and the shares of
+    the way to them from the lower ones, [B]. Scriptable."""
     length_B = length_B.to(lengths_L.dtype).clamp(lengths_L[0], lengths_L[-1])
     upper_B = torch.searchsorted(lengths_L, length_B.contiguous()).clamp(1, lengths_L.size(0) - 1)
     low_B, high_B = lengths_L[upper_B - 1], lengths_L[upper_B]

@@ -1,4 +1,5 @@
-"""The sampling setting: the target's, which determines the law of the text, and the draft's own temperature."""
+"""The sampling setting: the target's, which determines the law of the text, and the draft's own
+temperature."""
 
 from __future__ import annotations
 
@@ -7,33 +8,48 @@ from dataclasses import dataclass
 
 from selector.schema import InputError
 
-FAR = 0.1, 0.05, 0.02, 0.02  # largest distances in temperature, top-p, 1 / top-k and min-p to a trained setting
+# largest distances in temperature, top-p, 1 / top-k and min-p to a trained setting
+FAR = 0.1, 0.05, 0.02, 0.02
 
 
 @dataclass(frozen=True, eq=False)
 class Sampling:
     """How tokens are drawn. `top_p` 1, `top_k` 0 and `min_p` 0 keep the whole vocabulary.
 
-    Equal to an instance of a subclass with the same numbers. Raises InputError where a number is out of range.
+    Equal to an instance of a subclass with the same numbers. Raises InputError where a number is
+    out of range.
     """
 
     temperature: float = 1.0  # 0 is greedy decoding
-    top_p: float = 1.0  # mass of the nucleus, the smallest set of most probable tokens that reaches it
-    top_k: int = 0  # the number of most probable tokens that are kept, with those that tie with the last of them
-    min_p: float = 0.0  # a kept token has at least this share of the most probable token's probability
-    draft_temperature: float | None = None  # None for the target's; it does not change the law of the text
+    # mass of the nucleus, the smallest set of most probable tokens that reaches it
+    top_p: float = 1.0
+    # the number of most probable tokens that are kept, with those that tie with the last of them
+    top_k: int = 0
+    # a kept token has at least this share of the most probable token's probability
+    min_p: float = 0.0
+    # None for the target's; it does not change the law of the text
+    draft_temperature: float | None = None
 
     def __post_init__(self) -> None:
-        hot = all(0 <= each < math.inf for each in (self.temperature, self.draft_temperature or 0.0))
-        if not (hot and 0 < self.top_p <= 1 and type(self.top_k) is int and self.top_k >= 0 and 0 <= self.min_p <= 1):
+        hot = all(
+            0 <= each < math.inf for each in (self.temperature, self.draft_temperature or 0.0)
+        )
+        if not (
+            hot
+            and 0 < self.top_p <= 1
+            and type(self.top_k) is int
+            and self.top_k >= 0
+            and 0 <= self.min_p <= 1
+        ):
             raise InputError(f"{self}: no sampling setting")
 
     def covers(self, asked: Sampling) -> bool:
         """Whether what was learnt under this setting may decide under another one.
 
-        Temperatures may differ by 0.1, top-p by 0.05, 1 / top-k (0 for the whole vocabulary) and min-p by 0.02: so a
-        top-k from 50 on counts as none. At temperature 0 the other three change nothing. Farther away, drafted
-        tokens are accepted at rates that the network has not seen. The distances are a judgement, not a fit.
+        Temperatures may differ by 0.1, top-p by 0.05, 1 / top-k (0 for the whole vocabulary) and
+        min-p by 0.02: so a top-k from 50 on counts as none. At temperature 0 the other three change
+        nothing. Farther away, drafted tokens are accepted at rates that the network has not seen.
+        The distances are a judgement, not a fit.
         """
         differences = zip(self._coordinates, asked._coordinates, FAR, strict=True)
         near = [abs(mine - other) <= far + 1e-6 for mine, other, far in differences]

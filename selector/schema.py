@@ -1,7 +1,8 @@
-"""The contract between data generation, training and engines: a selector's features, and the contents of a trace.
+"""The contract between data generation, training and engines: a selector's features, and the
+contents of a trace.
 
-Scalars are found by their names. One that changes its meaning gets another name, so that nothing that was trained with
-the old one is used with the new one.
+Scalars are found by their names. One that changes its meaning gets another name, so that nothing
+that was trained with the old one is used with the new one.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-# Of all files of runs and artefacts. Raise it when the same inputs give other contents or another layout.
+# Of all files of runs and artefacts. Raise it when the same inputs give other contents or another
+# layout.
 FORMAT = 23
 
 
 class InputError(ValueError):
-    """A user's mistake in a config, a file or a model. The message is one line that names it; the exit code is 2."""
+    """A user's mistake in a config, a file or a model. The message is one line that names it; the
+    exit code is 2."""
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """One scalar feature. One that is not `learned` only selects step times and modes: a regressor does not see it."""
+    """One scalar feature. One that is not `learned` only selects step times and modes: a regressor
+    does not see it."""
 
     name: str
     unit: str
@@ -30,7 +34,8 @@ class Scalar:
     learned: bool = True
 
 
-DECAYS = (0.5, 0.8, 0.95, 0.99)  # of the running means over the committed text: about the last 2, 5, 20 and 100 tokens
+# of the running means over the committed text: about the last 2, 5, 20 and 100 tokens
+DECAYS = (0.5, 0.8, 0.95, 0.99)
 LONGEST_MATCH, LONGEST_LOOKUP = 32, 16  # tokens at which matches and runs, and lookups, are cut
 SOURCE_LENGTHS, HIT_LENGTHS = (1, 2, 4, 8, 16), (1, 2, 4, 8)  # tokens of the source
 PRECEDENT_LENGTHS, MOST_SEEN = (1, 2, 3, 4), 32  # tokens at the text's end; times
@@ -39,44 +44,94 @@ LONGEST_COUNTED, MOST_COUNTED = 8, 500  # tokens and times of the statistics by 
 
 def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
     return tuple(
-        Scalar(f"{name}_mean_{decay:g}", unit, f"{meaning}, mean over the text so far, weights {decay:g}^age")
+        Scalar(
+            f"{name}_mean_{decay:g}",
+            unit,
+            f"{meaning}, mean over the text so far, weights {decay:g}^age",
+        )
         for decay in DECAYS
     )
 
 
-# `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the draft's
-# distributions after temperature and nucleus filtering; entropies are at temperature 1, because they would be 0 at
-# temperature 0. A model's distributions are known from the last prompt token on, because engines do not compute logits
-# of the whole prompt. The *source* is the place that a lookup would copy from. Every scalar that the network sees is
+# `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the
+# draft's
+# distributions after temperature and nucleus filtering; entropies are at temperature 1, because
+# they would be 0 at
+# temperature 0. A model's distributions are known from the last prompt token on, because engines do
+# not compute logits
+# of the whole prompt. The *source* is the place that a lookup would copy from. Every scalar that
+# the network sees is
 # bounded, so that long texts stay in the range of the training data.
 TEXT_SCALARS = (  # known from token ids alone
     Scalar("context_length", "tokens", "committed tokens, the root token included", learned=False),
-    Scalar("batch", "requests", "number of requests that the engine decodes together", learned=False),
+    Scalar(
+        "batch", "requests", "number of requests that the engine decodes together", learned=False
+    ),
     Scalar("temperature", "1", "of the target's sampling"),
     Scalar("top_p", "1", "nucleus threshold; 1 keeps everything"),
-    Scalar("match", "tokens", f"length of the text's longest suffix that occurs before; {LONGEST_MATCH} at most"),
+    Scalar(
+        "match",
+        "tokens",
+        f"length of the text's longest suffix that occurs before; {LONGEST_MATCH} at most",
+    ),
     *_means("copied", "1", "1 where a lookup predicted the text's token, 0 elsewhere"),
-    Scalar("copied", "tokens", f"latest tokens in a row that a lookup predicted; {LONGEST_MATCH} at most"),
-    Scalar("source_steady", "tokens", f"latest tokens in a row where the source moved by one; {LONGEST_MATCH} at most"),
+    Scalar(
+        "copied",
+        "tokens",
+        f"latest tokens in a row that a lookup predicted; {LONGEST_MATCH} at most",
+    ),
+    Scalar(
+        "source_steady",
+        "tokens",
+        f"latest tokens in a row where the source moved by one; {LONGEST_MATCH} at most",
+    ),
     Scalar("source_in_prompt", "1", "1 where the source is in the prompt, 0 elsewhere"),
-    Scalar("source_predicted", "tokens", f"predicted tokens in a row at the source's start; {LONGEST_LOOKUP} at most"),
-    *(Scalar(f"source_copied_{n}", "1", f"share of predicted ones in the source's first {n}") for n in SOURCE_LENGTHS),
+    Scalar(
+        "source_predicted",
+        "tokens",
+        f"predicted tokens in a row at the source's start; {LONGEST_LOOKUP} at most",
+    ),
+    *(
+        Scalar(f"source_copied_{n}", "1", f"share of predicted ones in the source's first {n}")
+        for n in SOURCE_LENGTHS
+    ),
     Scalar("second_match", "tokens", f"match of the source's own source; {LONGEST_MATCH} at most"),
-    Scalar("second_agrees", "tokens", f"common first tokens of the two sources; {LONGEST_LOOKUP} at most"),
-    Scalar("third_agrees", "tokens", "common first tokens of these two and of the second's own source"),
+    Scalar(
+        "second_agrees",
+        "tokens",
+        f"common first tokens of the two sources; {LONGEST_LOOKUP} at most",
+    ),
+    Scalar(
+        "third_agrees", "tokens", "common first tokens of these two and of the second's own source"
+    ),
     *(
         scalar
         for count in PRECEDENT_LENGTHS
         for scalar in (
-            Scalar(f"seen_{count}", "times", f"earlier occurrences of the last {count} tokens; {MOST_SEEN} at most"),
-            Scalar(f"agree_{count}", "1", "share of these that the first token of a lookup followed"),
+            Scalar(
+                f"seen_{count}",
+                "times",
+                f"earlier occurrences of the last {count} tokens; {MOST_SEEN} at most",
+            ),
+            Scalar(
+                f"agree_{count}", "1", "share of these that the first token of a lookup followed"
+            ),
         )
     ),
     *_means("new", "1", "1 where the text's token did not occur before, 0 elsewhere"),
-    Scalar("right_by_match", "1", "share of this text's lookups with a similar match whose first token was right"),
-    Scalar("length_by_match", "1", f"mean right tokens of these before a wrong one, as a share of {LONGEST_COUNTED}"),
+    Scalar(
+        "right_by_match",
+        "1",
+        "share of this text's lookups with a similar match whose first token was right",
+    ),
+    Scalar(
+        "length_by_match",
+        "1",
+        f"mean right tokens of these before a wrong one, as a share of {LONGEST_COUNTED}",
+    ),
 )
-MEANS = ("accepted", "copied")  # over training roots with the same key: tokens of a drafted chain, tokens of a lookup
+# over training roots with the same key: tokens of a drafted chain, tokens of a lookup
+MEANS = ("accepted", "copied")
 KEYS = {  # keys of training roots, from token ids alone
     "last": "the last token",
     "two": "the last two tokens",
@@ -90,39 +145,65 @@ HIT_KEY = {"hit": "the last token, and whether the drafter predicted it"}
 def _by_key(keys: dict[str, str]) -> Iterator[Scalar]:
     for key, meaning in keys.items():
         for mean, drafts in zip(MEANS, ("of the drafter's chain", "of a lookup"), strict=True):
-            words = f"accepted tokens {drafts}, mean over training roots with the same key: {meaning}"
+            words = (
+                f"accepted tokens {drafts}, mean over training roots with the same key: {meaning}"
+            )
             yield Scalar(f"{key}_{mean}", "tokens", f"{words}; {LONGEST_COUNTED} at most each")
-        yield Scalar(f"{key}_known", "times", f"number of training roots with that key; {MOST_COUNTED} at most")
+        yield Scalar(
+            f"{key}_known",
+            "times",
+            f"number of training roots with that key; {MOST_COUNTED} at most",
+        )
 
 
 TOKEN_SCALARS = tuple(_by_key(KEYS))  # known from token ids and a table of the artefact
-DRAFTER_SCALARS = (  # known after the drafter has run over the committed text; a hit: its first token was the text's
+# known after the drafter has run over the committed text; a hit: its first token was the text's
+DRAFTER_SCALARS = (
     *_means("hit", "1", "1 where the drafter's first token was the text's, 0 elsewhere"),
     Scalar("hits", "tokens", f"latest hits in a row; {LONGEST_MATCH} at most"),
-    Scalar("source_hits", "tokens", f"hits in a row at the source's start; {LONGEST_LOOKUP} at most"),
-    *(Scalar(f"source_hit_{n}", "1", f"share of hits among the source's first {n} tokens") for n in HIT_LENGTHS),
+    Scalar(
+        "source_hits", "tokens", f"hits in a row at the source's start; {LONGEST_LOOKUP} at most"
+    ),
     *(
-        Scalar(f"hit_after_{count}", "1", f"share of hits right after the last {count} tokens, where they occur before")
+        Scalar(f"source_hit_{n}", "1", f"share of hits among the source's first {n} tokens")
+        for n in HIT_LENGTHS
+    ),
+    *(
+        Scalar(
+            f"hit_after_{count}",
+            "1",
+            f"share of hits right after the last {count} tokens, where they occur before",
+        )
         for count in PRECEDENT_LENGTHS
     ),
-    Scalar("seen_after", "times", f"number of hits and misses that followed the last token; {MOST_SEEN} at most"),
+    Scalar(
+        "seen_after",
+        "times",
+        f"number of hits and misses that followed the last token; {MOST_SEEN} at most",
+    ),
     Scalar("hits_of_copied", "1", "share of hits among the latest tokens that a lookup predicted"),
     Scalar("hits_of_others", "1", "share of hits among the latest tokens that no lookup predicted"),
     *_by_key(HIT_KEY),
 )
-TARGET_SCALARS = (  # known from the target's distributions along the text, before any forward pass of the draft
+# known from the target's distributions along the text, before any forward pass of the draft
+TARGET_SCALARS = (
     Scalar("target_entropy_prev", "nats", "of the target after prev, at temperature 1"),
     *_means("target_entropy", "nats", "the target's entropy at temperature 1"),
     *(
         Scalar(
             f"source_entropy_{count}",
             "nats",
-            f"mean of the target's known entropies before each of the source's first {count} tokens; "
+            f"mean of the target's known entropies before each of the source's first {count} "
+            "tokens; "
             "target_entropy_mean_0.8 where none is known",
         )
         for count in SOURCE_LENGTHS
     ),
-    Scalar("source_known", "1", f"share of the source's first {LONGEST_LOOKUP} tokens with a known entropy"),
+    Scalar(
+        "source_known",
+        "1",
+        f"share of the source's first {LONGEST_LOOKUP} tokens with a known entropy",
+    ),
 )
 DRAFT_SCALARS = (  # known after the draft's forward pass over the root
     Scalar("draft_entropy_prev", "nats", "of the draft after prev, at temperature 1"),
@@ -132,8 +213,10 @@ DRAFT_SCALARS = (  # known after the draft's forward pass over the root
     Scalar("agreed", "tokens", f"latest tokens in a row with q >= p; {LONGEST_MATCH} at most"),
 )
 
-TEXT, DRAFTER, EARLY, LIGHT, FULL = LEVELS = ("text", "drafter", "early", "light", "full")  # feature levels
-FEATURES = (EARLY, LIGHT, FULL)  # levels of a pair's selector; `full` has the scalars of `light`, and hidden states
+# feature levels
+TEXT, DRAFTER, EARLY, LIGHT, FULL = LEVELS = ("text", "drafter", "early", "light", "full")
+# levels of a pair's selector; `full` has the scalars of `light`, and hidden states
+FEATURES = (EARLY, LIGHT, FULL)
 MATCH = "match"  # the feature of the lookup rule: the length of the match alone
 
 
@@ -153,14 +236,17 @@ class Schema:
     @cached_property
     def fingerprint(self) -> str:
         """Changes with every name and unit."""
-        return hashlib.sha256(repr([(scalar.name, scalar.unit) for scalar in self.scalars]).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            repr([(scalar.name, scalar.unit) for scalar in self.scalars]).encode()
+        ).hexdigest()[:16]
 
     def index(self, name: str) -> int:
         """The position of a scalar; ValueError where there is none of this name."""
         return self.names.index(name)
 
 
-# A pair's selector decides before or after the draft's forward pass over the root. A log's selector, for an engine's
+# A pair's selector decides before or after the draft's forward pass over the root. A log's
+# selector, for an engine's
 # drafter, decides from token ids alone, or from the drafter's hits as well.
 EARLY_SCALARS = (*TEXT_SCALARS, *TARGET_SCALARS)
 PAIR = Schema("pair", (EARLY, LIGHT), (*EARLY_SCALARS, *DRAFT_SCALARS), len(EARLY_SCALARS))
@@ -168,13 +254,16 @@ ID_SCALARS = (*TEXT_SCALARS, *TOKEN_SCALARS)
 LOG = Schema("log", (TEXT, DRAFTER), (*ID_SCALARS, *DRAFTER_SCALARS), len(ID_SCALARS))
 SCHEMAS = {schema.name: schema for schema in (PAIR, LOG)}
 SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the order of the schema
-# Last hidden states (DDTE, appendix E) of `full` features. The target's forward pass over the root comes only later.
+# Last hidden states (DDTE, appendix E) of `full` features. The target's forward pass over the root
+# comes only later.
 HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
-LOOKUP_COLUMN = "lookup.right"  # trace column: by root, the number of a lookup's tokens that agree with the text
+# trace column: by root, the number of a lookup's tokens that agree with the text
+LOOKUP_COLUMN = "lookup.right"
 
 
 def survival_column(verifier: str) -> str:
-    """Trace column of a verifier's labels: `P(tau >= t | text)` of every root, ordered as in `ActionSpace.sums_SA`."""
+    """Trace column of a verifier's labels: `P(tau >= t | text)` of every root, ordered as in
+    `ActionSpace.sums_SA`."""
     return f"{verifier}.survivals"
 
 

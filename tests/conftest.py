@@ -12,7 +12,15 @@ import torch
 from data_gen.models.pair import ModelPair
 from tests.tiny import save_pair
 
-LONG = ("test_data", "test_pipeline", "test_interrupted", "test_logs_stage", "test_refusals", "test_log", "test_train")
+LONG = (
+    "test_data",
+    "test_pipeline",
+    "test_interrupted",
+    "test_logs_stage",
+    "test_refusals",
+    "test_log",
+    "test_train",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,7 +40,8 @@ def pair(pair_folders: tuple[str, str]) -> ModelPair:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache() -> None:
-    """What tests find out about their tiny models does not stay in the user's cache; later test runs share it."""
+    """What tests find out about their tiny models does not stay in the user's cache; later test
+    runs share it."""
     folder = Path(tempfile.gettempdir()) / f"espalier-cache-{os.getuid()}"
     pytest.MonkeyPatch().setenv("ESPALIER_CACHE", str(folder))
 

@@ -29,7 +29,8 @@ MODULES = modules()
 
 @cache
 def imports(name: str) -> set[str]:
-    """The product's modules that a module imports, anywhere in it; a package's own `__init__` apart."""
+    """The product's modules that a module imports, anywhere in it; a package's own `__init__`
+    apart."""
     found = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
@@ -41,7 +42,8 @@ def imports(name: str) -> set[str]:
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
-    TopologicalSorter({name: imports(name) for name in MODULES}).prepare()  # its CycleError names the modules
+    # its CycleError names the modules
+    TopologicalSorter({name: imports(name) for name in MODULES}).prepare()
 
 
 @pytest.mark.parametrize(
@@ -52,13 +54,21 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         *((room, ("pipelines.",), BELOW) for room in BELOW),
         # a stage imports only itself, earlier stages and what all share
         *(
-            (f"pipelines.{stage}", ("pipelines.",), (*BELOW, *(f"pipelines.{each}" for each in STAGES[: at + 1])))
+            (
+                f"pipelines.{stage}",
+                ("pipelines.",),
+                (*BELOW, *(f"pipelines.{each}" for each in STAGES[: at + 1])),
+            )
             for at, stage in enumerate(STAGES)
         ),
     ],
 )
-def test_rooms_do_not_know_the_rooms_above_them(room: str, never: tuple[str, ...], but: tuple[str, ...]) -> None:
+def test_rooms_do_not_know_the_rooms_above_them(
+    room: str, never: tuple[str, ...], but: tuple[str, ...]
+) -> None:
     own = [name for name in MODULES if name == room or name.startswith(f"{room}.")]
     assert own
     for name in own:
-        assert not [each for each in imports(name) if each.startswith(never) and not each.startswith(but)], name
+        assert not [
+            each for each in imports(name) if each.startswith(never) and not each.startswith(but)
+        ], name

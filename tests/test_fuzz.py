@@ -1,6 +1,8 @@
-"""Whatever a file holds, it is read, or refused in one line: no traceback. `make fuzz` tries 10,000 inputs.
+"""Whatever a file holds, it is read, or refused in one line: no traceback. `make fuzz` tries 10,000
+inputs.
 
-Where a damaged file is read without a word, what comes out must be what its readers rely on, which calling them shows.
+Where a damaged file is read without a word, what comes out must be what its readers rely on, which
+calling them shows.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ MANY = settings(
     derandomize="ESPALIER_FUZZ" not in os.environ,
 )
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
-JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner))
+JSON = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner)
+)
 KEYS = st.sampled_from(known_keys())
 
 
@@ -85,7 +89,9 @@ def changed(value: Any, data: st.DataObject) -> Any:
 @given(st.dictionaries(KEYS, JSON, min_size=1, max_size=3))
 def test_overrides(values: dict[str, Any]) -> None:
     with at_worst_one_line():
-        config = load_config(ROOT / "configs" / "demo.yaml", [f"{key}={json.dumps(v)}" for key, v in values.items()])
+        config = load_config(
+            ROOT / "configs" / "demo.yaml", [f"{key}={json.dumps(v)}" for key, v in values.items()]
+        )
         assert isinstance(config, Config) and 0 <= config.seed < 2**32
 
 
@@ -106,7 +112,9 @@ LINES = st.lists(LINE, max_size=4).map(b"\n".join)
 @given(LINES)
 def test_prompts(content: bytes) -> None:
     with tried("prompts.jsonl", content) as path:
-        assert all(prompt.text.strip() and isinstance(prompt.id, str) for prompt in read_prompts(path))
+        assert all(
+            prompt.text.strip() and isinstance(prompt.id, str) for prompt in read_prompts(path)
+        )
 
 
 @MANY
@@ -114,20 +122,29 @@ def test_prompts(content: bytes) -> None:
 def test_logs(pair: ModelPair, content: bytes) -> None:
     with tried("log.jsonl", content) as path:
         for text in read_log(path, pair):
-            assert all(0 <= token < pair.vocabulary for token in (*text.prompt_tokens, *text.completion))
+            assert all(
+                0 <= token < pair.vocabulary for token in (*text.prompt_tokens, *text.completion)
+            )
 
 
 RESPONSES = [
-    line for path in (ROOT / "tests/data_gen/responses").glob("*.jsonl") for line in path.read_text().split("\n")
+    line
+    for path in (ROOT / "tests/data_gen/responses").glob("*.jsonl")
+    for line in path.read_text().split("\n")
 ]
 LOGGED = [record(0), as_steps(record(1)), *(json.loads(line) for line in RESPONSES if line)]
-WHOLE = "".join(json.dumps(record(n, 20)) + "\n" for n in range(2, 24)).encode()  # one bad line among them is left out
+# one bad line among them is left out
+WHOLE = "".join(json.dumps(record(n, 20)) + "\n" for n in range(2, 24)).encode()
 
 
 @MANY
 @given(st.data(), st.sampled_from(LOGGED))
 def test_logs_of_engines(data: st.DataObject, entry: dict[str, Any]) -> None:
-    line = data.draw(st.binary(max_size=30)) if data.draw(st.booleans()) else json.dumps(changed(entry, data)).encode()
+    line = (
+        data.draw(st.binary(max_size=30))
+        if data.draw(st.booleans())
+        else json.dumps(changed(entry, data)).encode()
+    )
     with tried("log.jsonl", WHOLE + line) as path:
         logs = read_all([path], [], Sampling(0.0))
         labeller = Labeller("head", ActionSpace.chains(8, 20), Sampling(0.0))
@@ -160,7 +177,10 @@ def test_stage_files_and_manifests(value: Any) -> None:
         for path in (record_path(config, "train"), Path("manifest.json")):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(value))
-        for read in (lambda: read_record(config, "train")["depends"], lambda: read_manifest(Path())["shards"]):
+        for read in (
+            lambda: read_record(config, "train")["depends"],
+            lambda: read_manifest(Path())["shards"],
+        ):
             with at_worst_one_line():
                 assert isinstance(read(), dict)
 
@@ -170,7 +190,9 @@ def test_stage_files_and_manifests(value: Any) -> None:
 def test_latency_profiles(data: st.DataObject) -> None:
     """Read without a word, they answer with a number."""
     with tried("latency.json", json.dumps(changed(profile().to_json(), data)).encode()) as path:
-        lengths_L, seconds_LA = LatencyProfile.load(path).table((Action(1, 4, 0), Action(2, 2, 3)), "traversal")
+        lengths_L, seconds_LA = LatencyProfile.load(path).table(
+            (Action(1, 4, 0), Action(2, 2, 3)), "traversal"
+        )
         assert seconds_LA.isfinite().all() and len(lengths_L) >= 2
 
 
@@ -183,15 +205,20 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @MANY
 @given(st.data(), st.sampled_from(["config.json", "latency.json"]))
-def test_artefacts_whose_checksums_were_made_to_fit(artefact: Path, data: st.DataObject, name: str) -> None:
-    """Worse than damage: a file that was edited, and the checksums with it. Then it decides, or says what is wrong."""
+def test_artefacts_whose_checksums_were_made_to_fit(
+    artefact: Path, data: st.DataObject, name: str
+) -> None:
+    """Worse than damage: a file that was edited, and the checksums with it. Then it decides, or
+    says what is wrong."""
     files = [path for path in artefact.rglob("*") if path.is_file()]
     originals = {path.relative_to(artefact).as_posix(): path.read_bytes() for path in files}
     try:
         with at_worst_one_line():
             (artefact / name).write_text(json.dumps(changed(json.loads(originals[name]), data)))
             names = sorted(set(originals) - {CHECKSUMS})
-            (artefact / CHECKSUMS).write_text("".join(f"{sha256(artefact / each)}  {each}\n" for each in names))
+            (artefact / CHECKSUMS).write_text(
+                "".join(f"{sha256(artefact / each)}  {each}\n" for each in names)
+            )
             selector = load_selector(artefact)
             scalars = torch.ones(len(PAIR.names))
             for ask in (selector.select, selector.at(1.0).select):

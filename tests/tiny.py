@@ -1,4 +1,5 @@
-"""Tiny pairs with random weights, made from real configs and saved as ordinary Hugging Face directories."""
+"""Tiny pairs with random weights, made from real configs and saved as ordinary Hugging Face
+directories."""
 
 from __future__ import annotations
 
@@ -28,9 +29,15 @@ TEMPLATE = (
 def tokenizer_of(vocabulary: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE, whose first token begins and ends a text."""
     tokenizer, byte_level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel
-    tokenizer.pre_tokenizer, tokenizer.decoder = byte_level(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        byte_level(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=byte_level.alphabet(), show_progress=False
+        vocab_size=vocabulary,
+        special_tokens=[END],
+        initial_alphabet=byte_level.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT], trainer)
     found = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
@@ -39,10 +46,14 @@ def tokenizer_of(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def save_pair(
-    folder: Path, vocabulary: int = VOCABULARY, positions: int = 512, peaked: float = 0.6, readable: bool = False
+    folder: Path,
+    vocabulary: int = VOCABULARY,
+    positions: int = 512,
+    peaked: float = 0.6,
+    readable: bool = False,
 ) -> tuple[str, str]:
-    """Random models with peaked distributions; the draft is the target's first layer, so that both overlap. In a
-    `readable` pair tokens that are no printable text are improbable."""
+    """Random models with peaked distributions; the draft is the target's first layer, so that both
+    overlap. In a `readable` pair tokens that are no printable text are improbable."""
     tokenizer = tokenizer_of(vocabulary)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -62,7 +73,8 @@ def save_pair(
     if readable:
         texts = [tokenizer.decode([token]) for token in range(vocabulary)]
         others = [text == END or not (text.isascii() and text.isprintable()) for text in texts]
-        target.lm_head.weight.data[others] *= 0.05  # not 0, which would tie them at the edge of a top-k
+        # not 0, which would tie them at the edge of a top-k
+        target.lm_head.weight.data[others] *= 0.05
     target.model.layers[1].mlp.down_proj.weight.data *= 0.1
     draft = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "num_hidden_layers": 1}))
     shared = {name: value for name, value in target.state_dict().items() if "layers.1" not in name}

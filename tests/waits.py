@@ -1,6 +1,7 @@
 """Counts the readings that wait for a device, which a CPU makes as well, without waiting.
 
-On a GPU every reading (`.item()`, `.tolist()`, `bool()`, `nonzero`) waits until all work before it is done.
+On a GPU every reading (`.item()`, `.tolist()`, `bool()`, `nonzero`) waits until all work before it
+is done.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 METHODS = (Tensor.tolist, Tensor.numpy, Tensor.cpu)  # which do not show as operators
-OPERATORS = ("item", "_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select")  # `bool(x)`, `x[i]`, ..
+# `bool(x)`, `x[i]`, ..
+OPERATORS = ("item", "_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select")
 
 
 class Operators(TorchDispatchMode):

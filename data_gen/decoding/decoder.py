@@ -1,8 +1,9 @@
 """The decoder: delayed trees of any style and all verifiers, on caches that grow with the text.
 
-Each step chooses an action, drafts its tree, runs the target over it, verifies and commits. The target's KV cache ends
-before the root (the last committed token), which its next forward pass covers. The draft's cache may lag further
-behind; its forward pass over the root also covers what it lacks.
+Each step chooses an action, drafts its tree, runs the target over it, verifies and commits. The
+target's KV cache ends before the root (the last committed token), which its next forward pass
+covers. The draft's cache may lag further behind; its forward pass over the root also covers what it
+lacks.
 
 Legend: V vocabulary.
 """
@@ -31,8 +32,9 @@ from selector.schema import FULL, LIGHT, MATCH
 
 
 class Text:
-    """A text that is being decoded: its committed tokens, the models' caches, and `knowledge` of features if the
-    chooser needs them. The target's cache begins with the prompt without its last token."""
+    """A text that is being decoded: its committed tokens, the models' caches, and `knowledge` of
+    features if the chooser needs them. The target's cache begins with the prompt without its last
+    token."""
 
     root_probs_V: Tensor  # the draft's distribution, after its forward pass over the root
     root_logits_V: Tensor
@@ -65,7 +67,8 @@ class Outcome(NamedTuple):
 
 @dataclass(eq=False)
 class Decoder:
-    """Decodes one prompt at a time. Trees are sampled with `sampling.draft`, their branches in the verifier's style.
+    """Decodes one prompt at a time. Trees are sampled with `sampling.draft`, their branches in the
+    verifier's style.
 
     If it is `timed`, it waits for a GPU after each part of a step, so that `Step.seconds` is exact.
     """
@@ -81,9 +84,12 @@ class Decoder:
         self._longest = getattr(self.chooser, "longest", 0) or math.inf
 
     @torch.inference_mode()
-    def decode(self, prompt: Sequence[int], max_new_tokens: int, generator: torch.Generator) -> Decoded:
-        """Continue a prompt up to an end-of-sequence token, with at most `max_new_tokens` new tokens. The generator
-        lives on the pair's device. ValueError for an empty prompt; InputError where a logit is not finite."""
+    def decode(
+        self, prompt: Sequence[int], max_new_tokens: int, generator: torch.Generator
+    ) -> Decoded:
+        """Continue a prompt up to an end-of-sequence token, with at most `max_new_tokens` new
+        tokens. The generator lives on the pair's device. ValueError for an empty prompt; InputError
+        where a logit is not finite."""
         if not prompt:
             raise ValueError("the prompt holds no tokens")
         result = Decoded()
@@ -98,8 +104,11 @@ class Decoder:
         return result
 
     @torch.inference_mode()
-    def steps(self, prompt: Sequence[int], generator: torch.Generator) -> Generator[tuple[Step, list[int]]]:
-        """Endless steps and their tokens. The caller must close the generator, which may raise `decode`'s error."""
+    def steps(
+        self, prompt: Sequence[int], generator: torch.Generator
+    ) -> Generator[tuple[Step, list[int]]]:
+        """Endless steps and their tokens. The caller must close the generator, which may raise
+        `decode`'s error."""
         text = Text(self.pair, prompt, self.sampling, self.chooser.feature_levels, generator)
         try:
             while True:
@@ -118,7 +127,9 @@ class Decoder:
             text.knowledge.committed(outcome.accepted, outcome.tokens)
         text.tokens += outcome.tokens
         clock.lap("commit")
-        return Step(length, action, len(outcome.tokens) - 1, outcome.nodes, clock.seconds), outcome.tokens
+        return Step(
+            length, action, len(outcome.tokens) - 1, outcome.nodes, clock.seconds
+        ), outcome.tokens
 
     def _choose(self, text: Text, clock: Clock) -> Action:
         knowledge, levels = text.knowledge, self.chooser.feature_levels
@@ -139,7 +150,8 @@ class Decoder:
 
     def _forward_root(self, text: Text, clock: Clock) -> None:
         """The draft's forward pass up to the root, which a decision may need."""
-        # the prompt does not count as time of the step; after many copies, the draft may lack more than memory holds
+        # the prompt does not count as time of the step; after many copies, the draft may lack more
+        # than memory holds
         draft, tokens, knowledge = text.draft, text.tokens, text.knowledge
         if before := tokens[draft.committed : text.prompt_length - 1]:
             draft.fill(before)
@@ -187,13 +199,18 @@ class Decoder:
         tokens_N[0] = text.tokens[-1]
         return text.target.forward(tokens_N, tree.depths_N, tree.ancestors_NN()).rows(
             self.sampling,
-            lambda: [text.tokens + [tree.token(n) for n in tree.path_to(node)] for node in range(len(tree))],
+            lambda: [
+                text.tokens + [tree.token(n) for n in tree.path_to(node)]
+                for node in range(len(tree))
+            ],
         )
 
     def _verify(self, text: Text, action: Action, drafted: Draft, rows: ModelRows) -> Verdict:
         if len(drafted.tree) == 1:
             return Verdict(0, int(sample(rows.probs_NV[0], 1, text.generator)))
-        return self._verifier_of(action).verify(drafted.tree, rows.probs_NV, drafted.probs_NV, text.generator)
+        return self._verifier_of(action).verify(
+            drafted.tree, rows.probs_NV, drafted.probs_NV, text.generator
+        )
 
     def _verifier_of(self, action: Action) -> Verifier:
         if action.copies:

@@ -1,4 +1,5 @@
-"""What decoding consists of: choosers of actions, and steps with their times, which `decoder.Decoder` makes."""
+"""What decoding consists of: choosers of actions, and steps with their times, which
+`decoder.Decoder` makes."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ PARTS = ("draft", "select", "target", "verify", "commit")
 class Chooser(Protocol):
     """Chooses the action of a step.
 
-    `select` gets the features of each of the `feature_levels` in turn, until it returns an action. After the last
-    level, and at the first root, it gets None and must answer. If it has an attribute `longest` that is not 0, it gets
-    the match alone once the text has more tokens.
+    `select` gets the features of each of the `feature_levels` in turn, until it returns an action.
+    After the last level, and at the first root, it gets None and must answer. If it has an
+    attribute `longest` that is not 0, it gets the match alone once the text has more tokens.
     """
 
     @property
@@ -51,7 +52,8 @@ class Random:
 
 @dataclass
 class Overruled:
-    """Asks a chooser and drafts other actions, in turn, so that decisions can be timed whatever they are."""
+    """Asks a chooser and drafts other actions, in turn, so that decisions can be timed whatever
+    they are."""
 
     chooser: Chooser
     actions: Iterator[Action]
@@ -67,8 +69,8 @@ class Overruled:
 
 @dataclass
 class Step:
-    """One decoding step. Unless the decoder is `timed`, a part that queues work on a GPU takes little time, and the
-    part that reads its result takes the rest."""
+    """One decoding step. Unless the decoder is `timed`, a part that queues work on a GPU takes
+    little time, and the part that reads its result takes the rest."""
 
     length: int  # committed tokens before the step, the root token included
     action: Action

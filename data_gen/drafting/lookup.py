@@ -1,7 +1,8 @@
 """Drafts that are copied from the text: the tokens after the longest earlier match of its end.
 
-In `a b c a b` the longest suffix that occurs earlier is `a b`, of length 2. A `c` followed it there, so the proposal is
-`c a b c ..`, which may continue into its own copy. Engines call this prompt lookup or n-gram speculation.
+In `a b c a b` the longest suffix that occurs earlier is `a b`, of length 2. A `c` followed it
+there, so the proposal is `c a b c ..`, which may continue into its own copy. Engines call this
+prompt lookup or n-gram speculation.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ T = TypeVar("T")
 
 
 class LookupIndex:
-    """The longest earlier match of a text's end, and the tokens after it. The text grows by `extend`.
+    """The longest earlier match of a text's end, and the tokens after it. The text grows by
+    `extend`.
 
-    A suffix automaton (Blumer et al. 1985) grows by one token in amortised constant time. The longest suffix of the
-    text that occurred earlier is the string of the newest state's suffix link. Each state stores where it was last such
-    a match, so that recent occurrences are preferred.
+    A suffix automaton (Blumer et al. 1985) grows by one token in amortised constant time. The
+    longest suffix of the text that occurred earlier is the string of the newest state's suffix
+    link. Each state stores where it was last such a match, so that recent occurrences are
+    preferred.
 
     Attributes:
         tokens: the text.
         predicted: for each token, 1 if it was the first one of the proposal before it, else 0.
-        sources, matches: after each token, the position of the match's last token and the match's length, which may
-            overlap the text's end; -1 and 0 where the token is new.
+        sources, matches: after each token, the position of the match's last token and the match's
+            length, which may overlap the text's end; -1 and 0 where the token is new.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
@@ -33,7 +36,8 @@ class LookupIndex:
         self.predicted: list[int] = []
         self.sources: list[int] = []
         self.matches: list[int] = []
-        # by state: the next state by token, the suffix link, the longest string's length, where it was last a match
+        # by state: the next state by token, the suffix link, the longest string's length, where it
+        # was last a match
         self._next: list[dict[int, int]] = [{}]
         self._link, self._longest, self._end = [-1], [0], [-1]
         self._last = 0
@@ -88,7 +92,8 @@ class LookupIndex:
         self._end.append(end)
 
     def proposal(self, length: int) -> list[int]:
-        """The next `length` tokens, if the text continues as after the match; none where there is no match."""
+        """The next `length` tokens, if the text continues as after the match; none where there is
+        no match."""
         return copied(self.tokens, self.source, length)
 
     def agreement(self, following: Sequence[int]) -> int:
@@ -97,7 +102,8 @@ class LookupIndex:
 
 
 def copied(values: Sequence[T], source: int, length: int) -> list[T]:
-    """The values after the source, which may continue into their own copy; none where the source is -1."""
+    """The values after the source, which may continue into their own copy; none where the source is
+    -1."""
     if source < 0:
         return []
     found = list(values[source + 1 : source + 1 + length])

@@ -1,9 +1,11 @@
 """Samples trees from the draft.
 
-A delayed tree takes `L1 + L2` forward passes, that over the root included: a node's token is sampled from its parent's
-next-token distribution, so leaves need none. Branches are drafted side by side and merged afterwards.
+A delayed tree takes `L1 + L2` forward passes, that over the root included: a node's token is
+sampled from its parent's next-token distribution, so leaves need none. Branches are drafted side by
+side and merged afterwards.
 
-Legend: N tree nodes, W tokens of one forward pass, R rows of the draft's KV cache, K branches, V vocabulary, D depth.
+Legend: N tree nodes, W tokens of one forward pass, R rows of the draft's KV cache, K branches, V
+    vocabulary, D depth.
 """
 
 from __future__ import annotations
@@ -50,16 +52,20 @@ def draft_tree(
 ) -> Draft:
     """Draft a delayed tree; `draw_children` samples the first tokens of its branches.
 
-    The draft's KV cache ends with the root, after which the draft has the given probabilities and logits; the tree's
-    rows are appended to it. `text` holds the committed tokens, for a sampling that depends on them.
+    The draft's KV cache ends with the root, after which the draft has the given probabilities and
+    logits; the tree's rows are appended to it. `text` holds the committed tokens, for a sampling
+    that depends on them.
     """
-    L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)  # a chain is a trunk alone
+    # a chain is a trunk alone
+    L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)
     trunk: list[int] = []
     passed: list[ModelRow] = []
 
     def extend(tokens_W: Tensor, visible_WR: Tensor, texts: list[list[int]]) -> None:
         offsets_W = torch.full((len(tokens_W),), len(texts[0]) - 1)
-        rows = draft.forward(tokens_W, offsets_W, visible_WR).rows(sampling, lambda: [[*text, *own] for own in texts])
+        rows = draft.forward(tokens_W, offsets_W, visible_WR).rows(
+            sampling, lambda: [[*text, *own] for own in texts]
+        )
         passed.extend(rows.each())
 
     while len(trunk) < L1:
@@ -68,11 +74,19 @@ def draft_tree(
             extend(torch.tensor(trunk[-1:]), torch.ones(1, len(trunk), dtype=torch.bool), [trunk])
     branches_KD = torch.zeros(1, 0, dtype=torch.int64)
     if L2 > 0:
-        ends = (passed[-1].probs_V, passed[-1].logits_V) if passed else (root_probs_V, root_logits_V)
-        branches_KD = torch.tensor(draw_children(ends[0], action.K, style, generator, ends[1])).unsqueeze(-1)
+        ends = (
+            (passed[-1].probs_V, passed[-1].logits_V) if passed else (root_probs_V, root_logits_V)
+        )
+        branches_KD = torch.tensor(
+            draw_children(ends[0], action.K, style, generator, ends[1])
+        ).unsqueeze(-1)
     K = len(branches_KD)
     for depth in range(1, L2):
-        extend(branches_KD[:, -1], _visible(L1, K, depth), [[*trunk, *branch] for branch in branches_KD.tolist()])
+        extend(
+            branches_KD[:, -1],
+            _visible(L1, K, depth),
+            [[*trunk, *branch] for branch in branches_KD.tolist()],
+        )
         drawn_K1 = sample(torch.stack([row.probs_V for row in passed[-K:]]), 1, generator).cpu()
         branches_KD = torch.cat([branches_KD, drawn_K1], dim=-1)
     tree = DraftTree.from_paths(trunk, branches_KD.tolist())
@@ -88,9 +102,11 @@ def draft_tree(
 def distinct_nodes(
     model: PreTrainedModel, texts: Sequence[tuple[list[int], int]], sampling: Sampling, seed: int
 ) -> list[list[float]]:
-    """The mean number of distinct nodes that K branches of a draft have at each of their depths, for K from 2 on.
+    """The mean number of distinct nodes that K branches of a draft have at each of their depths,
+    for K from 2 on.
 
-    `texts` are token ids and the position of the first root; branches are drafted at every `EVERY`-th one from it.
+    `texts` are token ids and the position of the first root; branches are drafted at every
+    `EVERY`-th one from it.
     """
     space, found = ActionSpace.default(), []
     generator = torch.Generator(device=model.device).manual_seed(seed)
@@ -99,17 +115,21 @@ def distinct_nodes(
         for root in range(start, len(tokens), EVERY):
             draft.fill(tokens[draft.committed : root])
             (probs_V,) = sampling.probabilities(draft.extend(tokens[root : root + 1]).logits_WV)
-            drafted = draft_tree(draft, probs_V, Action(space.max_K, 0, space.max_L2), sampling, generator)
+            drafted = draft_tree(
+                draft, probs_V, Action(space.max_K, 0, space.max_L2), sampling, generator
+            )
             draft.keep([])
             levels = list(zip(*drafted.tree.branch_nodes, strict=True))[1:]
-            found.append([[len({*level[:K]}) for level in levels] for K in range(2, space.max_K + 1)])
+            found.append(
+                [[len({*level[:K]}) for level in levels] for K in range(2, space.max_K + 1)]
+            )
     means: list[list[float]] = torch.tensor(found, dtype=torch.float64).mean(0).tolist()
     return means
 
 
 def draft_lookup(proposal: Sequence[int], vocabulary: int, device: torch.device) -> Draft:
-    """A chain that is copied from the text, by `LookupIndex.proposal`. Its tokens have draft probability 1, so each is
-    accepted with its target probability."""
+    """A chain that is copied from the text, by `LookupIndex.proposal`. Its tokens have draft
+    probability 1, so each is accepted with its target probability."""
     tree = DraftTree.from_paths(list(proposal), [[]])
     probs_NV = torch.zeros(len(tree), vocabulary, device=device)
     probs_NV[range(len(proposal)), list(proposal)] = 1
@@ -117,13 +137,18 @@ def draft_lookup(proposal: Sequence[int], vocabulary: int, device: torch.device)
 
 
 def draw_children(
-    probs_V: Tensor, count: int, style: str, generator: torch.Generator, logits_V: Tensor | None = None
+    probs_V: Tensor,
+    count: int,
+    style: str,
+    generator: torch.Generator,
+    logits_V: Tensor | None = None,
 ) -> list[int]:
-    """Tokens of a node's children, in order; fewer than `count` where distinct children run out of support and no
-    logits rank the tokens of probability 0.
+    """Tokens of a node's children, in order; fewer than `count` where distinct children run out of
+    support and no logits rank the tokens of probability 0.
 
-    The style is "iid"; "without_replacement", one draw after another; or "greedy", the `count - 1` most likely tokens
-    and one draw from the others, or the next most likely one by the logits where the others have probability 0.
+    The style is "iid"; "without_replacement", one draw after another; or "greedy", the `count - 1`
+    most likely tokens and one draw from the others, or the next most likely one by the logits where
+    the others have probability 0.
     """
     if style == IID:
         return sample(probs_V, count, generator).tolist()
@@ -133,7 +158,11 @@ def draw_children(
         if logits_V is None:
             likely = [token for token in likely if probs_V[token] > 0]
         left_V[likely[: count - 1]] = 0
-        last = sample(left_V, 1, generator).tolist() if bool((left_V > 0).any()) else likely[count - 1 :]
+        last = (
+            sample(left_V, 1, generator).tolist()
+            if bool((left_V > 0).any())
+            else likely[count - 1 :]
+        )
         return likely[: count - 1] + last
     tokens: list[int] = []
     while len(tokens) < count and bool((left_V > 0).any()):

@@ -1,9 +1,10 @@
 """A draft model beside an engine, for its plug-ins: greedy chains for several requests at once.
 
-What the model has seen of a text stays in a slot of one KV cache. A text is known by its tokens: a slot whose tokens
-begin it goes on, so a request may be paused, moved or dropped unseen.
+What the model has seen of a text stays in a slot of one KV cache. A text is known by its tokens: a
+slot whose tokens begin it goes on, so a request may be paused, moved or dropped unseen.
 
-Legend: B requests that draft, W tokens of one forward pass, S slots, H heads, C rows of a slot, D width of a head.
+Legend: B requests that draft, W tokens of one forward pass, S slots, H heads, C rows of a slot, D
+    width of a head.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from data_gen.models.masks import TreeMasks
 from data_gen.models.pair import DTYPES, ModelPair, shared_tokenizer
 from data_gen.models.prepack import prepack
 
-SHORT, BLOCK = 8, 256  # a text's unseen tokens are passed with those of others if they are few, else in such blocks
+# a text's unseen tokens are passed with those of others if they are few, else in such blocks
+SHORT, BLOCK = 8, 256
 
 
 class CachedDrafter:
@@ -33,15 +35,19 @@ class CachedDrafter:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self._masks = model, TreeMasks(model.config)
         self._place: dict[str, Any] = {}  # of a forward pass
-        layers = [_Slots(self._place) for _ in range(model.config.get_text_config().num_hidden_layers)]
+        layers = [
+            _Slots(self._place) for _ in range(model.config.get_text_config().num_hidden_layers)
+        ]
         self._cache = Cache(layers=[*layers])
         self._seen: list[list[int]] = []  # by slot, the tokens whose keys and values it has
         self._order: list[int] = []  # slots, the longest unused one first
 
     @classmethod
-    def load(cls, draft: str, target: str, device: str = "cpu", dtype: str = "float32") -> CachedDrafter:
-        """The draft of a pair, whose names and InputErrors are those of `ModelPair.load`. For a distilled draft, which
-        has the target's tables, the target is loaded, too, and let go."""
+    def load(
+        cls, draft: str, target: str, device: str = "cpu", dtype: str = "float32"
+    ) -> CachedDrafter:
+        """The draft of a pair, whose names and InputErrors are those of `ModelPair.load`. For a
+        distilled draft, which has the target's tables, the target is loaded, too, and let go."""
         folder = resolved(draft, "draft")
         if is_distilled(folder):
             return cls(ModelPair.load(target, folder, device, dtype).draft)
@@ -54,7 +60,9 @@ class CachedDrafter:
     def chains(self, texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[int]]:
         """Chains of so many tokens after some texts of token ids; none for a length of 0."""
         found: list[list[int]] = [[] for _ in texts]
-        rows = sorted((row for row, length in enumerate(lengths) if length > 0), key=lambda row: -lengths[row])
+        rows = sorted(
+            (row for row, length in enumerate(lengths) if length > 0), key=lambda row: -lengths[row]
+        )
         if not rows:
             return found
         own = [list(texts[row]) for row in rows]
@@ -77,14 +85,15 @@ class CachedDrafter:
                 self._seen[slot] = text[:end]
             for row, token in zip(rows, newest, strict=True):
                 found[row].append(token)
-            going = sum(len(found[row]) < lengths[row] for row in rows)  # the longest chains are first
+            # the longest chains are first
+            going = sum(len(found[row]) < lengths[row] for row in rows)
             rows, slots = rows[:going], slots[:going]
             fed, ends = [[token] for token in newest[:going]], [end + 1 for end in ends[:going]]
         return found
 
     def _slots_of(self, texts: Sequence[list[int]], most: int) -> list[int]:
-        """A slot for each text: the one that has most of its beginning, a new one while there are fewer than `most`, or
-        the one that was unused longest."""
+        """A slot for each text: the one that has most of its beginning, a new one while there are
+        fewer than `most`, or the one that was unused longest."""
         found: list[int] = []
         for text in texts:
             free = [slot for slot in self._order if slot not in found]
@@ -102,10 +111,17 @@ class CachedDrafter:
         return found
 
     def _pass(self, slots: list[int], fed: list[list[int]], ends: list[int]) -> list[int]:
-        """The most probable tokens after equally many tokens of some slots, the last ones before `ends`."""
+        """The most probable tokens after equally many tokens of some slots, the last ones before
+        `ends`."""
         places = [[*range(end - len(own), end)] for own, end in zip(fed, ends, strict=True)]
-        fed_BW, places_BW, slots_B = (torch.tensor(each, device=self.model.device) for each in (fed, places, slots))
-        self._place |= {"slots_B": slots_B, "places_BW": places_BW, "sizes": (len(self._seen), max(ends))}
+        fed_BW, places_BW, slots_B = (
+            torch.tensor(each, device=self.model.device) for each in (fed, places, slots)
+        )
+        self._place |= {
+            "slots_B": slots_B,
+            "places_BW": places_BW,
+            "sizes": (len(self._seen), max(ends)),
+        }
         masks: Any = self._masks.causal(places_BW, max(ends), self.model.dtype)
         given = {"attention_mask": masks, "position_ids": places_BW, "past_key_values": self._cache}
         output = self.model(fed_BW, **given, use_cache=True, logits_to_keep=1)
@@ -114,19 +130,25 @@ class CachedDrafter:
 
 
 class _Slots(StaticLayer):
-    """Keys and values [S, H, C, D], which grow; transformers' own layer appends to all slots alike."""
+    """Keys and values [S, H, C, D], which grow; transformers' own layer appends to all slots
+    alike."""
 
     def __init__(self, place: dict[str, Any]) -> None:
         super().__init__(max_cache_len=0)
         self._place = place
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         slots_B, places_BW = self._place["slots_B"], self._place["places_BW"]
         slots, length = self._place["sizes"]
         if not self.is_initialized:
             self.lazy_initialization(key_states[:0], value_states[:0])
         assert self.keys is not None and self.values is not None
-        more = max(0, slots - len(self.keys)), max(0, -(-length // BLOCK) * BLOCK - self.keys.shape[2])
+        more = (
+            max(0, slots - len(self.keys)),
+            max(0, -(-length // BLOCK) * BLOCK - self.keys.shape[2]),
+        )
         if any(more):
             added = 0, 0, 0, more[1], 0, 0, 0, more[0]
             self.keys, self.values = pad(self.keys, added), pad(self.values, added)

@@ -1,7 +1,8 @@
-"""A draft model of llama-cpp-python that copies from the text, or drafts with a model, as a selector decides.
+"""A draft model of llama-cpp-python that copies from the text, or drafts with a model, as a
+selector decides.
 
-Read and run in llama-cpp-python 0.3.36 (`llama_cpp/llama_speculative.py`). Its `Llama.generate` asks the draft model
-after every step, and verifies what it returns in one forward pass.
+Read and run in llama-cpp-python 0.3.36 (`llama_cpp/llama_speculative.py`). Its `Llama.generate`
+asks the draft model after every step, and verifies what it returns in one forward pass.
 """
 
 from __future__ import annotations
@@ -20,39 +21,47 @@ from data_gen.features.root import DrafterKnowledge
 
 
 class VerifyingLlama(Llama):
-    """A `Llama` that computes the logits of every token only behind a prompt, where a pass verifies drafted ones.
+    """A `Llama` that computes the logits of every token only behind a prompt, where a pass verifies
+    drafted ones.
 
-    With a draft model, `Llama` itself computes those of the prompt, too, and fails beyond `n_batch` tokens without
-    `logits_all`. Logprobs are refused.
+    With a draft model, `Llama` itself computes those of the prompt, too, and fails beyond `n_batch`
+    tokens without `logits_all`. Logprobs are refused.
     """
 
     def __init__(self, model_path: str, **options: Any) -> None:
-        super().__init__(model_path, **options, logits_all=True)  # this only allocates room for them
+        # this only allocates room for them
+        super().__init__(model_path, **options, logits_all=True)
         self._logits_all = False
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate further tokens of the text."""
         self._logits_all = self.n_tokens > 0 and len(tokens) > 1
         super().eval(tokens)
-        self._logits_all = False  # else `Llama` would give logprobs from rows that were not computed
+        # else `Llama` would give logprobs from rows that were not computed
+        self._logits_all = False
 
 
 class SelectedDrafts(LlamaDraftModel):
-    """`VerifyingLlama(path, draft_model=SelectedDrafts("runs/mine/selector"))`; for a selector of a log that had a
-    drafter, `chains` are those of a `CachedDrafter`.
+    """`VerifyingLlama(path, draft_model=SelectedDrafts("runs/mine/selector"))`; for a selector of a
+    log that had a drafter, `chains` are those of a `CachedDrafter`.
 
-    A draft is lossless: llama-cpp-python keeps a drafted token where it equals the one that it samples. InputError as
-    `TextSelector`.
+    A draft is lossless: llama-cpp-python keeps a drafted token where it equals the one that it
+    samples. InputError as `TextSelector`.
     """
 
     def __init__(
-        self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0, chains: Chains | None = None
+        self,
+        selector: str | Path,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        chains: Chains | None = None,
     ) -> None:
         self._selector = TextSelector(selector, temperature, top_p, chains)
         self._text: DrafterKnowledge | None = None
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
-        """The tokens to verify after `input_ids`, int32; the first call of a text has its prompt and one token."""
+        """The tokens to verify after `input_ids`, int32; the first call of a text has its prompt
+        and one token."""
         draft: list[int] = []
         with no_harm():
             if self._text is None or not grow(self._text, input_ids):

@@ -1,7 +1,7 @@
 """The decisions of the engines' plug-ins, from token ids alone.
 
-The selector is one that `espalier logs` trained. It decides at the level `text` for each request how many tokens of its
-own text are copied, or how many a draft model drafts, perhaps none.
+The selector is one that `espalier logs` trained. It decides at the level `text` for each request
+how many tokens of its own text are copied, or how many a draft model drafts, perhaps none.
 
 Legend: N tokens.
 """
@@ -26,32 +26,45 @@ from selector.schema import LOG, TEXT, InputError
 
 NAME = "espalier"  # of the entry in an engine's configuration, which holds `OPTIONS`
 OPTIONS = {"selector": str | Path, "temperature": int | float, "top_p": int | float, "draft": str}
-Chains = Callable[[Sequence[Sequence[int]], Sequence[int]], list[list[int]]]  # of tokens after texts, by their lengths
+# of tokens after texts, by their lengths
+Chains = Callable[[Sequence[Sequence[int]], Sequence[int]], list[list[int]]]
 
 
 class TextSelector:
-    """Decides for an engine whose requests have one sampling setting, with an artefact of `espalier logs`; `chains`
-    drafts, where the log had a drafter (`CachedDrafter.chains`). InputError for an artefact that cannot be read or is
-    not a log's, that drafts where nothing else does, and for a setting that is out of range."""
+    """Decides for an engine whose requests have one sampling setting, with an artefact of
+    `espalier logs`; `chains` drafts, where the log had a drafter (`CachedDrafter.chains`).
+    InputError for an artefact that cannot be read or is not a log's, that drafts where nothing else
+    does, and for a setting that is out of range."""
 
     def __init__(
-        self, selector: str | Path, temperature: float = 0.0, top_p: float = 1.0, chains: Chains | None = None
+        self,
+        selector: str | Path,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        chains: Chains | None = None,
     ) -> None:
         self._selector, self._sampling = load_selector(selector), Sampling(temperature, top_p)
         if self._selector.schema != LOG:
-            raise InputError(f"{selector}: plug-ins see token ids alone; train a selector for that: espalier logs")
+            raise InputError(
+                f"{selector}: plug-ins see token ids alone; train a selector for that: espalier "
+                "logs"
+            )
         if chains is None and any(action.drafts for action in self._selector.actions):
-            raise InputError(f"{selector}: it drafts: name its `draft` model, or train it with logs.drafter=none")
+            raise InputError(
+                f"{selector}: it drafts: name its `draft` model, or train it with logs.drafter=none"
+            )
         self._chains: Chains = chains or (lambda texts, _: [[] for _ in texts])
         self._at = cache(lambda batch: self._selector.at(temperature, top_p, None, batch, TEXT))
         self._at(1)  # checks the setting
 
     @classmethod
     def of(cls, options: object, load: Callable[[str], Chains]) -> TextSelector:
-        """From an engine's configuration, a mapping with `OPTIONS`, where `load` is given the name of a draft model;
-        InputError where it has none, or others."""
+        """From an engine's configuration, a mapping with `OPTIONS`, where `load` is given the name
+        of a draft model; InputError where it has none, or others."""
         given = dict(options) if isinstance(options, Mapping) else {}
-        if "selector" not in given or any(not isinstance(own, OPTIONS.get(key, ())) for key, own in given.items()):
+        if "selector" not in given or any(
+            not isinstance(own, OPTIONS.get(key, ())) for key, own in given.items()
+        ):
             wanted = f"{', '.join(OPTIONS)}: a path, two numbers and a model's name"
             raise InputError(f"{NAME}: its options are {wanted}, not {options}")
         draft = given.pop("draft", None)
@@ -65,23 +78,35 @@ class TextSelector:
         return known
 
     def drafts(self, texts: Sequence[DrafterKnowledge], most: Sequence[int]) -> list[list[int]]:
-        """For requests that are decoded together, the tokens that each copies or drafts, at most `most` of them."""
+        """For requests that are decoded together, the tokens that each copies or drafts, at most
+        `most` of them."""
         for text in texts:
             text.batch = len(texts)
         tuned = self._at(len(texts))
         if tuned.feature_levels:
             features = [text.features(*tuned.feature_levels) for text in texts]
-            chosen = [tuned.select(features[0])] if len(texts) == 1 else tuned.select_jointly(features)
+            chosen = (
+                [tuned.select(features[0])] if len(texts) == 1 else tuned.select_jointly(features)
+            )
         else:  # a static tree, of no token where nothing pays, needs none
             chosen = [tuned.select(None)] * len(texts)
-        wanted = [(own.copies, min(own.L1, n)) if own else (True, 0) for own, n in zip(chosen, most, strict=True)]
-        copies = [text.text.index.proposal(copy * n) for text, (copy, n) in zip(texts, wanted, strict=True)]
-        chains = self._chains([text.text.index.tokens for text in texts], [n * (not copy) for copy, n in wanted])
+        wanted = [
+            (own.copies, min(own.L1, n)) if own else (True, 0)
+            for own, n in zip(chosen, most, strict=True)
+        ]
+        copies = [
+            text.text.index.proposal(copy * n)
+            for text, (copy, n) in zip(texts, wanted, strict=True)
+        ]
+        chains = self._chains(
+            [text.text.index.tokens for text in texts], [n * (not copy) for copy, n in wanted]
+        )
         return [copied or drafted for copied, drafted in zip(copies, chains, strict=True)]
 
 
 def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:
-    """Add what `ids_N` has beyond a text; False, and nothing is added, where it is not a continuation of it."""
+    """Add what `ids_N` has beyond a text; False, and nothing is added, where it is not a
+    continuation of it."""
     own, ids = text.text.index.tokens, ids_N.tolist()
     if ids[: len(own)] != own:
         return False
@@ -91,7 +116,8 @@ def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:
 
 @contextmanager
 def no_harm() -> Iterator[None]:
-    """A decision that fails drafts nothing and must not end a server; one line says so once for each error."""
+    """A decision that fails drafts nothing and must not end a server; one line says so once for
+    each error."""
     try:
         yield
     except Exception as error:

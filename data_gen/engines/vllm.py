@@ -1,11 +1,13 @@
-"""A plug-in of vLLM: a proposer that copies, or drafts with a model of its own, as a selector decides.
+"""A plug-in of vLLM: a proposer that copies, or drafts with a model of its own, as a selector
+decides.
 
-Read and run in vLLM 0.32.0 (`v1/spec_decode/custom_class_proposer.py`, `v1/worker/gpu_model_runner.py` and
-`cpu_model_runner.py`). vLLM calls the interface experimental.
+Read and run in vLLM 0.32.0 (`v1/spec_decode/custom_class_proposer.py`,
+`v1/worker/gpu_model_runner.py` and `cpu_model_runner.py`). vLLM calls the interface experimental.
 
     --speculative-config '{"method": "custom_class", "model": "data_gen.engines.vllm.Proposer",
                            "num_speculative_tokens": 20}'
-    --additional-config '{"espalier": {"selector": "runs/mine/selector", "temperature": 0.0, "draft": "DRAFT"}}'
+    --additional-config '{"espalier": {"selector": "runs/mine/selector", "temperature": 0.0,
+    "draft": "DRAFT"}}'
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ if TYPE_CHECKING:
 
 
 class Proposer:
-    """Lookups and chains whose length is chosen for each request, so that the rows of a batch differ in length.
-    `vllm_config` has our entry in its `additional_config`; InputError as `TextSelector.of`."""
+    """Lookups and chains whose length is chosen for each request, so that the rows of a batch
+    differ in length. `vllm_config` has our entry in its `additional_config`; InputError as
+    `TextSelector.of`."""
 
     def __init__(self, vllm_config: Any) -> None:
         options = (vllm_config.additional_config or {}).get(NAME)
-        self._selector = TextSelector.of(options, lambda draft: drafter_of(vllm_config, draft).chains)
+        self._selector = TextSelector.of(
+            options, lambda draft: drafter_of(vllm_config, draft).chains
+        )
         self._longest = vllm_config.speculative_config.num_speculative_tokens
         self._room = vllm_config.model_config.max_model_len
         self._texts: list[DrafterKnowledge] = []  # of the last step, in the order of its rows
@@ -43,10 +48,15 @@ class Proposer:
         token_ids_cpu: NDArray[np.int32],
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Tokens to verify for each row of the batch, from this step's tokens (none where a row's prompt is not
-        finished), the number of all tokens of each row, and the token ids [rows, positions]."""
+        """Tokens to verify for each row of the batch, from this step's tokens (none where a row's
+        prompt is not finished), the number of all tokens of each row, and the token ids [rows,
+        positions]."""
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        room = {row: self._room - int(num_tokens_no_spec[row]) for row, new in enumerate(sampled_token_ids) if new}
+        room = {
+            row: self._room - int(num_tokens_no_spec[row])
+            for row, new in enumerate(sampled_token_ids)
+            if new
+        }
         rows = [row for row, left in room.items() if left > 0]
         before, self._texts = self._texts, []
         with no_harm():
@@ -59,7 +69,9 @@ class Proposer:
                 drafts[row] = draft
         return drafts
 
-    def _text(self, ids_N: NDArray[Any], new: int, before: list[DrafterKnowledge]) -> DrafterKnowledge:
+    def _text(
+        self, ids_N: NDArray[Any], new: int, before: list[DrafterKnowledge]
+    ) -> DrafterKnowledge:
         for at, text in enumerate(before):
             if grow(text, ids_N):
                 return before.pop(at)
@@ -67,7 +79,8 @@ class Proposer:
 
 
 def drafter_of(vllm_config: Any, draft: str) -> CachedDrafter:
-    """A draft for the engine's target, on its device in its dtype; InputError as `CachedDrafter.load`."""
+    """A draft for the engine's target, on its device in its dtype; InputError as
+    `CachedDrafter.load`."""
     from data_gen.engines.drafter import CachedDrafter  # copies need no transformers
 
     model, device = vllm_config.model_config, vllm_config.device_config.device_type

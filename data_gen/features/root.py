@@ -1,8 +1,10 @@
-"""The features at a root, before anything is drafted; `selector.schema` has their names and meanings.
+"""The features at a root, before anything is drafted; `selector.schema` has their names and
+meanings.
 
-They depend on the committed text and both models' distributions along it, so decoding and the trace of a finished text
-give the same. *Early* features need the target's distributions alone. The others also need the draft's forward pass
-over the committed tokens that its KV cache lacks, at least the root.
+They depend on the committed text and both models' distributions along it, so decoding and the trace
+of a finished text give the same. *Early* features need the target's distributions alone. The others
+also need the draft's forward pass over the committed tokens that its KV cache lacks, at least the
+root.
 
 Legend: F scalars, J keys, N tokens, V vocabulary, R roots.
 """
@@ -27,7 +29,8 @@ if TYPE_CHECKING:  # engines that have no transformers use the features of token
     from data_gen.models.pair import ModelRow, ModelRows
 
 BLOCK = 64  # distributions of the draft that are kept at once
-ROW_NUMBERS = ("target_entropy", "draft_entropy", "target_prob", "draft_prob")  # of a root, as traces hold them
+# of a root, as traces hold them
+ROW_NUMBERS = ("target_entropy", "draft_entropy", "target_prob", "draft_prob")
 LEAST_LOGIT = -1e4  # replaces minus infinity, the logit of a masked token, whose probability is 0
 USUAL = schema.DECAYS.index(0.8)  # of the running means, replaces unknown entropies
 
@@ -47,7 +50,8 @@ class TargetHistory:
 
     def __init__(self, text: TextHistory) -> None:
         self.text = text
-        self._entropies: list[float | None] = [None] * text.start  # before each token; the prompt's are not known
+        # before each token; the prompt's are not known
+        self._entropies: list[float | None] = [None] * text.start
         self._means = RunningMeans()
 
     def add(self, entropies: Sequence[float]) -> None:
@@ -57,11 +61,13 @@ class TargetHistory:
             self._means.add(entropy)
 
     def scalars(self, sampling: Sampling, batch: int = 1) -> list[float]:
-        """The early scalars at the newest token, which are the text's and then the target's; arguments as those of
-        `TextHistory.scalars`. At least one token must have been added."""
+        """The early scalars at the newest token, which are the text's and then the target's;
+        arguments as those of `TextHistory.scalars`. At least one token must have been added."""
         means, source = self._means.values(), self.text.index.source
         there = copied(self._entropies, source, schema.LONGEST_LOOKUP)
-        known = [[own for own in there[:length] if own is not None] for length in schema.SOURCE_LENGTHS]
+        known = [
+            [own for own in there[:length] if own is not None] for length in schema.SOURCE_LENGTHS
+        ]
         of_source = [sum(own) / len(own) if own else means[USUAL] for own in known]
         of_text, share = self.text.scalars(sampling, batch), len(known[-1]) / schema.LONGEST_LOOKUP
         return [*of_text, self._entropies[-1] or 0.0, *means, *of_source, share]
@@ -80,8 +86,8 @@ class DraftHistory:
         return len(self._entropies) > self._count
 
     def add(self, p: Sequence[float], q: Sequence[float], entropies: Sequence[float]) -> None:
-        """Add, for each new committed token, its probabilities by the target and by the draft, and the draft's entropy
-        before it; finally the entropy after the newest one."""
+        """Add, for each new committed token, its probabilities by the target and by the draft, and
+        the draft's entropy before it; finally the entropy after the newest one."""
         self._entropies += entropies
         for of_target, of_draft in zip(p, q, strict=True):
             agreed = of_draft >= of_target
@@ -97,19 +103,37 @@ class DraftHistory:
         return [before, after, *means, min(self._agreed, schema.LONGEST_MATCH)]
 
 
-def row_numbers(target: ModelRows, draft: ModelRows, next_tokens: Sequence[int]) -> dict[str, list[float]]:
-    """The `ROW_NUMBERS` after some consecutive tokens: both models' entropies at temperature 1, in nats, and the
-    probabilities that they give to the next tokens, of which the last one may be missing."""
-    next_N1 = torch.tensor(next_tokens, dtype=torch.int64, device=target.probs_NV.device).unsqueeze(-1)
-    probs = [model.probs_NV[: len(next_N1)].gather(-1, next_N1)[:, 0].tolist() for model in (target, draft)]
-    return dict(zip(ROW_NUMBERS, (entropies(target.logits_NV), entropies(draft.logits_NV), *probs), strict=True))
+def row_numbers(
+    target: ModelRows, draft: ModelRows, next_tokens: Sequence[int]
+) -> dict[str, list[float]]:
+    """The `ROW_NUMBERS` after some consecutive tokens: both models' entropies at temperature 1, in
+    nats, and the probabilities that they give to the next tokens, of which the last one may be
+    missing."""
+    next_N1 = torch.tensor(next_tokens, dtype=torch.int64, device=target.probs_NV.device).unsqueeze(
+        -1
+    )
+    probs = [
+        model.probs_NV[: len(next_N1)].gather(-1, next_N1)[:, 0].tolist()
+        for model in (target, draft)
+    ]
+    return dict(
+        zip(
+            ROW_NUMBERS,
+            (entropies(target.logits_NV), entropies(draft.logits_NV), *probs),
+            strict=True,
+        )
+    )
 
 
 def scalars_along(
-    tokens: Sequence[int], start: int, sampling: Sampling, numbers: Mapping[str, NDArray[np.float32]]
+    tokens: Sequence[int],
+    start: int,
+    sampling: Sampling,
+    numbers: Mapping[str, NDArray[np.float32]],
 ) -> NDArray[np.float32]:
-    """The scalars of `schema.PAIR` at the roots of a text, float32 [R, F]; zeros at the first one, the last prompt
-    token, which is at `start`. `numbers` are the `ROW_NUMBERS` of each root, [R]; the last probabilities are unread."""
+    """The scalars of `schema.PAIR` at the roots of a text, float32 [R, F]; zeros at the first one,
+    the last prompt token, which is at `start`. `numbers` are the `ROW_NUMBERS` of each root, [R];
+    the last probabilities are unread."""
     of_target, of_draft, p, q = (numbers[name].tolist() for name in ROW_NUMBERS)
     found_RF = np.zeros((len(of_target), len(schema.PAIR.scalars)), np.float32)
     text, draft = TextHistory(tokens[: start + 1]), DraftHistory()
@@ -124,7 +148,8 @@ def scalars_along(
 
 
 def lookup_lengths(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
-    """How many tokens of a lookup are right, at most `most`, at each root of a text from `start` on; uint8 [roots]."""
+    """How many tokens of a lookup are right, at most `most`, at each root of a text from `start`
+    on; uint8 [roots]."""
     index = LookupIndex(tokens[: start + 1])
     right = []
     for at in range(start + 1, start + 1 + roots):
@@ -134,8 +159,9 @@ def lookup_lengths(tokens: Sequence[int], start: int, roots: int, most: int) -> 
 
 
 class Accepted:
-    """The target's outputs at a step's root and accepted nodes, read only where a history needs them: entropies after
-    the nodes, probabilities of the tokens that follow them, and the last hidden state."""
+    """The target's outputs at a step's root and accepted nodes, read only where a history needs
+    them: entropies after the nodes, probabilities of the tokens that follow them, and the last
+    hidden state."""
 
     def __init__(self, rows: ModelRows, nodes: Sequence[int]) -> None:
         self._rows, self._nodes = rows, list(nodes)
@@ -152,10 +178,13 @@ class Accepted:
 
 
 class RootKnowledge:
-    """The features at a decoder's roots, updated step by step. The prompt's last token is the first root, the sampling
-    is the target's, and the levels that are needed are of `schema.FEATURES`, or the match."""
+    """The features at a decoder's roots, updated step by step. The prompt's last token is the first
+    root, the sampling is the target's, and the levels that are needed are of `schema.FEATURES`, or
+    the match."""
 
-    def __init__(self, prompt: Sequence[int], sampling: Sampling, feature_levels: Sequence[str]) -> None:
+    def __init__(
+        self, prompt: Sequence[int], sampling: Sampling, feature_levels: Sequence[str]
+    ) -> None:
         self.sampling = sampling
         self._match_alone = set(feature_levels) <= {schema.MATCH}
         self.needs_draft = bool({schema.LIGHT, schema.FULL} & set(feature_levels))
@@ -165,7 +194,8 @@ class RootKnowledge:
         self._following: list[int] = []  # the last step's tokens that are not in the histories yet
         self._next: list[int] = []  # the tokens that the draft's history lacks
         self._p: list[float] = []  # their probabilities
-        self._draft: list[ModelRow] = []  # the draft's outputs before each of them, and after the root
+        # the draft's outputs before each of them, and after the root
+        self._draft: list[ModelRow] = []
         self._early: list[float] = []  # scalars at the root, once they are computed
 
     def keep_match_alone(self) -> None:
@@ -179,7 +209,8 @@ class RootKnowledge:
         self._step, self._following, self._early = step, list(tokens), []
 
     def passed(self, draft: Iterable[ModelRow]) -> None:
-        """Add the draft's outputs after further tokens. The oldest go to the history where many wait for a decision."""
+        """Add the draft's outputs after further tokens. The oldest go to the history where many
+        wait for a decision."""
         if self.needs_draft:
             if len(self._draft) >= BLOCK:
                 self._update_histories()
@@ -187,7 +218,8 @@ class RootKnowledge:
             self._draft += draft
 
     def features(self, level: str) -> dict[str, Tensor] | None:
-        """The features of a level at the root; None at the first root. `light` and `full` need what `passed` adds."""
+        """The features of a level at the root; None at the first root. `light` and `full` need what
+        `passed` adds."""
         if self._step is None:
             return None
         self._update_histories()
@@ -198,18 +230,30 @@ class RootKnowledge:
             return {schema.SCALARS_KEY: torch.tensor(self._early, dtype=torch.float32)}
         states = [row.hidden_D for row in self._draft[-2:]]
         self._update_draft_history()
-        result = {schema.SCALARS_KEY: torch.tensor(self._early + self._of_draft.scalars(), dtype=torch.float32)}
+        result = {
+            schema.SCALARS_KEY: torch.tensor(
+                self._early + self._of_draft.scalars(), dtype=torch.float32
+            )
+        }
         if level == schema.FULL:
             states.insert(0, self._step.hidden_D())
-            result |= {name: state.float().cpu() for name, state in zip(schema.HIDDEN_STATES, states, strict=True)}
+            result |= {
+                name: state.float().cpu()
+                for name, state in zip(schema.HIDDEN_STATES, states, strict=True)
+            }
         return result
 
     def _update_draft_history(self) -> None:
         # the last output stays, because its next token is not known
         fresh = self._draft[1:] if self._of_draft.knows_root else self._draft
         count = len(self._draft) - 1
-        q = [float(row.probs_V[token]) for row, token in zip(self._draft[:-1], self._next[:count], strict=True)]
-        self._of_draft.add(self._p[:count], q, entropies(torch.stack([row.logits_V for row in fresh])))
+        q = [
+            float(row.probs_V[token])
+            for row, token in zip(self._draft[:-1], self._next[:count], strict=True)
+        ]
+        self._of_draft.add(
+            self._p[:count], q, entropies(torch.stack([row.logits_V for row in fresh]))
+        )
         self._next, self._p, self._draft = self._next[count:], self._p[count:], self._draft[-1:]
 
     def _update_histories(self) -> None:
@@ -225,16 +269,20 @@ class RootKnowledge:
 
 
 class DrafterKnowledge:
-    """The features at the roots of an engine that has its own drafter, updated step by step. The prompt's last token is
-    the first root, `tokens` are `Selector.tokens`, and `batch` requests are decoded together."""
+    """The features at the roots of an engine that has its own drafter, updated step by step. The
+    prompt's last token is the first root, `tokens` are `Selector.tokens`, and `batch` requests are
+    decoded together."""
 
-    def __init__(self, prompt: Sequence[int], sampling: Sampling, tokens: TokenStatistics, batch: int = 1) -> None:
+    def __init__(
+        self, prompt: Sequence[int], sampling: Sampling, tokens: TokenStatistics, batch: int = 1
+    ) -> None:
         self.sampling, self.batch, self.tokens = sampling, batch, tokens
         self.text = TextHistory(prompt)
         self._of_drafter = HitHistory(self.text)
 
     def committed(self, tokens: Sequence[int], hits: Sequence[float] = ()) -> None:
-        """Add tokens of the text and, for `drafter` features, whether the drafter predicted each, 1 or 0."""
+        """Add tokens of the text and, for `drafter` features, whether the drafter predicted each, 1
+        or 0."""
         self.text.index.extend(tokens)
         self._of_drafter.add(hits)
 
@@ -251,7 +299,8 @@ class DrafterKnowledge:
         return [*self.text.keys(), self._of_drafter.key]
 
     def features(self, level: str) -> dict[str, Tensor]:
-        """The scalars as a selector's input; for the lookup rule the match alone, which takes less time."""
+        """The scalars as a selector's input; for the lookup rule the match alone, which takes less
+        time."""
         if level == schema.MATCH:
             return {schema.MATCH: torch.tensor(float(self.text.index.match))}
         return {schema.SCALARS_KEY: torch.from_numpy(self.scalars(level))}

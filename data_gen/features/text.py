@@ -1,4 +1,5 @@
-"""The features at a root that depend only on token ids, and those of a drafter's hits: tokens that it predicted."""
+"""The features at a root that depend only on token ids, and those of a drafter's hits: tokens that
+it predicted."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ class RunningMeans:
         self._sums, self._count = [0.0] * len(schema.DECAYS), 0
 
     def add(self, value: float) -> None:
-        self._sums = [decay * total + value for decay, total in zip(schema.DECAYS, self._sums, strict=True)]
+        self._sums = [
+            decay * total + value for decay, total in zip(schema.DECAYS, self._sums, strict=True)
+        ]
         self._count += 1
 
     def values(self) -> list[float]:
@@ -73,10 +76,14 @@ class TextHistory:
     def __init__(self, prompt: Sequence[int]) -> None:
         self.index, self.start = LookupIndex(prompt), len(prompt)
         self._predicted, self._new = RunningMeans(), RunningMeans()
-        self._copied = self._steady = 0  # the latest tokens in a row: predicted ones; those whose source moved by one
-        self._seen: defaultdict[tuple[int, ...], int] = defaultdict(int)  # times, by run of a few tokens
-        self._right: defaultdict[int, Share] = defaultdict(Share)  # by class of match, of lookups' first tokens
-        self._lengths: defaultdict[int, Share] = defaultdict(Share)  # of their right tokens before a wrong one
+        # the latest tokens in a row: predicted ones; those whose source moved by one
+        self._copied = self._steady = 0
+        # times, by run of a few tokens
+        self._seen: defaultdict[tuple[int, ...], int] = defaultdict(int)
+        # by class of match, of lookups' first tokens
+        self._right: defaultdict[int, Share] = defaultdict(Share)
+        # of their right tokens before a wrong one
+        self._lengths: defaultdict[int, Share] = defaultdict(Share)
         self._counted = 0  # tokens of the index
 
     def _count(self, here: int) -> None:
@@ -95,20 +102,29 @@ class TextHistory:
         before = here - schema.LONGEST_COUNTED  # the lookup there can be judged now
         if before >= 0 and matches[before]:
             begin = sources[before] + 1
-            right = common(tokens[begin : begin + schema.LONGEST_COUNTED], tokens[before + 1 : here + 1])
+            right = common(
+                tokens[begin : begin + schema.LONGEST_COUNTED], tokens[before + 1 : here + 1]
+            )
             self._lengths[bisect(SIMILAR, matches[before])].add(right / schema.LONGEST_COUNTED)
 
     def scalars(self, sampling: Sampling, batch: int = 1) -> list[float]:
-        """The scalars at the newest token, as `TEXT_SCALARS`; `batch` is the number of requests decoded together."""
+        """The scalars at the newest token, as `TEXT_SCALARS`; `batch` is the number of requests
+        decoded together."""
         for here in range(self._counted, len(self.index)):
             self._count(here)
         self._counted = len(self.index)
         tokens, sources, matches = self.index.tokens, self.index.sources, self.index.matches
         match, source, copied_means = matches[-1], sources[-1], self._predicted.values()
-        there = self.index.predicted[source + 1 : source + 1 + schema.LONGEST_LOOKUP] if source >= 0 else []
+        there = (
+            self.index.predicted[source + 1 : source + 1 + schema.LONGEST_LOOKUP]
+            if source >= 0
+            else []
+        )
         second = sources[source] if source >= 0 else -1
         third = sources[second] if second >= 0 else -1
-        proposal, *others = (copied(tokens, place, schema.LONGEST_LOOKUP) for place in (source, second, third))
+        proposal, *others = (
+            copied(tokens, place, schema.LONGEST_LOOKUP) for place in (source, second, third)
+        )
         agrees = [common(proposal, other) for other in others]
         similar = bisect(SIMILAR, match)
         return [
@@ -157,8 +173,10 @@ class HitHistory:
         self.text = text
         self._hits: list[float] = []
         self._means = RunningMeans()
-        self._after: defaultdict[tuple[int, ...], Share] = defaultdict(Share)  # by run of a few tokens
-        self._of_copied, self._of_others = Share(), Share()  # of tokens that a lookup predicted, and of the others
+        # by run of a few tokens
+        self._after: defaultdict[tuple[int, ...], Share] = defaultdict(Share)
+        # of tokens that a lookup predicted, and of the others
+        self._of_copied, self._of_others = Share(), Share()
 
     def add(self, hits: Sequence[float]) -> None:
         """Add, for each new token of the text, whether the drafter predicted it."""
@@ -175,15 +193,20 @@ class HitHistory:
     @property
     def key(self) -> int:
         """The key that groups training roots in addition to `TextHistory.keys`."""
-        return key_of(len(schema.KEYS), self.text.index.tokens[-1], int(self._hits[-1]) if self._hits else -1)
+        return key_of(
+            len(schema.KEYS), self.text.index.tokens[-1], int(self._hits[-1]) if self._hits else -1
+        )
 
     def scalars(self) -> list[float]:
-        """The drafter's scalars at the newest token, in the order of `DRAFTER_SCALARS` but for those by key. All tokens
-        after the prompt must have been added."""
+        """The drafter's scalars at the newest token, in the order of `DRAFTER_SCALARS` but for
+        those by key. All tokens after the prompt must have been added."""
         tokens, means = self.text.index.tokens, self._means.values()
-        first = self.text.index.source + 1 - self.text.start  # the source's first token, among the hits
+        # the source's first token, among the hits
+        first = self.text.index.source + 1 - self.text.start
         there = self._hits[first : first + schema.LONGEST_LOOKUP] if first > 0 else []
-        after = [self._after.get(tuple(tokens[-count:]), NOTHING) for count in schema.PRECEDENT_LENGTHS]
+        after = [
+            self._after.get(tuple(tokens[-count:]), NOTHING) for count in schema.PRECEDENT_LENGTHS
+        ]
         return [
             *means,
             in_a_row(self._hits[: -schema.LONGEST_MATCH - 1 : -1]),
@@ -198,7 +221,8 @@ class HitHistory:
 
 @lru_cache(maxsize=1 << 16)
 def key_of(kind: int, one: int, other: int) -> int:
-    """Two numbers of one kind, both at least -1, as one key of 63 bits, mixed as in SplitMix64. Artefacts hold keys."""
+    """Two numbers of one kind, both at least -1, as one key of 63 bits, mixed as in SplitMix64.
+    Artefacts hold keys."""
     mixed, all_bits = 0, (1 << 64) - 1
     for part in (kind, one, other):
         mixed = (mixed ^ (part + 2)) * 0xBF58476D1CE4E5B9 & all_bits

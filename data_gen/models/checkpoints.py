@@ -1,4 +1,5 @@
-"""Loads models and tokenizers from Hugging Face directories or hub ids, and computes their fingerprints.
+"""Loads models and tokenizers from Hugging Face directories or hub ids, and computes their
+fingerprints.
 
 Legend: R rows and C columns of a tensor's bits.
 """
@@ -14,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 from transformers.utils.hub import cached_file, extract_commit_hash
 
@@ -29,21 +36,33 @@ WEIGHTS = "weights"  # the hash, as it is remembered
 
 
 def load_model(
-    name: str, role: str, dtype: torch.dtype, device: torch.device | str, device_map: str | None = None
+    name: str,
+    role: str,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    device_map: str | None = None,
 ) -> PreTrainedModel:
-    """Load a model on a device, or over several devices by `device_map`. InputError, which names the role or the model,
-    where it cannot be loaded, lacks weights, or cannot process token trees."""
+    """Load a model on a device, or over several devices by `device_map`. InputError, which names
+    the role or the model, where it cannot be loaded, lacks weights, or cannot process token
+    trees."""
     config = _load(AutoConfig, name, role)
-    config._attn_implementation = None  # transformers then takes sdpa, or eager where the model has no sdpa
+    # transformers then takes sdpa, or eager where the model has no sdpa
+    config._attn_implementation = None
     check_attention(config, name)
     own = {"config": config, "dtype": dtype, "device_map": device_map, "output_loading_info": True}
     model, told = _load(AutoModelForCausalLM, name, role, **own)
     if missing := sorted(told["missing_keys"]):  # transformers would make them up
-        raise InputError(f"pair.{role}: {name} lacks {len(missing)} of its weights, such as {missing[0]}")
+        raise InputError(
+            f"pair.{role}: {name} lacks {len(missing)} of its weights, such as {missing[0]}"
+        )
     if device_map is None:
         model = model.to(device)
-    elif torch.cuda.is_available() and {"cpu", "disk"} & {*map(str, getattr(model, "hf_device_map", {}).values())}:
-        raise InputError(f"pair.device_map: {name} does not fit: {device_map} leaves part of it off the devices")
+    elif torch.cuda.is_available() and {"cpu", "disk"} & {
+        *map(str, getattr(model, "hf_device_map", {}).values())
+    }:
+        raise InputError(
+            f"pair.device_map: {name} does not fit: {device_map} leaves part of it off the devices"
+        )
     if Path(name).is_dir():
         loaded_from(model, Path(name))
     elif told_file := cached_file(name, CONFIG):
@@ -57,23 +76,32 @@ def load_tokenizer(name: str, role: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def fingerprint(models: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int]) -> str:
-    """A hash of loaded models' configs and weights, the tokenizer, its chat template and the ids that end a text: 16
-    hex digits, which do not depend on dtype or device."""
+def fingerprint(
+    models: Sequence[PreTrainedModel], tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int]
+) -> str:
+    """A hash of loaded models' configs and weights, the tokenizer, its chat template and the ids
+    that end a text: 16 hex digits, which do not depend on dtype or device."""
     digest = hashlib.sha256()
     for model in models:
         name = str(model.name_or_path)
-        config = Path(name) / CONFIG if Path(name).is_dir() else Path(str(cached_file(name, CONFIG)))
+        config = (
+            Path(name) / CONFIG if Path(name).is_dir() else Path(str(cached_file(name, CONFIG)))
+        )
         digest.update(config.read_bytes() + known_weights_of(model).encode())
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    digest.update((backend.to_str() if backend else json.dumps(sorted(tokenizer.get_vocab().items()))).encode())
+    digest.update(
+        (
+            backend.to_str() if backend else json.dumps(sorted(tokenizer.get_vocab().items()))
+        ).encode()
+    )
     digest.update(json.dumps([tokenizer.chat_template, sorted(eos_ids)], sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
 
 def weights_of(model: PreTrainedModel) -> str:
-    """A hash of a loaded model's weights, by the sums of the bits in every row and column: 16 hex digits, which do not
-    depend on the device or, of floats, on the dtype, as these count in bfloat16."""
+    """A hash of a loaded model's weights, by the sums of the bits in every row and column: 16 hex
+    digits, which do not depend on the device or, of floats, on the dtype, as these count in
+    bfloat16."""
     digest = hashlib.sha256()
     for name, weights in sorted(named_weights(model), key=itemgetter(0)):
         if not weights.is_meta:
@@ -89,7 +117,8 @@ def weights_of(model: PreTrainedModel) -> str:
 
 
 def known_weights_of(model: PreTrainedModel) -> str:
-    """`weights_of` a model, remembered until its files or, by an operation of torch, its weights change."""
+    """`weights_of` a model, remembered until its files or, by an operation of torch, its weights
+    change."""
     known = recall(model, WEIGHTS)
     if isinstance(known, str):
         return known
@@ -100,11 +129,14 @@ def known_weights_of(model: PreTrainedModel) -> str:
 
 def revision(name: str) -> str | None:
     """The hub commit of a loaded model; None for a directory."""
-    return None if Path(name).is_dir() else extract_commit_hash(str(cached_file(name, CONFIG)), None)
+    return (
+        None if Path(name).is_dir() else extract_commit_hash(str(cached_file(name, CONFIG)), None)
+    )
 
 
 def text_config(name: str, role: str) -> Any:
-    """The part of a model's config that is about its text layers; InputError where it cannot be read."""
+    """The part of a model's config that is about its text layers; InputError where it cannot be
+    read."""
     return _load(AutoConfig, name, role).get_text_config()
 
 
@@ -112,7 +144,9 @@ def positions(config: Any, name: str) -> int:
     """The longest context of a model in tokens; InputError where its config does not say it."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(found, int) or found < 1:
-        raise InputError(f"{name}: its config does not say how many positions it has (max_position_embeddings)")
+        raise InputError(
+            f"{name}: its config does not say how many positions it has (max_position_embeddings)"
+        )
     return found
 
 

@@ -1,7 +1,9 @@
-"""A draft that `espalier distil` made: some of the target's layers, and its output layer over a part of the vocabulary.
+"""A draft that `espalier distil` made: some of the target's layers, and its output layer over a
+part of the vocabulary.
 
-The embeddings and the output layer's rows are the target's own and are not stored. Tokens that the draft cannot say
-have the logit minus infinity, so `q` is 0 there. This follows FR-Spec (arXiv 2502.14856) and EAGLE-3 (2503.01840).
+The embeddings and the output layer's rows are the target's own and are not stored. Tokens that the
+draft cannot say have the logit minus infinity, so `q` is 0 there. This follows FR-Spec (arXiv
+2502.14856) and EAGLE-3 (2503.01840).
 
 Legend: R tokens that the draft can say, V vocabulary, D hidden width, T tokens of a forward pass.
 """
@@ -27,7 +29,8 @@ from data_gen.models.remembered import loaded_from
 from selector.files import atomically
 from selector.schema import InputError
 
-WEIGHTS, LAYERS = "model.safetensors", "espalier_layers"  # the config key of the target's layers that it began as
+# the config key of the target's layers that it began as
+WEIGHTS, LAYERS = "model.safetensors", "espalier_layers"
 SAID = "said_tokens"  # the tensor of the token ids that the draft can say, int32 [R]
 
 
@@ -38,7 +41,9 @@ class ReducedHead(torch.nn.Module):
 
     def __init__(self, weight_RD: Tensor, said_R: Tensor, vocabulary: int) -> None:
         super().__init__()
-        self.few = torch.nn.Linear(weight_RD.shape[1], weight_RD.shape[0], bias=False, device="meta")
+        self.few = torch.nn.Linear(
+            weight_RD.shape[1], weight_RD.shape[0], bias=False, device="meta"
+        )
         self.few.weight = torch.nn.Parameter(weight_RD, requires_grad=False)
         self.register_buffer("said_R", said_R, persistent=False)
         self.in_features, self.out_features = weight_RD.shape[1], vocabulary
@@ -51,7 +56,8 @@ class ReducedHead(torch.nn.Module):
     def forward(self, hidden_TD: Tensor) -> Tensor:
         few_TR = self.few(hidden_TD)
         logits_TV = few_TR.new_full((*few_TR.shape[:-1], self.out_features), -torch.inf)
-        return logits_TV.index_copy(-1, self.said_R[: few_TR.shape[-1]], few_TR)  # a self-check cuts the rows
+        # a self-check cuts the rows
+        return logits_TV.index_copy(-1, self.said_R[: few_TR.shape[-1]], few_TR)
 
 
 def said_by(model: PreTrainedModel) -> Tensor | None:
@@ -61,36 +67,46 @@ def said_by(model: PreTrainedModel) -> Tensor | None:
 
 
 def new_draft(target: PreTrainedModel, layers: Sequence[int], said_R: Tensor) -> PreTrainedModel:
-    """A draft whose layers are copies of the target's `layers`, in its dtype on its device; its embeddings are the
-    target's. It can say the token ids `said_R`, int64. InputError where the target has no such layers."""
+    """A draft whose layers are copies of the target's `layers`, in its dtype on its device; its
+    embeddings are the target's. It can say the token ids `said_R`, int64. InputError where the
+    target has no such layers."""
     count = target.config.get_text_config().num_hidden_layers
     if not layers or not all(0 <= number < count for number in layers):
-        raise InputError(f"distil.layers={list(layers)}: the target's layers have the numbers 0 to {count - 1}")
+        raise InputError(
+            f"distil.layers={list(layers)}: the target's layers have the numbers 0 to {count - 1}"
+        )
     config = deepcopy(target.config.get_text_config())
     for key, value in config.to_dict().items():  # such as the kind of each layer
         if isinstance(value, list) and len(value) == count:
             setattr(config, key, [value[number] for number in layers])
     config.num_hidden_layers, config.tie_word_embeddings = len(layers), False
     if getattr(config, "final_logit_softcapping", None):
-        config.final_logit_softcapping = None  # it would give tokens that are not said a finite logit
+        # it would give tokens that are not said a finite logit
+        config.final_logit_softcapping = None
     setattr(config, LAYERS, list(layers))
     draft = _with_tables(config, target, said_R)
     of_target = dict(named_weights(target))
     with torch.no_grad():
         for name, weights in stored_weights(draft).items():
-            theirs = re.sub(r"(?<=layers\.)\d+", lambda number: str(layers[int(number.group())]), name, count=1)
+            theirs = re.sub(
+                r"(?<=layers\.)\d+", lambda number: str(layers[int(number.group())]), name, count=1
+            )
             weights.copy_(of_target[theirs])
     return draft
 
 
 def load_draft(name: str, target: PreTrainedModel) -> PreTrainedModel:
-    """A stored draft for a target that is loaded, in its dtype on its device; InputError where a file is missing or
-    damaged, or where the draft is for a target of another shape."""
+    """A stored draft for a target that is loaded, in its dtype on its device; InputError where a
+    file is missing or damaged, or where the draft is for a target of another shape."""
     config, table = text_config(name, "draft"), target.get_output_embeddings()
-    shape, wanted = (config.hidden_size, config.vocab_size), (table.weight.shape[1], table.out_features)
+    shape, wanted = (
+        (config.hidden_size, config.vocab_size),
+        (table.weight.shape[1], table.out_features),
+    )
     if shape != wanted:
         raise InputError(
-            f"pair.draft: {name} was distilled for a target of width {shape[0]} with {shape[1]} tokens; "
+            f"pair.draft: {name} was distilled for a target of width {shape[0]} with {shape[1]} "
+            "tokens; "
             f"{target.name_or_path} has width {wanted[0]} and {wanted[1]} tokens"
         )
     try:
@@ -107,7 +123,8 @@ def load_draft(name: str, target: PreTrainedModel) -> PreTrainedModel:
 
 
 def save_draft(draft: PreTrainedModel, folder: Path) -> None:
-    """Write a draft's config and, in bfloat16, its weights, whole or not at all; InputError where the disk is full."""
+    """Write a draft's config and, in bfloat16, its weights, whole or not at all; InputError where
+    the disk is full."""
     with atomically(folder) as partial:
         partial.mkdir()
         draft.config.to_json_file(partial / CONFIG)
@@ -125,8 +142,8 @@ def is_distilled(name: str) -> bool:
 
 
 def stored_weights(draft: PreTrainedModel) -> dict[str, Tensor]:
-    """All weights but those of the embeddings and the output layer, by name; the parameters themselves, unless they are
-    prepacked."""
+    """All weights but those of the embeddings and the output layer, by name; the parameters
+    themselves, unless they are prepacked."""
     tables = draft.get_input_embeddings(), draft.get_output_embeddings()
     of_tables = tuple(f"{name}." for name, module in draft.named_modules() if module in tables)
     return {name: own for name, own in named_weights(draft) if not name.startswith(of_tables)}
@@ -138,7 +155,9 @@ def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTra
     config.vocab_size = 8  # its own tables are replaced at once
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(config, key, None)
-    draft: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=target.dtype).to(target.device)
+    draft: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=target.dtype).to(
+        target.device
+    )
     said_R = said_R.to(target.device)
     draft.set_input_embeddings(target.get_input_embeddings())
     draft.set_output_embeddings(ReducedHead(table.weight.detach()[said_R].clone(), said_R, rows))

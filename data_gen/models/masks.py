@@ -1,7 +1,7 @@
 """Attention masks for forward passes over token trees, one for each kind of layer.
 
-Full attention sees all committed tokens and a node's ancestors. Sliding attention sees those of them whose positions
-are near; nodes of one depth share a position, though not a cache row.
+Full attention sees all committed tokens and a node's ancestors. Sliding attention sees those of
+them whose positions are near; nodes of one depth share a position, though not a cache row.
 
 Legend: W tokens of one forward pass, R cached tree rows (with the W), C all cached rows.
 """
@@ -24,24 +24,29 @@ HONOURED = ("eager", "sdpa")  # attention implementations that take any mask of 
 
 
 def check_attention(config: Any, name: str) -> None:
-    """InputError with the model's name if its layers or its attention implementation cannot process token trees."""
-    others = sorted({*get_layer_types_and_kwargs(config.get_text_config())[0]} - {FULL, SLIDING, NO_CACHE})
+    """InputError with the model's name if its layers or its attention implementation cannot process
+    token trees."""
+    others = sorted(
+        {*get_layer_types_and_kwargs(config.get_text_config())[0]} - {FULL, SLIDING, NO_CACHE}
+    )
     if others:
         raise InputError(
-            f"{name}: has layers of the kind {' and '.join(others)}; token trees need full or sliding attention, "
+            f"{name}: has layers of the kind {' and '.join(others)}; token trees need full or "
+            "sliding attention, "
             "whose cached rows can be dropped again"
         )
     implementation = config.get_text_config()._attn_implementation
     if implementation not in (None, *HONOURED):
         raise InputError(
-            f"{name}: attn_implementation {implementation} does not honour the masks of token trees; "
+            f"{name}: attn_implementation {implementation} does not honour the masks of token "
+            "trees; "
             f"load it with one of {', '.join(HONOURED)}"
         )
 
 
 class TreeMasks:
-    """Builds the masks of a model, in the form of transformers' `create_masks_for_generate`: one additive float mask
-    [1, 1, W, C], or a dictionary of them by the kind of layer."""
+    """Builds the masks of a model, in the form of transformers' `create_masks_for_generate`: one
+    additive float mask [1, 1, W, C], or a dictionary of them by the kind of layer."""
 
     def __init__(self, config: Any) -> None:
         text = config.get_text_config()
@@ -49,12 +54,14 @@ class TreeMasks:
         self.by_kind = SLIDING in kinds  # else all layers are alike and take one mask
         self.window = getattr(text, "sliding_window", None) if self.by_kind or not kinds else None
 
-    def build(self, visible_WR: Tensor, offsets: Sequence[Tensor], committed: int, dtype: torch.dtype) -> Any:
+    def build(
+        self, visible_WR: Tensor, offsets: Sequence[Tensor], committed: int, dtype: torch.dtype
+    ) -> Any:
         """The masks for a cache that holds so many committed rows, and then those of the tree.
 
-        A token attends to all committed rows, and to the tree's rows that are true in `visible_WR`. `offsets` are the
-        positions of the tree's rows, counted from the end of the committed ones; int64, for each forward pass, the
-        coming one included.
+        A token attends to all committed rows, and to the tree's rows that are true in `visible_WR`.
+        `offsets` are the positions of the tree's rows, counted from the end of the committed ones;
+        int64, for each forward pass, the coming one included.
         """
         device = offsets[-1].device
         seen_WC = pad(visible_WR.to(device), (committed, 0), value=True)
@@ -62,13 +69,17 @@ class TreeMasks:
         return self._masks(seen_WC, offsets_C, offsets[-1], dtype)
 
     def causal(self, places_BW: Tensor, rows: int, dtype: torch.dtype) -> Any:
-        """As `build`, for tokens at some places of several texts, whose caches have so many `rows`: [B, 1, W, C]."""
+        """As `build`, for tokens at some places of several texts, whose caches have so many `rows`:
+        [B, 1, W, C]."""
         rows_C = torch.arange(rows, device=places_BW.device)
         return self._masks(rows_C <= places_BW.unsqueeze(-1), rows_C, places_BW, dtype)
 
-    def _masks(self, seen_WC: Tensor, offsets_C: Tensor, offsets_W: Tensor, dtype: torch.dtype) -> Any:
+    def _masks(
+        self, seen_WC: Tensor, offsets_C: Tensor, offsets_W: Tensor, dtype: torch.dtype
+    ) -> Any:
         full = sliding = _additive(seen_WC, dtype)
-        if self.window is not None and len(offsets_C) > self.window:  # else the window holds all rows
+        # else the window holds all rows
+        if self.window is not None and len(offsets_C) > self.window:
             near_WC = offsets_C > offsets_W.unsqueeze(-1) - self.window
             sliding = _additive(seen_WC & near_WC, dtype)
         return {FULL: full, SLIDING: sliding} if self.by_kind else sliding
@@ -76,4 +87,5 @@ class TreeMasks:
 
 def _additive(seen_WC: Tensor, dtype: torch.dtype) -> Tensor:
     mask = torch.zeros(seen_WC.shape, dtype=dtype, device=seen_WC.device)
-    return mask.masked_fill_(~seen_WC, torch.finfo(dtype).min).view(-1, 1, *seen_WC.shape[-2:])  # one text, or several
+    # one text, or several
+    return mask.masked_fill_(~seen_WC, torch.finfo(dtype).min).view(-1, 1, *seen_WC.shape[-2:])

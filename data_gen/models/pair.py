@@ -1,9 +1,11 @@
 """A pair of target and draft model, and a model with its KV cache.
 
-The models share a vocabulary. The padding of their tables may differ within a family: Qwen2.5 has 151,936 rows in its
-small models and 152,064 in its large ones. The shorter table is filled up with tokens of probability 0.
+The models share a vocabulary. The padding of their tables may differ within a family: Qwen2.5 has
+151,936 rows in its small models and 152,064 in its large ones. The shorter table is filled up with
+tokens of probability 0.
 
-Legend: W tokens of one forward pass, R cached rows beyond the committed ones, V vocabulary, D hidden width.
+Legend: W tokens of one forward pass, R cached rows beyond the committed ones, V vocabulary, D
+    hidden width.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class ModelRow(NamedTuple):
 
 
 class ModelRows(NamedTuple):
-    """One model's outputs after N consecutive tokens; `probs_NV` are the distributions that it samples from."""
+    """One model's outputs after N consecutive tokens; `probs_NV` are the distributions that it
+    samples from."""
 
     probs_NV: Tensor
     logits_NV: Tensor
@@ -61,9 +64,9 @@ class Pass(NamedTuple):
 class CachedModel:
     """A causal language model and its KV cache over one context.
 
-    The cache holds `committed` rows, which every later token sees, and after them the rows of a token tree. `keep`
-    commits the accepted path and drops the other rows of the tree. Layers with a sliding window keep all rows, too, and
-    the mask hides them, because a tree may still need them.
+    The cache holds `committed` rows, which every later token sees, and after them the rows of a
+    token tree. `keep` commits the accepted path and drops the other rows of the tree. Layers with a
+    sliding window keep all rows, too, and the mask hides them, because a tree may still need them.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -73,12 +76,14 @@ class CachedModel:
         self._finite = torch.ones((), dtype=torch.bool, device=model.device)
 
     @torch.inference_mode()
-    def forward(self, tokens_W: Tensor, offsets_W: Tensor, visible_WR: Tensor, last: int = 0) -> Pass:
-        """A forward pass over W tokens of a tree, int64; their rows are appended to the cache. `last` is the number of
-        last tokens whose logits are returned, 0 for all.
+    def forward(
+        self, tokens_W: Tensor, offsets_W: Tensor, visible_WR: Tensor, last: int = 0
+    ) -> Pass:
+        """A forward pass over W tokens of a tree, int64; their rows are appended to the cache.
+        `last` is the number of last tokens whose logits are returned, 0 for all.
 
-        Positions are int64 offsets from the end of the committed tokens. Every token attends to all committed rows, and
-        to the tree's rows, itself included, that are true in `visible_WR`.
+        Positions are int64 offsets from the end of the committed tokens. Every token attends to all
+        committed rows, and to the tree's rows, itself included, that are true in `visible_WR`.
         """
         device = self.model.device
         self._offsets.append(offsets_W.to(device))
@@ -87,18 +92,22 @@ class CachedModel:
         with head.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0])):
             output = self.model(
                 tokens_W.to(device).unsqueeze(0),
-                attention_mask=self._masks.build(visible_WR, self._offsets, self.committed, self.model.dtype),
+                attention_mask=self._masks.build(
+                    visible_WR, self._offsets, self.committed, self.model.dtype
+                ),
                 position_ids=(self._offsets[-1] + self.committed).unsqueeze(0),
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=last,
             )
-        logits_WV = output.logits[0].to(device)  # a model that is spread over devices may end on another one
+        # a model that is spread over devices may end on another one
+        logits_WV = output.logits[0].to(device)
         self._finite = self._finite & logits_WV.amax(-1).isfinite().all()
         return Pass(logits_WV, given[0][0].to(device))
 
     def extend(self, tokens: Sequence[int], last: int = 0) -> Pass:
-        """One causal forward pass over consecutive tokens, which are committed at once; `last` as in `forward`."""
+        """One causal forward pass over consecutive tokens, which are committed at once; `last` as
+        in `forward`."""
         count = len(tokens)
         causal = torch.ones(count, count, dtype=torch.bool).tril_()
         result = self.forward(torch.tensor(list(tokens)), torch.arange(count), causal, last)
@@ -106,26 +115,33 @@ class CachedModel:
         return result
 
     def fill(self, tokens: Sequence[int]) -> None:
-        """Commit consecutive tokens without returning logits, in forward passes over at most `FILL` tokens."""
+        """Commit consecutive tokens without returning logits, in forward passes over at most `FILL`
+        tokens."""
         for begin in range(0, len(tokens), FILL):
             self.extend(tokens[begin : begin + FILL], last=1)
 
     def check(self) -> None:
-        """InputError, which names the model, where a logit so far was NaN or plus infinity. It waits for a GPU."""
+        """InputError, which names the model, where a logit so far was NaN or plus infinity. It
+        waits for a GPU."""
         if not bool(self._finite):
             name = self.model.name_or_path
-            raise InputError(f"{name}: the model gives numbers that are not finite (NaN or infinity)")
+            raise InputError(
+                f"{name}: the model gives numbers that are not finite (NaN or infinity)"
+            )
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
-        """Commit the given tree rows (ascending; 0 is the first row of the tree) and drop all other tree rows."""
+        """Commit the given tree rows (ascending; 0 is the first row of the tree) and drop all other
+        tree rows."""
         kept = self.committed + len(path)
         in_place = list(path) == list(range(len(path)))
         if not in_place or len(path) < sum(map(len, self._offsets)):
             source = torch.tensor(path, dtype=torch.int64) + self.committed
             cached: list[Any] = self.cache.layers
             layers = [layer for layer in cached if layer.is_initialized]
-            sources = {device: source.to(device) for device in {layer.keys.device for layer in layers}}
+            sources = {
+                device: source.to(device) for device in {layer.keys.device for layer in layers}
+            }
             for layer in layers:
                 for name in ("keys", "values"):  # [1, heads, rows, head width] each
                     rows = getattr(layer, name)
@@ -147,15 +163,22 @@ class ModelPair:
 
     @classmethod
     def load(
-        cls, target: str, draft: str, device: str = "auto", dtype: str = "float32", device_map: str | None = None
+        cls,
+        target: str,
+        draft: str,
+        device: str = "auto",
+        dtype: str = "float32",
+        device_map: str | None = None,
     ) -> ModelPair:
-        """Load from Hugging Face directories, hub ids or GGUF files, or by the name `smollm2` (`gguf.resolved`).
-        InputError where a model cannot be read or cannot process token trees, or where the vocabularies differ.
+        """Load from Hugging Face directories, hub ids or GGUF files, or by the name `smollm2`
+        (`gguf.resolved`). InputError where a model cannot be read or cannot process token trees, or
+        where the vocabularies differ.
 
         Args:
             device: a torch device; "auto" takes a GPU if there is one.
             dtype: a key of `DTYPES`.
-            device_map: how transformers spreads the target over devices; the draft is on the target's first one.
+            device_map: how transformers spreads the target over devices; the draft is on the
+                target's first one.
         """
         device = resolve_device(device)
         names = target, draft = resolved(target, "target"), resolved(draft, "draft")
@@ -182,7 +205,10 @@ class ModelPair:
     @property
     def max_positions(self) -> int:
         """The longest context that both models take; InputError where a config does not say it."""
-        return min(positions(self.target.config, self.names[0]), positions(self.draft.config, self.names[1]))
+        return min(
+            positions(self.target.config, self.names[0]),
+            positions(self.draft.config, self.names[1]),
+        )
 
     @property
     def vocabulary(self) -> int:
@@ -200,8 +226,8 @@ def eos_ids(model: PreTrainedModel) -> frozenset[int]:
 
 @contextmanager
 def without_own_settings(*models: PreTrainedModel) -> Iterator[None]:
-    """Inside the context, the models have empty generation configs: `generate` would take settings from a checkpoint's
-    config, such as penalties, which change the law of the text."""
+    """Inside the context, the models have empty generation configs: `generate` would take settings
+    from a checkpoint's config, such as penalties, which change the law of the text."""
     own = [model.generation_config for model in models]
     for model in models:
         model.generation_config = GenerationConfig()
@@ -213,7 +239,8 @@ def without_own_settings(*models: PreTrainedModel) -> Iterator[None]:
 
 
 def resolve_device(device: str) -> str:
-    """The torch device that is meant: "auto" takes a GPU where there is one. InputError unless torch has it here."""
+    """The torch device that is meant: "auto" takes a GPU where there is one. InputError unless
+    torch has it here."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -224,19 +251,27 @@ def resolve_device(device: str) -> str:
 
 
 def scored(model: Any) -> int:
-    """The number of tokens that a model scores: the rows of its output table, unless it can say some tokens alone."""
+    """The number of tokens that a model scores: the rows of its output table, unless it can say
+    some tokens alone."""
     table = model.get_output_embeddings()
-    return table.out_features if isinstance(table, ReducedHead | PrepackedLinear) else int(table.weight.shape[0])
+    return (
+        table.out_features
+        if isinstance(table, ReducedHead | PrepackedLinear)
+        else int(table.weight.shape[0])
+    )
 
 
 def shared_tokenizer(target: str, draft: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a pair, by its names; a distilled draft has none of its own. InputError where one cannot be
-    read, or maps other strings to the same ids: it names the first id that differs."""
+    """The tokenizer of a pair, by its names; a distilled draft has none of its own. InputError
+    where one cannot be read, or maps other strings to the same ids: it names the first id that
+    differs."""
     found = load_tokenizer(target, "target")
     vocabulary = found.get_vocab()
     other = vocabulary if is_distilled(draft) else load_tokenizer(draft, "draft").get_vocab()
     if other != vocabulary:
-        token_of = [{number: token for token, number in each.items()} for each in (vocabulary, other)]
+        token_of = [
+            {number: token for token, number in each.items()} for each in (vocabulary, other)
+        ]
         first = min(number for _, number in vocabulary.items() ^ other.items())
         ours, theirs = (repr(tokens[first]) if first in tokens else "none" for tokens in token_of)
         raise InputError(
@@ -247,8 +282,9 @@ def shared_tokenizer(target: str, draft: str) -> PreTrainedTokenizerBase:
 
 
 def widen(model: Any, size: int) -> list[RemovableHandle]:
-    """Let a model score `size` tokens, minus infinity for those beyond its table. As an input, such a token is read as
-    the table's last one. The returned hooks, which are context managers, undo it."""
+    """Let a model score `size` tokens, minus infinity for those beyond its table. As an input, such
+    a token is read as the table's last one. The returned hooks, which are context managers, undo
+    it."""
     missing, rows = size - scored(model), int(model.get_input_embeddings().weight.shape[0])
     if missing <= 0:
         return []
@@ -260,4 +296,7 @@ def widen(model: Any, size: int) -> list[RemovableHandle]:
         output.logits = pad(output.logits, (0, missing), value=float("-inf"))
         return output
 
-    return [model.get_input_embeddings().register_forward_pre_hook(within), model.register_forward_hook(fill_up)]
+    return [
+        model.get_input_embeddings().register_forward_pre_hook(within),
+        model.register_forward_hook(fill_up),
+    ]

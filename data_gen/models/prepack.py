@@ -1,18 +1,22 @@
-"""On a CPU: linear layers whose weights are laid out once, at loading, as oneDNN's kernels read them.
+"""On a CPU: linear layers whose weights are laid out once, at loading, as oneDNN's kernels read
+them.
 
-A decoding step multiplies the weights by a few rows: one in plain decoding, two to seventeen where drafted tokens are
-verified. Reading the weights from memory takes most of the time, whatever the number of rows. But `linear` gets plain
-rows of weights, and on many processors its float32 kernel takes up to twice as long for 2 to 16 rows as for one. With
-the weights in oneDNN's own blocks it takes 1.1 to 1.3 times as long, and less than `linear` at every size, so a draft
-costs what memory says (`espalier latency` prints both on the machine at hand).
+A decoding step multiplies the weights by a few rows: one in plain decoding, two to seventeen where
+drafted tokens are verified. Reading the weights from memory takes most of the time, whatever the
+number of rows. But `linear` gets plain rows of weights, and on many processors its float32 kernel
+takes up to twice as long for 2 to 16 rows as for one. With the weights in oneDNN's own blocks it
+takes 1.1 to 1.3 times as long, and less than `linear` at every size, so a draft costs what memory
+says (`espalier latency` prints both on the machine at hand).
 
-torch has operators for such weights, which its compiler calls and its documentation leaves out. So each layer is
-compared with `linear` when it is laid out, and stays as it was where they differ or an operator is missing. The public
-ways serve less: `torch.utils.mkldnn.to_mkldnn` also converts every input and every output, and `torch.compile` with
-`freezing`, which arrives at the same operators, needs a C++ compiler and compiles anew for other shapes of a tree.
+torch has operators for such weights, which its compiler calls and its documentation leaves out. So
+each layer is compared with `linear` when it is laid out, and stays as it was where they differ or
+an operator is missing. The public ways serve less: `torch.utils.mkldnn.to_mkldnn` also converts
+every input and every output, and `torch.compile` with `freezing`, which arrives at the same
+operators, needs a C++ compiler and compiles anew for other shapes of a tree.
 
-Weights that serve a lookup of embeddings, too, are kept for that; all others are given up, so that memory is not
-doubled. Fingerprints, self-checks, training and files are of the plain weights, which `named_weights` gives back.
+Weights that serve a lookup of embeddings, too, are kept for that; all others are given up, so that
+memory is not doubled. Fingerprints, self-checks, training and files are of the plain weights, which
+`named_weights` gives back.
 
 Legend: N rows, I inputs, O outputs of a layer.
 """
@@ -35,7 +39,8 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}  # shares of the outputs
 
 
 class PrepackedLinear(torch.nn.Module):
-    """A linear layer with a weight in oneDNN's layout. A deep copy of it is a plain layer, which can be changed.
+    """A linear layer with a weight in oneDNN's layout. A deep copy of it is a plain layer, which
+    can be changed.
 
     Args:
         plain: the layer, on a CPU; its dtype is float32 or bfloat16.
@@ -44,10 +49,15 @@ class PrepackedLinear(torch.nn.Module):
 
     def __init__(self, plain: torch.nn.Linear, is_tied: bool) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.is_tied = plain.in_features, plain.out_features, is_tied
+        self.in_features, self.out_features, self.is_tied = (
+            plain.in_features,
+            plain.out_features,
+            is_tied,
+        )
         self.dtype = plain.weight.dtype
         self.bias = plain.bias
-        self.changes = 0 if plain.weight.is_inference() else plain.weight._version  # of the plain weight, in place
+        # of the plain weight, in place
+        self.changes = 0 if plain.weight.is_inference() else plain.weight._version
         self._packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), ROWS)
 
     @property
@@ -56,15 +66,20 @@ class PrepackedLinear(torch.nn.Module):
         return self._packed.to_dense()
 
     def forward(self, values: Tensor) -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(values, self._packed, self.bias, "none", [], "")
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(
+            values, self._packed, self.bias, "none", [], ""
+        )
         return result
 
     def plain(self, outputs: int | None = None) -> torch.nn.Linear:
-        """A layer with the plain weight, which needs no gradient; or with its first rows, for so many outputs."""
+        """A layer with the plain weight, which needs no gradient; or with its first rows, for so
+        many outputs."""
         found = torch.nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         found.weight = torch.nn.Parameter(self.weight[:outputs].clone(), requires_grad=False)
         if self.bias is not None:
-            found.bias = torch.nn.Parameter(self.bias[:outputs].detach().clone(), requires_grad=False)
+            found.bias = torch.nn.Parameter(
+                self.bias[:outputs].detach().clone(), requires_grad=False
+            )
         return found
 
     def __deepcopy__(self, copied: dict[int, Any]) -> torch.nn.Module:
@@ -72,24 +87,37 @@ class PrepackedLinear(torch.nn.Module):
 
 
 def prepack(model: Any) -> None:
-    """Lay out the weights of a model's linear layers, in place, if the model computes on a CPU in a dtype that the
-    processor has; other layers than `torch.nn.Linear` stay as they are. A line on the standard error says if one of
-    these does, and why. Neither training nor `Module.to` is possible afterwards."""
+    """Lay out the weights of a model's linear layers, in place, if the model computes on a CPU in a
+    dtype that the processor has; other layers than `torch.nn.Linear` stay as they are. A line on
+    the standard error says if one of these does, and why. Neither training nor `Module.to` is
+    possible afterwards."""
     modules = list(model.modules())
     linear_weights = Counter(id(module.weight) for module in modules if _is_plain(module))
-    others = {id(weight) for module in modules if not _is_plain(module) for weight in module._parameters.values()}
+    others = {
+        id(weight)
+        for module in modules
+        if not _is_plain(module)
+        for weight in module._parameters.values()
+    }
     failures: list[str] = []
     for module in modules:
         for name, layer in list(module.named_children()):
             # where several layers share a weight, none could give it up
-            if _is_plain(layer) and linear_weights[id(layer.weight)] == 1 and can_be_prepacked(layer.weight):
+            if (
+                _is_plain(layer)
+                and linear_weights[id(layer.weight)] == 1
+                and can_be_prepacked(layer.weight)
+            ):
                 try:
                     setattr(module, name, _checked(layer, is_tied=id(layer.weight) in others))
                 except RuntimeError as error:  # ours, or whatever an undocumented operator raises
                     failures.append(str(error).splitlines()[0])
     if failures:
         what = f"{len(failures)} linear layers of {getattr(model, 'name_or_path', 'a model')}"
-        print(f"espalier: {what} stay as they are, and steps take longer: {failures[0]}", file=sys.stderr)
+        print(
+            f"espalier: {what} stay as they are, and steps take longer: {failures[0]}",
+            file=sys.stderr,
+        )
 
 
 def _is_plain(module: torch.nn.Module) -> bool:
@@ -97,7 +125,8 @@ def _is_plain(module: torch.nn.Module) -> bool:
 
 
 def can_be_prepacked(weight: Tensor) -> bool:
-    """Whether oneDNN computes with weights of this dtype on this device, at the speed of the processor."""
+    """Whether oneDNN computes with weights of this dtype on this device, at the speed of the
+    processor."""
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCES or not _has_operators():
         return False
     return weight.dtype != torch.bfloat16 or computes_in_bfloat16()
@@ -113,7 +142,9 @@ def computes_in_bfloat16() -> bool:
 @cache
 def _has_operators() -> bool:
     names = ("_reorder_linear_weight", "_linear_pointwise")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
+    return torch.backends.mkldnn.is_available() and all(
+        hasattr(torch.ops.mkldnn, name) for name in names
+    )
 
 
 @torch.inference_mode()
@@ -125,13 +156,15 @@ def _checked(layer: torch.nn.Linear, is_tied: bool) -> PrepackedLinear:
     packed = PrepackedLinear(layer, is_tied)
     difference = float((packed(values_NI).float() - expected_NO).abs().amax())
     if not difference <= TOLERANCES[layer.weight.dtype] * float(expected_NO.std()):
-        raise RuntimeError(f"laid out, one would compute something else (a difference of {difference:.2g})")
+        raise RuntimeError(
+            f"laid out, one would compute something else (a difference of {difference:.2g})"
+        )
     return packed
 
 
 def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """A model's parameters and stored buffers by name, each once, as before `prepack`: the weights of prepacked layers
-    are made anew."""
+    """A model's parameters and stored buffers by name, each once, as before `prepack`: the weights
+    of prepacked layers are made anew."""
     yield from model.named_parameters()
     stored = model.state_dict().keys()  # other buffers are computed
     for name, buffer in model.named_buffers():

@@ -1,9 +1,10 @@
-"""What earlier processes found out about models: hashes of their weights, and up to what length they were checked.
+"""What earlier processes found out about models: hashes of their weights, and up to what length
+they were checked.
 
-Both take seconds and never change. An entry is a small JSON file in the user's cache. It belongs to the files that a
-model was loaded from, by their names, sizes and times of change, to its config, and to the versions of the packages
-that loaded it. A model that was not loaded here, or whose weights were changed in memory since, has no entry, and is
-remembered in its process alone.
+Both take seconds and never change. An entry is a small JSON file in the user's cache. It belongs to
+the files that a model was loaded from, by their names, sizes and times of change, to its config,
+and to the versions of the packages that loaded it. A model that was not loaded here, or whose
+weights were changed in memory since, has no entry, and is remembered in its process alone.
 """
 
 from __future__ import annotations
@@ -33,18 +34,24 @@ class Origin(NamedTuple):
 
 
 _origins: weakref.WeakKeyDictionary[Any, Origin] = weakref.WeakKeyDictionary()
-_here: weakref.WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = weakref.WeakKeyDictionary()  # in this process
+# in this process
+_here: weakref.WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
 
 def cache_folder() -> Path:
-    """Where converted models and what is known of models are kept: `$ESPALIER_CACHE`, else `espalier` in the user's
-    cache."""
+    """Where converted models and what is known of models are kept: `$ESPALIER_CACHE`, else
+    `espalier` in the user's cache."""
     own, users = os.environ.get("ESPALIER_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own).absolute() if own else (Path(users) if users else Path.home() / ".cache") / "espalier"
+    return (
+        Path(own).absolute()
+        if own
+        else (Path(users) if users else Path.home() / ".cache") / "espalier"
+    )
 
 
 def loaded_from(model: Any, folder: Path, target: Any = None) -> None:
-    """Remember that a model's weights are those of a folder's files; of a distilled draft also those of its target."""
+    """Remember that a model's weights are those of a folder's files; of a distilled draft also
+    those of its target."""
     files = []
     for path in sorted(folder.iterdir()):
         if path.is_file():
@@ -53,7 +60,9 @@ def loaded_from(model: Any, folder: Path, target: Any = None) -> None:
     origin = _origins.get(target) if target is not None else None
     if target is None or origin is not None:
         parts = [files, origin and origin.files, *map(_version, PACKAGES)]
-        _origins[model] = Origin(hashlib.sha256(json.dumps(parts).encode()).hexdigest(), _state(model))
+        _origins[model] = Origin(
+            hashlib.sha256(json.dumps(parts).encode()).hexdigest(), _state(model)
+        )
 
 
 def _version(package: str) -> str:
@@ -72,8 +81,8 @@ def recall(model: Any, key: str) -> Any:
 
 
 def remember(model: Any, key: str, value: Any) -> None:
-    """Remember a JSON value, for later processes, too, if the model's files are known; an unwritable cache only costs
-    time."""
+    """Remember a JSON value, for later processes, too, if the model's files are known; an
+    unwritable cache only costs time."""
     _here[model] = _as_it_is(model), {**_known_here(model), key: value}
     path = _path(model)
     if path:
@@ -104,14 +113,24 @@ def _path(model: Any) -> Path | None:
 def _as_it_is(model: Any) -> str:
     """The model's weights, by `_state`, and how it computes."""
     implementation = model.config.get_text_config()._attn_implementation
-    parts = [_state(model), model.config.to_json_string(), implementation, str(model.dtype), model.device.type]
+    parts = [
+        _state(model),
+        model.config.to_json_string(),
+        implementation,
+        str(model.dtype),
+        model.device.type,
+    ]
     return json.dumps(parts)
 
 
 def _state(model: Any) -> State:
-    """The number of a model's weights, and a number that rises when one of them is changed in place. Prepacked weights
-    count as before; tied ones stay parameters."""
+    """The number of a model's weights, and a number that rises when one of them is changed in
+    place. Prepacked weights count as before; tied ones stay parameters."""
     own = list(model.parameters())
-    packed = [layer for layer in model.modules() if isinstance(layer, PrepackedLinear) and not layer.is_tied]
+    packed = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, PrepackedLinear) and not layer.is_tied
+    ]
     changes = sum(weight._version for weight in own if not weight.is_inference())
     return len(own) + len(packed), changes + sum(layer.changes for layer in packed)

@@ -1,4 +1,5 @@
-"""From logits to the sampled distribution: temperature, top-k, nucleus and min-p, in transformers' order.
+"""From logits to the sampled distribution: temperature, top-k, nucleus and min-p, in transformers'
+order.
 
 Legend: N distributions, V vocabulary.
 """
@@ -13,7 +14,8 @@ from torch import Tensor
 
 import selector.sampling
 
-ELEMENTS = 1 << 22  # logits that are filtered at once; the sort of a nucleus takes forty bytes for each
+# logits that are filtered at once; the sort of a nucleus takes forty bytes for each
+ELEMENTS = 1 << 22
 
 
 class Sampling(selector.sampling.Sampling):
@@ -43,18 +45,26 @@ class Sampling(selector.sampling.Sampling):
         return {"do_sample": True, "temperature": self.temperature, **kept}
 
     def probabilities(self, logits_V: Tensor) -> Tensor:
-        """Distributions [..., V] of logits [..., V], on their device; float64 for float64 logits, else float32.
+        """Distributions [..., V] of logits [..., V], on their device; float64 for float64 logits,
+        else float32.
 
         Apart from the result, memory does not grow with the number of rows.
         """
         dtype = torch.promote_types(logits_V.dtype, torch.float32)
         if self.temperature == 0:
-            return torch.zeros_like(logits_V, dtype=dtype).scatter_(-1, logits_V.argmax(-1, keepdim=True), 1.0)
+            return torch.zeros_like(logits_V, dtype=dtype).scatter_(
+                -1, logits_V.argmax(-1, keepdim=True), 1.0
+            )
         if self.cuts_nothing:
-            return (logits_V.to(dtype) / self.temperature if self.temperature != 1 else logits_V).softmax(-1, dtype)
+            return (
+                logits_V.to(dtype) / self.temperature if self.temperature != 1 else logits_V
+            ).softmax(-1, dtype)
         probs_V = torch.empty(logits_V.shape, dtype=dtype, device=logits_V.device)
         vocabulary = logits_V.shape[-1]
-        parts = (each.reshape(-1, vocabulary).split(max(1, ELEMENTS // vocabulary)) for each in (logits_V, probs_V))
+        parts = (
+            each.reshape(-1, vocabulary).split(max(1, ELEMENTS // vocabulary))
+            for each in (logits_V, probs_V)
+        )
         for logits_NV, probs_NV in zip(*parts, strict=True):
             probs_NV.copy_(self._filtered(logits_NV.to(dtype)))
         return probs_V
@@ -70,13 +80,15 @@ class Sampling(selector.sampling.Sampling):
             sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
             before_NV = sorted_NV.cumsum(-1, dtype=torch.float64) - sorted_NV
             kept_NV = torch.where(before_NV < self.top_p, sorted_NV, 0.0)
-            probs_NV = torch.zeros_like(probs_NV).scatter_(-1, order_NV, kept_NV / kept_NV.sum(-1, keepdim=True))
+            probs_NV = torch.zeros_like(probs_NV).scatter_(
+                -1, order_NV, kept_NV / kept_NV.sum(-1, keepdim=True)
+            )
         if self.min_p > 0:
             probs_NV = probs_NV * (probs_NV >= self.min_p * probs_NV.amax(-1, keepdim=True))
             probs_NV = probs_NV / probs_NV.sum(-1, keepdim=True)
         return probs_NV
 
     def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
-        """Distributions [N, V] at N places, from the logits there; `texts` returns the text up to each, for subclasses
-        whose distribution depends on it."""
+        """Distributions [N, V] at N places, from the logits there; `texts` returns the text up to
+        each, for subclasses whose distribution depends on it."""
         return self.probabilities(logits_NV)

@@ -1,9 +1,10 @@
 """Checks that a model's logits on a token tree equal those of plain forward passes over its paths.
 
-The check runs the model over the largest tree after a context, commits a part of one branch and runs it over two more
-tokens. Contexts end shortly before and after every length at which the config says that the model changes: attention
-windows and scaled rotary positions. It is made strictly with a float32 copy of a few layers, because rounding in
-bfloat16 can hide a wrong mask, and loosely with the model itself.
+The check runs the model over the largest tree after a context, commits a part of one branch and
+runs it over two more tokens. Contexts end shortly before and after every length at which the config
+says that the model changes: attention windows and scaled rotary positions. It is made strictly with
+a float32 copy of a few layers, because rounding in bfloat16 can hide a wrong mask, and loosely with
+the model itself.
 
 Legend: N nodes, T tokens, V vocabulary.
 """
@@ -27,7 +28,8 @@ from selector.actions import ActionSpace
 from selector.files import first_line
 from selector.schema import InputError
 
-CHANGES = (  # config keys whose values are lengths at which a model changes; rotary positions at the last two
+# config keys whose values are lengths at which a model changes; rotary positions at the last two
+CHANGES = (
     *("sliding_window", "window_size", "attention_window", "attention_chunk_size"),
     *("original_max_position_embeddings", "max_position_embeddings"),
 )
@@ -35,7 +37,8 @@ SPACE = ActionSpace.default()  # its largest tree is checked
 SHORT = 6  # tokens of the shortest context
 AROUND = 3  # tokens between a context's end and a length at which the model changes
 FURTHER = 2  # tokens after a commit
-# the largest difference, as a share of the logits' standard deviation: of the copy, and of the model by its dtype
+# the largest difference, as a share of the logits' standard deviation: of the copy, and of the
+# model by its dtype
 STRICT = 1e-4
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.2, torch.bfloat16: 1.0}
 TOKENS = 256  # of the copy's vocabulary, or fewer
@@ -44,12 +47,15 @@ OFFSET = 2  # rows that a table of positions may have before the first position
 
 
 def check_model(model: Any, name: str, longest: int) -> float:
-    """The largest difference of the model's logits, as a share of their standard deviation, in texts of up to `longest`
-    tokens, those of the tree included. InputError, which names the model and the place, where its layers or its
-    attention cannot process token trees, where its table of positions is shorter, or a difference exceeds rounding."""
+    """The largest difference of the model's logits, as a share of their standard deviation, in
+    texts of up to `longest` tokens, those of the tree included. InputError, which names the model
+    and the place, where its layers or its attention cannot process token trees, where its table of
+    positions is shorter, or a difference exceeds rounding."""
     check_attention(model.config, name)
     if (rows := table_of_positions(model)) is not None and longest > rows:
-        raise InputError(f"{name}: texts and their trees take up to {longest} positions; the model has {rows}")
+        raise InputError(
+            f"{name}: texts and their trees take up to {longest} positions; the model has {rows}"
+        )
     few, tolerance = few_layers(model), TOLERANCES.get(model.dtype, TOLERANCES[torch.float32])
     worst = 0.0
     for length in lengths(model.config, longest):
@@ -59,7 +65,8 @@ def check_model(model: Any, name: str, longest: int) -> float:
 
 
 def check_once(model: Any, name: str, longest: int) -> None:
-    """`check_model`, unless the model has passed it, in an earlier process, too, for texts of this length or longer."""
+    """`check_model`, unless the model has passed it, in an earlier process, too, for texts of this
+    length or longer."""
     passed = recall(model, CHECKED)
     if not isinstance(passed, int) or passed < longest:
         check_model(model, name, longest)
@@ -72,19 +79,24 @@ def _check(model: Any, name: str, length: int, tolerance: float) -> float:
     except InputError:
         raise
     except Exception as error:  # a model without such a cache or mask may raise anything
-        raise InputError(f"{name}: cannot pass token trees: {type(error).__name__}: {first_line(error)}") from error
+        raise InputError(
+            f"{name}: cannot pass token trees: {type(error).__name__}: {first_line(error)}"
+        ) from error
     for where, difference in differences:
         if not difference <= tolerance:  # also where it is NaN
             raise InputError(
-                f"{name}: a pass over a token tree is not what plain passes give: behind {length} tokens the "
-                f"logits {where} differ by {difference:.2g} of their standard deviation; it cannot be decoded here"
+                f"{name}: a pass over a token tree is not what plain passes give: behind "
+                f"{length} tokens the "
+                f"logits {where} differ by {difference:.2g} of their standard deviation; it "
+                "cannot be decoded here"
             )
     return max(difference for _, difference in differences)
 
 
 def few_layers(model: Any) -> Any:
-    """A float32 copy of the model's first two layers, the first layer of each other kind, and some of its tokens.
-    Random weights take the place of quantised ones, because masks and positions do not depend on them."""
+    """A float32 copy of the model's first two layers, the first layer of each other kind, and some
+    of its tokens. Random weights take the place of quantised ones, because masks and positions do
+    not depend on them."""
     text = model.config.get_text_config()
     kinds = list(getattr(text, "layer_types", None) or ())
     chosen = sorted({0, min(1, text.num_hidden_layers - 1), *map(kinds.index, kinds)})
@@ -92,15 +104,25 @@ def few_layers(model: Any) -> Any:
     for module in model.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == text.num_hidden_layers:
             for number in chosen:
-                copies.update({id(own): _random(own) for own in module[number].modules() if _is_quantised(own)})
-            copies[id(module)] = torch.nn.ModuleList(deepcopy(module[number], copies) for number in chosen)
+                copies.update(
+                    {
+                        id(own): _random(own)
+                        for own in module[number].modules()
+                        if _is_quantised(own)
+                    }
+                )
+            copies[id(module)] = torch.nn.ModuleList(
+                deepcopy(module[number], copies) for number in chosen
+            )
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
         for module in table.modules():
             if isinstance(module, PrepackedLinear):
                 copies[id(module)] = module.plain(TOKENS)
             for own in module._parameters.values():
                 if own is not None:
-                    copies[id(own)] = torch.nn.Parameter(own[:TOKENS].detach().clone(), requires_grad=False)
+                    copies[id(own)] = torch.nn.Parameter(
+                        own[:TOKENS].detach().clone(), requires_grad=False
+                    )
     copied = deepcopy(model, copies).float()
     if kinds:
         copied.config.get_text_config().layer_types = [kinds[number] for number in chosen]
@@ -110,32 +132,50 @@ def few_layers(model: Any) -> Any:
 
 def _is_quantised(module: Any) -> bool:
     weight = getattr(module, "weight", None)
-    known = isinstance(getattr(module, "in_features", None), int) and isinstance(module.out_features, int)
+    known = isinstance(getattr(module, "in_features", None), int) and isinstance(
+        module.out_features, int
+    )
     return known and not (isinstance(weight, Tensor) and weight.is_floating_point())
 
 
 def _random(module: Any) -> torch.nn.Linear:
-    device = next((own.device for own in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+    device = next(
+        (own.device for own in (*module.parameters(), *module.buffers())), torch.device("cpu")
+    )
     has_bias = getattr(module, "bias", None) is not None
     generator = torch.Generator().manual_seed(module.in_features)
-    made = torch.nn.Linear(module.in_features, module.out_features, has_bias, dtype=torch.float32).requires_grad_(False)
+    made = torch.nn.Linear(
+        module.in_features, module.out_features, has_bias, dtype=torch.float32
+    ).requires_grad_(False)
     for numbers in made.parameters():
         numbers.normal_(std=module.in_features**-0.5, generator=generator)
     return made.to(device)
 
 
 def table_of_positions(model: Any) -> int | None:
-    """The positions that a model can look up, where it learned a vector for each; None where it computes them."""
+    """The positions that a model can look up, where it learned a vector for each; None where it
+    computes them."""
     rows = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     tables = (*model.named_parameters(), *model.named_buffers())
-    found = (len(table) for name, table in tables if table.dim() == 2 and re.search("position|wpe", name))
-    return rows if rows is not None and any(rows <= each <= rows + OFFSET for each in found) else None
+    found = (
+        len(table) for name, table in tables if table.dim() == 2 and re.search("position|wpe", name)
+    )
+    return (
+        rows if rows is not None and any(rows <= each <= rows + OFFSET for each in found) else None
+    )
 
 
 def lengths(config: Any, longest: int) -> list[int]:
-    """Lengths of the checked contexts, ascending. No tree after a context reaches beyond `longest`."""
-    rows = longest - SPACE.depth + SPACE.max_L1 + SPACE.max_K * SPACE.max_L2  # of the KV cache with the longest text
-    near = {change + side * AROUND for change in _changes(config.to_dict()) if change < rows for side in (-1, 1)}
+    """Lengths of the checked contexts, ascending. No tree after a context reaches beyond
+    `longest`."""
+    # of the KV cache with the longest text
+    rows = longest - SPACE.depth + SPACE.max_L1 + SPACE.max_K * SPACE.max_L2
+    near = {
+        change + side * AROUND
+        for change in _changes(config.to_dict())
+        if change < rows
+        for side in (-1, 1)
+    }
     return sorted({SHORT, *(max(SHORT, min(length, longest - SPACE.depth)) for length in near)})
 
 
@@ -175,7 +215,9 @@ def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
 
 
 def _plain(model: Any, text: list[int], last: int) -> Tensor:
-    logits_TV: Tensor = model(torch.tensor([text], device=model.device), use_cache=False, logits_to_keep=last).logits[0]
+    logits_TV: Tensor = model(
+        torch.tensor([text], device=model.device), use_cache=False, logits_to_keep=last
+    ).logits[0]
     return logits_TV
 
 

@@ -1,37 +1,43 @@
 """Labels along a text: what every tree would have yielded at every position, without drafting one.
 
-The text follows the target's law, as a text of any lossless decoder does. At a *root* (one of its positions) let a tree
-be drafted and verified. Of all outcomes, keep only those that lead to the text that stands there. The probability of
-each accepted length, given the text, then depends only on the two models' distributions along it:
+The text follows the target's law, as a text of any lossless decoder does. At a *root* (one of its
+positions) let a tree be drafted and verified. Of all outcomes, keep only those that lead to the
+text that stands there. The probability of each accepted length, given the text, then depends only
+on the two models' distributions along it:
 
-    S_t = P(tau >= t | text) = E over the drafts [ P(draft) P(accepted down to depth t | draft) ] / P(text),
+    S_t = P(tau >= t | text) = E over the drafts [ P(draft) P(accepted down to depth t | draft) ] /
+    P(text),
 
-and `1 + sum_t S_t` has the mean `E[tau + 1]` over texts. With x the text's token at a depth, and p and q the
-distributions before it:
+and `1 + sum_t S_t` has the mean `E[tau + 1]` over texts. With x the text's token at a depth, and p
+and q the distributions before it:
 
-*Chain.* The draft must be x, which has probability q(x), where the text gave it p(x). So a step multiplies by
-`q/p min(1, p/q) = min(1, q/p)` top-down; bottom-up (Block Verification) S_t is the smallest of 1 and the running
-products of q/p. With p(x) = 0.5 and q(x) = 0.4, a chain of one token would have been accepted with S_1 = 0.8.
+*Chain.* The draft must be x, which has probability q(x), where the text gave it p(x). So a step
+multiplies by `q/p min(1, p/q) = min(1, q/p)` top-down; bottom-up (Block Verification) S_t is the
+smallest of 1 and the running products of q/p. With p(x) = 0.5 and q(x) = 0.4, a chain of one token
+would have been accepted with S_1 = 0.8.
 
-*Branches* (`Walks`). k branches still agree with the text. One of their k next tokens, at a uniformly drawn place, is
-x; the other k - 1, its siblings, are drawn from q. If m of the k are x, the weight `k q(x) / (m p(x))` corrects this
-draw to the law of drafts given the text. Top-down the solver must then yield x (`pull`). Bottom-up the siblings that
-are visited before x must reject, each with one minus its entry weight on average over the drafts below it. The walk
-goes on with x's entry weight and m branches. Trees of another style are labelled for the verifier that takes the given
-one's place there (`data_gen.verification.styled`).
+*Branches* (`Walks`). k branches still agree with the text. One of their k next tokens, at a
+uniformly drawn place, is x; the other k - 1, its siblings, are drawn from q. If m of the k are x,
+the weight `k q(x) / (m p(x))` corrects this draw to the law of drafts given the text. Top-down the
+solver must then yield x (`pull`). Bottom-up the siblings that are visited before x must reject,
+each with one minus its entry weight on average over the drafts below it. The walk goes on with x's
+entry weight and m branches. Trees of another style are labelled for the verifier that takes the
+given one's place there (`data_gen.verification.styled`).
 
 A row of survivals S (`ActionSpace.sums_SA`) is the law of tau of all trees.
 
-A walk begins where a tree's branches begin, with K branches, and goes one token of the text further at every level.
-Walks with equally many branches take a step together, and all walks share one sort of each distribution.
+A walk begins where a tree's branches begin, with K branches, and goes one token of the text further
+at every level. Walks with equally many branches take a step together, and all walks share one sort
+of each distribution.
 
-Greedy branches begin with distinct tokens, so at most one agrees with the text after the first level. The k - 1 most
-likely tokens are children in every draft, and the last child is drawn from the others (law q'). If x is among the fixed
-ones, the last child is a sibling. If not, the last child must be x, and the weight is `q'(x) / p(x)`.
+Greedy branches begin with distinct tokens, so at most one agrees with the text after the first
+level. The k - 1 most likely tokens are children in every draft, and the last child is drawn from
+the others (law q'). If x is among the fixed ones, the last child is a sibling. If not, the last
+child must be x, and the weight is `q'(x) / p(x)`.
 
-Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D depths, S survivals, A actions, B
-branching positions, M walks, m walks after their siblings are drawn, k child-list entries, N questions put to a
-bottom-up rule.
+Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D depths, S
+survivals, A actions, B branching positions, M walks, m walks after their siblings are drawn, k
+child-list entries, N questions put to a bottom-up rule.
 """
 
 from __future__ import annotations
@@ -53,17 +59,22 @@ from selector.actions import GREEDY, IID, ActionSpace
 
 ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once
 # M walks, one for every *cell* (a branching position and a K) and draw of its siblings:
-#   "cell", "k"   the walk's cell, and the number of its branches that still agree with the text, int64 [M];
-#   "weight"      its probability among the walks of its cell, times `k q / (m p)` of all levels so far, [M];
+# "cell", "k"   the walk's cell, and the number of its branches that still agree with the text,
+# int64 [M];
+# "weight"      its probability among the walks of its cell, times `k q / (m p)` of all levels so
+# far, [M];
 #   "pulled", v   for top-down verifier v: P(it accepts down to here), [M];
-#   "left", v     for bottom-up verifier v: P(earlier siblings reject), [M, L], as the weight depends on the trunk;
+# "left", v     for bottom-up verifier v: P(earlier siblings reject), [M, L], as the weight depends
+# on the trunk;
 #   "entry", v    for bottom-up verifier v: the entry weight, [M, L].
 State = dict[Any, Tensor]
-Entries = tuple[Tensor, Tensor, Tensor]  # for m walks: which of the M each is from, its child list [m, k], its chance
+# for m walks: which of the M each is from, its child list [m, k], its chance
+Entries = tuple[Tensor, Tensor, Tensor]
 
 
 class Walks:
-    """The walks of some verifiers, all of one style; `siblings` and `generator` as in `label_text`."""
+    """The walks of some verifiers, all of one style; `siblings` and `generator` as in
+    `label_text`."""
 
     def __init__(
         self,
@@ -78,16 +89,25 @@ class Walks:
         self.style = verifiers[0].style
 
     def down(
-        self, rows: SortedRows, tokens_B: Tensor, count: int, weight_BL: Tensor, likely_BK: Tensor | None = None
+        self,
+        rows: SortedRows,
+        tokens_B: Tensor,
+        count: int,
+        weight_BL: Tensor,
+        likely_BK: Tensor | None = None,
     ) -> list[Tensor]:
-        """P(at least that deep, along the text) / P(text) of branches at each of the first `count` positions, for each
-        verifier: float64 [count, max_K - 1, max_L2] if it is top-down, [count, max_K - 1, max_L2, L] if bottom-up.
+        """P(at least that deep, along the text) / P(text) of branches at each of the first `count`
+        positions, for each verifier: float64 [count, max_K - 1, max_L2] if it is top-down, [count,
+        max_K - 1, max_L2, L] if bottom-up.
 
         Args:
-            rows: both models' distributions after consecutive tokens, at least max_L2 - 1 more than `count`.
+            rows: both models' distributions after consecutive tokens, at least max_L2 - 1 more than
+                `count`.
             tokens_B: the token that follows each of them.
-            weight_BL: the entry weight of a branching position after a trunk of each length, for bottom-up verifiers.
-            likely_BK: the draft's max_K most likely tokens at each of the `count` positions, for greedy branches.
+            weight_BL: the entry weight of a branching position after a trunk of each length, for
+                bottom-up verifiers.
+            likely_BK: the draft's max_K most likely tokens at each of the `count` positions, for
+                greedy branches.
         """
         widths = self.space.max_K - 1
         cell_M = torch.arange(count * widths, device=rows.device)
@@ -97,22 +117,49 @@ class Walks:
         for v in self.bottom_up:
             state["entry", v] = weight_BL.repeat_interleave(widths, dim=0)
             state["left", v] = torch.ones_like(state["entry", v])
-        levels: dict[int, list[Tensor]] = {v: [] for v in range(len(self.top_down) + len(self.bottom_up))}
+        levels: dict[int, list[Tensor]] = {
+            v: [] for v in range(len(self.top_down) + len(self.bottom_up))
+        }
         for level in range(self.space.max_L2):
             parts = [
-                self._step(_take(state, (state["k"] == k).nonzero()[:, 0]), k, rows, level, tokens_B, likely_BK)
+                self._step(
+                    _take(state, (state["k"] == k).nonzero()[:, 0]),
+                    k,
+                    rows,
+                    level,
+                    tokens_B,
+                    likely_BK,
+                )
                 for k in state["k"].unique().tolist()
             ]
             if parts:  # no walk is left where no greedy branch begins with the text's token
                 state = {key: torch.cat([part[key] for part in parts]) for key in state}
             for v, totals in levels.items():
-                of_M = state["pulled", v] if v in self.top_down else state["left", v] * state["entry", v]
-                own_M = (state["weight"] if of_M.ndim == 1 else state["weight"].unsqueeze(-1)) * of_M
-                totals.append(own_M.new_zeros(len(one_M), *own_M.shape[1:]).index_add_(0, state["cell"], own_M))
-        return [torch.stack(totals, dim=1).unflatten(0, (count, widths)) for totals in levels.values()]
+                of_M = (
+                    state["pulled", v]
+                    if v in self.top_down
+                    else state["left", v] * state["entry", v]
+                )
+                own_M = (
+                    state["weight"] if of_M.ndim == 1 else state["weight"].unsqueeze(-1)
+                ) * of_M
+                totals.append(
+                    own_M.new_zeros(len(one_M), *own_M.shape[1:]).index_add_(
+                        0, state["cell"], own_M
+                    )
+                )
+        return [
+            torch.stack(totals, dim=1).unflatten(0, (count, widths)) for totals in levels.values()
+        ]
 
     def _step(
-        self, state: State, k: int, rows: SortedRows, level: int, tokens_B: Tensor, likely_BK: Tensor | None
+        self,
+        state: State,
+        k: int,
+        rows: SortedRows,
+        level: int,
+        tokens_B: Tensor,
+        likely_BK: Tensor | None,
     ) -> State:
         row_M = state["cell"].div(self.space.max_K - 1, rounding_mode="floor") + level
         x_M1 = tokens_B[row_M].unsqueeze(-1)
@@ -126,10 +173,19 @@ class Walks:
             return state
         if self.style == GREEDY:  # only the first level has several branches
             assert likely_BK is not None
-            source_m, entries_mk, factor_m = self._greedy_entries(rows, row_M, x_M1[:, 0], likely_BK[row_M, :k])
+            source_m, entries_mk, factor_m = self._greedy_entries(
+                rows, row_M, x_M1[:, 0], likely_BK[row_M, :k]
+            )
         else:
-            source_m, entries_mk, factor_m = self._entries(rows, row_M, x_M1[:, 0], k, first=level == 0)
-            factor_m = factor_m * k * divide(q_M1, p_M1)[source_m, 0] / (entries_mk == x_M1[source_m]).sum(-1)
+            source_m, entries_mk, factor_m = self._entries(
+                rows, row_M, x_M1[:, 0], k, first=level == 0
+            )
+            factor_m = (
+                factor_m
+                * k
+                * divide(q_M1, p_M1)[source_m, 0]
+                / (entries_mk == x_M1[source_m]).sum(-1)
+            )
         state, row_m = _take(state, source_m), row_M[source_m]
         is_text_mk = entries_mk == x_M1[source_m]
         state["k"] = is_text_mk.sum(-1)
@@ -138,33 +194,50 @@ class Walks:
             pull_mk = top_down.pull(rows.at(row_m), entries_mk)
             state["pulled", v] = state["pulled", v] * (pull_mk * is_text_mk).sum(-1)
         for v, bottom_up in self.bottom_up.items():
-            reject_mL, entry_mL = _enter(bottom_up, rows, row_m, entries_mk, is_text_mk, state["entry", v])
+            reject_mL, entry_mL = _enter(
+                bottom_up, rows, row_m, entries_mk, is_text_mk, state["entry", v]
+            )
             state["left", v], state["entry", v] = state["left", v] * reject_mL, entry_mL
         return state
 
-    def _entries(self, rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int, first: bool) -> Entries:
-        """Child lists in which one entry, at a uniform place, is the text's token and the others are drawn."""
+    def _entries(
+        self, rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int, first: bool
+    ) -> Entries:
+        """Child lists in which one entry, at a uniform place, is the text's token and the others
+        are drawn."""
         if self.siblings is None:
             return _entries_with_all_siblings(rows, row_M, x_M, k)
-        # Where the branches begin, every place is taken in turn: for rules that try children in order, the place of the
-        # text's token gives most of a label's variance. Further down several branches are rare, and one place is drawn.
+        # Where the branches begin, every place is taken in turn: for rules that try children in
+        # order, the place of the
+        # text's token gives most of a label's variance. Further down several branches are rare, and
+        # one place is drawn.
         times, places = (self.siblings, k) if first else (1, 1)
         drawn_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(times)
         siblings_mk = rows.draw(row_M[drawn_m], self._uniform(len(drawn_m), k - 1).to(rows.device))
-        source_m, siblings_mk = drawn_m.repeat_interleave(places), siblings_mk.repeat_interleave(places, dim=0)
+        source_m, siblings_mk = (
+            drawn_m.repeat_interleave(places),
+            siblings_mk.repeat_interleave(places, dim=0),
+        )
         if first:
             place_m1 = torch.arange(k, device=rows.device).repeat(len(drawn_m)).unsqueeze(-1)
         else:
             place_m1 = (self._uniform(len(drawn_m), 1) * k).long().to(rows.device)
         x_m1 = x_M[source_m].unsqueeze(-1)
-        entries_mk = torch.cat([x_m1, siblings_mk], dim=-1)  # the text's token comes first, then changes places
+        # the text's token comes first, then changes places
+        entries_mk = torch.cat([x_m1, siblings_mk], dim=-1)
         entries_mk[:, :1] = entries_mk.gather(-1, place_m1)
         entries_mk.scatter_(-1, place_m1, x_m1)
-        return source_m, entries_mk, torch.full_like(source_m, 1 / (times * places), dtype=torch.float64)
+        return (
+            source_m,
+            entries_mk,
+            torch.full_like(source_m, 1 / (times * places), dtype=torch.float64),
+        )
 
-    def _greedy_entries(self, rows: SortedRows, row_M: Tensor, x_M: Tensor, likely_Mk: Tensor) -> Entries:
-        """As `_entries`, where `likely_Mk` are the draft's k most likely tokens in order; the third is the probability
-        that the list is drafted, over that of the text's token in the text."""
+    def _greedy_entries(
+        self, rows: SortedRows, row_M: Tensor, x_M: Tensor, likely_Mk: Tensor
+    ) -> Entries:
+        """As `_entries`, where `likely_Mk` are the draft's k most likely tokens in order; the third
+        is the probability that the list is drafted, over that of the text's token in the text."""
         fixed_Mk, last_M = likely_Mk[:, :-1], likely_Mk[:, -1]
         off_MV = rows.q_NV[row_M].scatter_(-1, fixed_Mk, 0.0)  # q' up to a factor
         mass_M = row_sums(off_MV)
@@ -182,7 +255,9 @@ class Walks:
             share_m = off_MV[fixed_m[sibling_m], drawn_m].double() / mass_M[fixed_m[sibling_m]]
             fixed_m = fixed_m[sibling_m]
         else:
-            drawn_mn = invert(off_MV[fixed_m], self._uniform(len(fixed_m), self.siblings).to(off_MV.device))
+            drawn_mn = invert(
+                off_MV[fixed_m], self._uniform(len(fixed_m), self.siblings).to(off_MV.device)
+            )
             fixed_m, drawn_m = fixed_m.repeat_interleave(self.siblings), drawn_mn.flatten()
             share_m = torch.full_like(drawn_m, 1 / self.siblings, dtype=torch.float64)
         source_m = torch.cat([fixed_m, last_m])
@@ -201,7 +276,11 @@ def _take(state: State, walks_m: Tensor) -> State:
 
 def _entries_with_all_siblings(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int) -> Entries:
     vocabulary = range(rows.p_NV.shape[-1])
-    lists = [(*rest[:place], -1, *rest[place:]) for place in range(k) for rest in product(vocabulary, repeat=k - 1)]
+    lists = [
+        (*rest[:place], -1, *rest[place:])
+        for place in range(k)
+        for rest in product(vocabulary, repeat=k - 1)
+    ]
     source_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(len(lists))
     entries_mk = torch.tensor(lists, device=rows.device).repeat(len(row_M), 1)
     drawn_mk = entries_mk >= 0
@@ -211,20 +290,32 @@ def _entries_with_all_siblings(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: 
 
 
 def _enter(
-    verifier: BottomUp, rows: SortedRows, row_M: Tensor, entries_Mk: Tensor, is_text_Mk: Tensor, entry_ML: Tensor
+    verifier: BottomUp,
+    rows: SortedRows,
+    row_M: Tensor,
+    entries_Mk: Tensor,
+    is_text_Mk: Tensor,
+    entry_ML: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """P(the siblings visited before the text's token reject), and its entry weight, [M, L] each."""
     lengths, k = entry_ML.shape[-1], entries_Mk.shape[-1]
     # trunks of several lengths often give the same weight, and each question is asked once
     new_ML = torch.ones_like(entry_ML, dtype=torch.bool)
     new_ML[:, 1:] = entry_ML[:, 1:] != entry_ML[:, :-1]
-    each_N, inverse_ML = new_ML.flatten().nonzero()[:, 0], (new_ML.flatten().cumsum(0) - 1).view_as(entry_ML)
+    each_N, inverse_ML = (
+        new_ML.flatten().nonzero()[:, 0],
+        (new_ML.flatten().cumsum(0) - 1).view_as(entry_ML),
+    )
     walk_N = each_N // lengths
-    entry_Nk, _, order_Nk = verifier.split(rows.at(row_M[walk_N]), entry_ML.flatten()[each_N], entries_Mk[walk_N])
+    entry_Nk, _, order_Nk = verifier.split(
+        rows.at(row_M[walk_N]), entry_ML.flatten()[each_N], entries_Mk[walk_N]
+    )
     text_Nk = is_text_Mk[walk_N]
     if order_Nk is not None:
         entry_Nk, text_Nk = entry_Nk.gather(-1, order_Nk), text_Nk.gather(-1, order_Nk)
-    before_Nk = torch.arange(k, device=entry_Nk.device) < text_Nk.to(torch.uint8).argmax(-1, keepdim=True)
+    before_Nk = torch.arange(k, device=entry_Nk.device) < text_Nk.to(torch.uint8).argmax(
+        -1, keepdim=True
+    )
     reject_N = torch.where(before_Nk, 1 - entry_Nk, 1.0).prod(-1)
     own_N = (entry_Nk * text_Nk).sum(-1)  # copies of a token have no weight of their own
     return reject_N[inverse_ML], own_N[inverse_ML]
@@ -239,25 +330,30 @@ def label_text(
     generator: torch.Generator | None = None,
     space: ActionSpace | None = None,
 ) -> Tensor:
-    """Block efficiency E[tau + 1 | text] of every action at every root, float64 [verifier, root, action], in tokens.
+    """Block efficiency E[tau + 1 | text] of every action at every root, float64 [verifier, root,
+    action], in tokens.
 
     Roots are 0 .. T - 1 - (max_L1 + max_L2); root r is committed up to token r.
 
     Args:
         tokens_T: int64, of a text that follows the target's law.
-        target_probs_TV, draft_probs_TV: row t is the distribution after token t; float64, float32 or bf16, on any
-            device; normalised in float64.
-        siblings: how many draws of the siblings are averaged; None enumerates all of them, for small vocabularies.
+        target_probs_TV, draft_probs_TV: row t is the distribution after token t; float64, float32
+            or bf16, on any device; normalised in float64.
+        siblings: how many draws of the siblings are averaged; None enumerates all of them, for
+            small vocabularies.
         generator: of the siblings' draws; torch's own if None.
-        space: the actions; the default space if None. Its greedy trees rank tokens of draft probability 0 by their ids.
+        space: the actions; the default space if None. Its greedy trees rank tokens of draft
+            probability 0 by their ids.
 
     Raises:
-        ValueError: the shapes do not fit, no root has its whole look-ahead, the text holds a token of probability 0
-            under the target, or a verifier is unknown or has no labels along a text.
+        ValueError: the shapes do not fit, no root has its whole look-ahead, the text holds a token
+            of probability 0 under the target, or a verifier is unknown or has no labels along a
+            text.
     """
     if not len(tokens_T) == len(target_probs_TV) == len(draft_probs_TV):
         raise ValueError(
-            f"{len(tokens_T)} tokens need as many rows; target has {len(target_probs_TV)}, draft {len(draft_probs_TV)}"
+            f"{len(tokens_T)} tokens need as many rows; target has {len(target_probs_TV)}, draft "
+            f"{len(draft_probs_TV)}"
         )
     labeller = TextLabeller(tokens_T, verifiers, siblings, generator, space)
     size = block_rows(target_probs_TV.shape[-1])
@@ -272,8 +368,9 @@ def block_rows(vocabulary: int) -> int:
 
 
 def labelled_verifier(name: str) -> TopDown | BottomUp:
-    """A verifier that has labels along a text; for verifiers of the first path, that of chains. ValueError where it is
-    unknown, compares whole paths (GBV), or needs a linear program for each node (Khisti)."""
+    """A verifier that has labels along a text; for verifiers of the first path, that of chains.
+    ValueError where it is unknown, compares whole paths (GBV), or needs a linear program for each
+    node (Khisti)."""
     verifier = get_verifier(name)
     if isinstance(verifier, TopDown | BottomUp) and not isinstance(verifier, Khisti):
         return verifier
@@ -283,7 +380,8 @@ def labelled_verifier(name: str) -> TopDown | BottomUp:
 
 
 class TextLabeller:
-    """Survivals along one text, from blocks of distributions in its order; see `label_text` for the arguments."""
+    """Survivals along one text, from blocks of distributions in its order; see `label_text` for the
+    arguments."""
 
     def __init__(
         self,
@@ -299,32 +397,46 @@ class TextLabeller:
         self.tokens_T, self._said = tokens_T, said_S
         self.roots = len(tokens_T) - self.space.depth
         if self.roots < 1:
-            raise ValueError(f"{len(tokens_T)} tokens leave no root with a look-ahead of {self.space.depth}")
+            raise ValueError(
+                f"{len(tokens_T)} tokens leave no root with a look-ahead of {self.space.depth}"
+            )
         self.verifiers = [labelled_verifier(name) for name in verifiers]
         self.branching = self.space.max_K > 1 and self.space.max_L2 > 0
-        self.walks, self.walk_of = list[Walks](), list[list[int]]()  # by style; and the place of each verifier's there
+        # by style; and the place of each verifier's there
+        self.walks, self.walk_of = list[Walks](), list[list[int]]()
         for style in (IID, *space.styles):
             own = [cast(TopDown | BottomUp, styled(each, style)) for each in self.verifiers]
             rules = {type(each): each for each in own}  # many take the same rule for other styles
             self.walks.append(Walks([*rules.values()], siblings, generator, space))
             self.walk_of.append([[*rules].index(type(each)) for each in own])
         self.by_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
-        self._p, self._q = list[Tensor](), list[Tensor]()  # of the text's own next tokens, block by block
+        # of the text's own next tokens, block by block
+        self._p, self._q = list[Tensor](), list[Tensor]()
         self._seen = 0
         self._rows: SortedRows | None = None  # of the last block
-        self._waiting = 0  # how many of its last positions wait for the next block before branches begin there
-        self._likely: Tensor | None = None  # the draft's most likely tokens at each position of the last block
+        # how many of its last positions wait for the next block before branches begin there
+        self._waiting = 0
+        # the draft's most likely tokens at each position of the last block
+        self._likely: Tensor | None = None
         self._branches: list[list[list[Tensor]]] = [[[] for _ in {*own}] for own in self.walk_of]
 
-    def add(self, target_probs_BV: Tensor, draft_probs_BV: Tensor, draft_logits_BV: Tensor | None = None) -> None:
-        """Both models after the next B tokens; the draft's logits rank tokens of probability 0 for greedy trees."""
-        next_B = self.tokens_T[self._seen + 1 : self._seen + 1 + len(target_probs_BV)].to(target_probs_BV.device)
+    def add(
+        self, target_probs_BV: Tensor, draft_probs_BV: Tensor, draft_logits_BV: Tensor | None = None
+    ) -> None:
+        """Both models after the next B tokens; the draft's logits rank tokens of probability 0 for
+        greedy trees."""
+        next_B = self.tokens_T[self._seen + 1 : self._seen + 1 + len(target_probs_BV)].to(
+            target_probs_BV.device
+        )
         own = target_probs_BV[: len(next_B)], draft_probs_BV[: len(next_B)]
         self._seen += len(target_probs_BV)
         if len(next_B) == 0:
             return
         # p and q of the text's tokens, from which chains follow
-        p_B, q_B = (each.gather(-1, next_B[:, None])[:, 0].double() / each.sum(-1, dtype=torch.float64) for each in own)
+        p_B, q_B = (
+            each.gather(-1, next_B[:, None])[:, 0].double() / each.sum(-1, dtype=torch.float64)
+            for each in own
+        )
         if bool((p_B <= 0).any()):
             at = int((p_B <= 0).nonzero()[0]) + sum(map(len, self._p)) + 1
             raise ValueError(f"token {at} of the text has probability 0 under the target")
@@ -336,7 +448,11 @@ class TextLabeller:
             if GREEDY in self.space.styles:
                 logits_BV = None if draft_logits_BV is None else draft_logits_BV[: len(next_B)]
                 likely_BK = most_likely(own[1], self.space.max_K, logits_BV)
-                kept_BK = likely_BK[:0] if self._likely is None else self._likely[len(self._likely) - self._waiting :]
+                kept_BK = (
+                    likely_BK[:0]
+                    if self._likely is None
+                    else self._likely[len(self._likely) - self._waiting :]
+                )
                 self._likely = torch.cat([kept_BK, likely_BK])
             count = max(0, len(self._rows.p_NV) - self.space.max_L2 + 1)
             if count > 0:
@@ -344,8 +460,9 @@ class TextLabeller:
             self._waiting = len(self._rows.p_NV) - count
 
     def _chain(self, since: int = 0) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Chains from every root on, the first at `since`: entry weights, running products of q/p, and each verifier's
-        factor; [R, D + 1] each. The factor is the products of `accept` top-down, and the entry weight bottom-up."""
+        """Chains from every root on, the first at `since`: entry weights, running products of q/p,
+        and each verifier's factor; [R, D + 1] each. The factor is the products of `accept`
+        top-down, and the entry weight bottom-up."""
         p_T, q_T = torch.cat(self._p)[since:], torch.cat(self._q)[since:]
         depth = self.space.depth
 
@@ -353,7 +470,9 @@ class TextLabeller:
             return pad(values_TD.cumprod(-1), (1, 0), value=1.0)
 
         # the padding at the end is never read
-        p_TD, q_TD = (pad(each_T, (0, depth)).unfold(0, depth, 1)[: len(each_T)] for each_T in (p_T, q_T))
+        p_TD, q_TD = (
+            pad(each_T, (0, depth)).unfold(0, depth, 1)[: len(each_T)] for each_T in (p_T, q_T)
+        )
         weights = [torch.ones_like(p_T)]
         for ratio_T in divide(p_TD, q_TD).unbind(-1):
             weights.append((weights[-1] * ratio_T).clamp(max=1))
@@ -371,17 +490,21 @@ class TextLabeller:
         entry_TD, _, _ = self._chain(since)
         trunk_L = torch.arange(space.max_L1 + 1, device=device)
         root_BL = torch.arange(begin, begin + count, device=device).unsqueeze(-1) - trunk_L
-        weight_BL = entry_TD[root_BL.clamp(min=since) - since, trunk_L.expand_as(root_BL)] * (root_BL >= 0)
+        weight_BL = entry_TD[root_BL.clamp(min=since) - since, trunk_L.expand_as(root_BL)] * (
+            root_BL >= 0
+        )
         for walks, branches in zip(self.walks, self._branches, strict=True):
             below = walks.down(rows, tokens_B, count, weight_BL, self._likely)
             for own, each in zip(branches, below, strict=True):
                 own.append(each)
 
     def survivals(self) -> Tensor:
-        """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once all blocks are added;
-        the distributions after the last token are not needed."""
+        """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once
+        all blocks are added; the distributions after the last token are not needed."""
         if self._seen < len(self.tokens_T) - 1:
-            raise ValueError(f"{len(self.tokens_T)} tokens need as many rows; there are {self._seen}")
+            raise ValueError(
+                f"{len(self.tokens_T)} tokens need as many rows; there are {self._seen}"
+            )
         _, drafted_TD, chain = self._chain()
         max_L2, result = self.space.max_L2, []
         for v, verifier in enumerate(self.verifiers):
@@ -391,7 +514,8 @@ class TextLabeller:
             for style, branches in enumerate(self._branches):
                 # i.i.d. branches on the first path are the chain's continuation
                 with_branches = self.branching and (style > 0 or not self.by_first_path[v])
-                below = torch.cat(branches[self.walk_of[style][v]]) if with_branches else None  # [B, K, level(, L1)]
+                # [B, K, level(, L1)]
+                below = torch.cat(branches[self.walk_of[style][v]]) if with_branches else None
                 for K, L1 in product(range(self.space.max_K - 1), range(self.space.max_L1 + 1)):
                     if below is None:
                         survivals.append(chain_RD[:, L1 + 1 : L1 + 1 + max_L2])

@@ -34,7 +34,8 @@ class GeneratedText:
 
     tokens: list[int]
     start: int  # position of the last prompt token, the first root
-    steps: list[Step] = field(default_factory=list)  # of speculative decoding, if that made the text
+    # of speculative decoding, if that made the text
+    steps: list[Step] = field(default_factory=list)
 
 
 class RowBlock(NamedTuple):
@@ -45,7 +46,8 @@ class RowBlock(NamedTuple):
 
 
 def seed_of(*parts: object) -> int:
-    """A seed in [0, 2^56) that depends on the parts alone, not on the worker or the order of work."""
+    """A seed in [0, 2^56) that depends on the parts alone, not on the worker or the order of
+    work."""
     digest = hashlib.sha256("|".join(str(part) for part in parts).encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
@@ -54,13 +56,17 @@ def seed_of(*parts: object) -> int:
 def generated_by_target(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
 ) -> list[GeneratedText]:
-    """Continue prompts with the target alone, in one batch, or in several where memory runs out; a continuation depends
-    on its batch, and `seed` is the first one's. InputError for logits that are not finite or for lack of memory."""
+    """Continue prompts with the target alone, in one batch, or in several where memory runs out; a
+    continuation depends on its batch, and `seed` is the first one's. InputError for logits that are
+    not finite or for lack of memory."""
 
     def attempt() -> list[GeneratedText]:
         together = fewer(len(prompts))
         parts = [prompts[begin : begin + together] for begin in range(0, len(prompts), together)]
-        batches = (_written(pair, part, new_tokens, sampling, seed + number) for number, part in enumerate(parts))
+        batches = (
+            _written(pair, part, new_tokens, sampling, seed + number)
+            for number, part in enumerate(parts)
+        )
         return [text for batch in batches for text in batch]
 
     return halving(attempt)
@@ -71,21 +77,39 @@ def _written(
 ) -> list[GeneratedText]:
     width = max(map(len, prompts))
     pad, eos = next(iter(pair.eos_ids), 0), sorted(pair.eos_ids) or None
-    input_ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=pair.device)
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=pair.device)
-    config = GenerationConfig(max_new_tokens=new_tokens, eos_token_id=eos, pad_token_id=pad, **sampling.generation)
+    input_ids = torch.tensor(
+        [[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=pair.device
+    )
+    mask = torch.tensor(
+        [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=pair.device
+    )
+    config = GenerationConfig(
+        max_new_tokens=new_tokens, eos_token_id=eos, pad_token_id=pad, **sampling.generation
+    )
     finite = _Finite()
     processors, generate = LogitsProcessorList([finite]), cast(Any, pair.target.generate)
-    with without_own_settings(pair.target), torch.random.fork_rng([pair.device] if pair.device.type == "cuda" else []):
+    with (
+        without_own_settings(pair.target),
+        torch.random.fork_rng([pair.device] if pair.device.type == "cuda" else []),
+    ):
         torch.manual_seed(seed % 2**63)
-        output = generate(input_ids, attention_mask=mask, generation_config=config, logits_processor=processors)
+        output = generate(
+            input_ids, attention_mask=mask, generation_config=config, logits_processor=processors
+        )
     if not bool(finite.so_far):
-        raise InputError(f"{pair.target.name_or_path}: the model gives numbers that are not finite (NaN or infinity)")
-    return [finished(pair, prompt, row) for prompt, row in zip(prompts, output[:, width:].tolist(), strict=True)]
+        raise InputError(
+            f"{pair.target.name_or_path}: the model gives numbers that are not finite (NaN or "
+            "infinity)"
+        )
+    return [
+        finished(pair, prompt, row)
+        for prompt, row in zip(prompts, output[:, width:].tolist(), strict=True)
+    ]
 
 
 class _Finite(LogitsProcessor):
-    """Records whether all logits are finite, without host synchronisation. It replaces NaN, which cannot be sampled."""
+    """Records whether all logits are finite, without host synchronisation. It replaces NaN, which
+    cannot be sampled."""
 
     def __init__(self) -> None:
         self.so_far: Tensor | bool = True
@@ -95,16 +119,19 @@ class _Finite(LogitsProcessor):
         return scores.nan_to_num(nan=0.0, neginf=-torch.inf)
 
 
-def finished(pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: Sequence[Step] = ()) -> GeneratedText:
-    """The text of a prompt and its continuation, which ends with the first end-of-sequence token."""
+def finished(
+    pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: Sequence[Step] = ()
+) -> GeneratedText:
+    """The text of a prompt and its continuation, which ends with the first end-of-sequence
+    token."""
     end = next((n for n, token in enumerate(new, 1) if token in pair.eos_ids), None)
     return GeneratedText([*prompt, *new[:end]], len(prompt) - 1, list(steps))
 
 
 @torch.inference_mode()
 def rows_along(pair: ModelPair, text: GeneratedText, sampling: Sampling) -> Iterator[RowBlock]:
-    """Both models' outputs after the text's tokens from `start` on, in blocks, by teacher forcing; InputError where a
-    model gives numbers that are not finite."""
+    """Both models' outputs after the text's tokens from `start` on, in blocks, by teacher forcing;
+    InputError where a model gives numbers that are not finite."""
     models = CachedModel(pair.target), CachedModel(pair.draft)
     size = fewer(block_rows(pair.vocabulary))
     for model in models:
@@ -112,7 +139,9 @@ def rows_along(pair: ModelPair, text: GeneratedText, sampling: Sampling) -> Iter
     for begin in range(text.start, len(text.tokens), size):
         target, draft = (model.extend(text.tokens[begin : begin + size]) for model in models)
         own = ((target, sampling), (draft, sampling.draft))
-        yield RowBlock(*(ModelRows(law.probabilities(passed.logits_WV), *passed) for passed, law in own))
+        yield RowBlock(
+            *(ModelRows(law.probabilities(passed.logits_WV), *passed) for passed, law in own)
+        )
     for model in models:
         model.check()
 
@@ -123,8 +152,9 @@ def fewer(rows: int) -> int:
 
 
 def halving(work: Callable[[], T]) -> T:
-    """The result of `work`, which asks `fewer` how many rows it may take at once. It is called again where memory runs
-    out, the first time with a warning; InputError where it runs out with one row at once, too."""
+    """The result of `work`, which asks `fewer` how many rows it may take at once. It is called
+    again where memory runs out, the first time with a warning; InputError where it runs out with
+    one row at once, too."""
     global _halvings
     while True:
         try:
@@ -134,9 +164,13 @@ def halving(work: Callable[[], T]) -> T:
             if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in reason):
                 raise
         if _halvings == 0:
-            warnings.warn(f"blocks of rows are halved from here on: {reason}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"blocks of rows are halved from here on: {reason}", RuntimeWarning, stacklevel=2
+            )
         _halvings += 1  # not inside `except`, whose traceback keeps the failed attempt's tensors
         if _halvings > MOST_HALVINGS:
-            raise InputError(f"the models leave no room for one row of a text, or for one text: {reason}")
+            raise InputError(
+                f"the models leave no room for one row of a text, or for one text: {reason}"
+            )
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -1,7 +1,8 @@
-"""Trace rows: texts are sampled, or read from an engine's log; both models run over them; entropies, probabilities and
-labels at every root are recorded.
+"""Trace rows: texts are sampled, or read from an engine's log; both models run over them;
+entropies, probabilities and labels at every root are recorded.
 
-The rows of a shard depend only on the pair, the recipe and the shard's work, so the order of shards does not matter.
+The rows of a shard depend only on the pair, the recipe and the shard's work, so the order of shards
+does not matter.
 
 Whether a text may be the target's own is judged by its impossible and its unlikely tokens.
 
@@ -31,7 +32,15 @@ from data_gen.models.distilled import said_by
 from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller, block_rows
-from data_gen.texts.generated import GeneratedText, fewer, finished, generated_by_target, halving, rows_along, seed_of
+from data_gen.texts.generated import (
+    GeneratedText,
+    fewer,
+    finished,
+    generated_by_target,
+    halving,
+    rows_along,
+    seed_of,
+)
 from data_gen.texts.prompts import Form, Prompt, Record, check_ids, joined, read_lines
 from data_gen.verification import get_verifier
 from selector.actions import GREEDY, Action, ActionSpace
@@ -41,24 +50,36 @@ SPACE = ActionSpace.recorded()
 DEPTH = SPACE.depth
 BEYOND = DEPTH - 1  # tokens after the labelled ones; the last prompt token is a root, too
 BEHAVIOUR: tuple[Action, ...] = (
-    *(Action(*shape) for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (3, 1, 5), (4, 4, 4))),
+    *(
+        Action(*shape)
+        for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (3, 1, 5), (4, 4, 4))
+    ),
     *(Action(*shape, GREEDY) for shape in ((2, 0, 6), (2, 4, 4), (3, 2, 4), (4, 0, 4))),
 )
-Given = Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-UNLIKELY = 1e-3  # less probable tokens are counted: a text of another model or sampling setting has too many
-SUMS = 1e-4  # in float32 the logits of two forward passes that sum in different orders may differ by this much
-SPACINGS = 4  # of floating-point numbers at the best logit: rounding may move each of two logits by two
+Given = (
+    Annotated[str, Field(min_length=1)]
+    | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+)
+# less probable tokens are counted: a text of another model or sampling setting has too many
+UNLIKELY = 1e-3
+# in float32 the logits of two forward passes that sum in different orders may differ by this much
+SUMS = 1e-4
+# of floating-point numbers at the best logit: rounding may move each of two logits by two
+SPACINGS = 4
 GPU_BLOCKS = 8  # of `block_rows` are labelled together on a GPU
 PASSES = 4  # ties by which two forward passes may differ, where one is over a batch
 FALSE_ALARMS = 1e-6  # the share of the target's own logs that are taken for foreign ones, at most
 
 
 class ImpossibleToken(Exception):
-    """A token of a text has probability 0 under the target. `at_a_tie` says whether rounding explains it: forward
-    passes over one token, many tokens and many texts differ in their last digits."""
+    """A token of a text has probability 0 under the target. `at_a_tie` says whether rounding
+    explains it: forward passes over one token, many tokens and many texts differ in their last
+    digits."""
 
     def __init__(self, position: int, token: int, at_a_tie: bool) -> None:
-        super().__init__(f"token {position} of the text ({token}) has probability 0 under the target")
+        super().__init__(
+            f"token {position} of the text ({token}) has probability 0 under the target"
+        )
         self.position, self.at_a_tie = position, at_a_tie
 
 
@@ -66,12 +87,13 @@ class ImpossibleToken(Exception):
 class Plausibility:
     """How many tokens of some texts were unlikely, and how many are expected to be.
 
-    Under the target's own law, a token is unlikely with a probability m that its distribution gives. Let u be 1 for
-    unlikely tokens and 0 for others. The products over all tokens of exp(u) / (1 + (exp(1) - 1) m) and of
-    exp(-u) / (1 + (exp(-1) - 1) m) are martingales that begin with 1, however the texts depend on each other. By
-    Ville's inequality each of them ever exceeds 2 / `FALSE_ALARMS` with a probability of `FALSE_ALARMS` / 2 at most. In
-    the long run, the first one grows with 1.7 times as many unlikely tokens as expected, and the second one with 0.6
-    times as many.
+    Under the target's own law, a token is unlikely with a probability m that its distribution
+    gives. Let u be 1 for unlikely tokens and 0 for others. The products over all tokens of exp(u) /
+    (1 + (exp(1) - 1) m) and of exp(-u) / (1 + (exp(-1) - 1) m) are martingales that begin with 1,
+    however the texts depend on each other. By Ville's inequality each of them ever exceeds 2 /
+    `FALSE_ALARMS` with a probability of `FALSE_ALARMS` / 2 at most. In the long run, the first one
+    grows with 1.7 times as many unlikely tokens as expected, and the second one with 0.6 times as
+    many.
     """
 
     tokens: int = 0
@@ -80,8 +102,11 @@ class Plausibility:
     log_many: float = 0.0  # logarithms of the products
     log_few: float = 0.0
 
-    def add(self, target: ModelRows, begin: int, following: Sequence[int], sampling: Sampling) -> None:
-        """Add the tokens that follow `target`, from position `begin` of the text on; ImpossibleToken if one is."""
+    def add(
+        self, target: ModelRows, begin: int, following: Sequence[int], sampling: Sampling
+    ) -> None:
+        """Add the tokens that follow `target`, from position `begin` of the text on;
+        ImpossibleToken if one is."""
         rows_BV = target.probs_NV[: len(following)]
         next_B1 = torch.tensor(following, dtype=torch.int64, device=rows_BV.device).unsqueeze(-1)
         own_B = rows_BV.gather(-1, next_B1)[:, 0]
@@ -92,7 +117,11 @@ class Plausibility:
         mass_B = (rows_BV * (rows_BV < UNLIKELY)).sum(-1, dtype=torch.float64)
         unlikely = int((own_B < UNLIKELY).sum())
         many, few = (float((math.expm1(sign) * mass_B).log1p().sum()) for sign in (1, -1))
-        self.join(Plausibility(len(following), unlikely, float(mass_B.sum()), unlikely - many, -unlikely - few))
+        self.join(
+            Plausibility(
+                len(following), unlikely, float(mass_B.sum()), unlikely - many, -unlikely - few
+            )
+        )
 
     def join(self, other: Plausibility) -> None:
         for field in fields(self):
@@ -100,30 +129,36 @@ class Plausibility:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the target did not sample the texts; wrong for `FALSE_ALARMS` of its own logs at most."""
+        """Whether the target did not sample the texts; wrong for `FALSE_ALARMS` of its own logs at
+        most."""
         return max(self.log_many, self.log_few) > math.log(2 / FALSE_ALARMS)
 
     def __str__(self) -> str:
         share, expected = self.unlikely / max(1, self.tokens), self.expected / max(1, self.tokens)
-        return f"{share:.2%} of the tokens had a probability below {UNLIKELY:g}; {expected:.2%} are to be expected"
+        return (
+            f"{share:.2%} of the tokens had a probability below {UNLIKELY:g}; {expected:.2%} are "
+            "to be expected"
+        )
 
 
 def tie(best: float, dtype: torch.dtype) -> float:
-    """The largest difference of two logits that rounding explains, given the best logit and the dtype: 0.5
-    between 16 and 32 in bfloat16, whose numbers lie 0.125 apart there."""
+    """The largest difference of two logits that rounding explains, given the best logit and the
+    dtype: 0.5 between 16 and 32 in bfloat16, whose numbers lie 0.125 apart there."""
     spacing = torch.finfo(dtype).eps * 2.0 ** (math.frexp(best)[1] - 1)
     return max(SUMS, SPACINGS * spacing)
 
 
 def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
     edge = 1e-3 if logits_V.dtype == torch.float32 else 32 * float(torch.finfo(logits_V.dtype).eps)
-    # a batch and a text alone differ at large logits; a GPU adds up bfloat16 in parts, which are rounded, too
+    # a batch and a text alone differ at large logits; a GPU adds up bfloat16 in parts, which are
+    # rounded, too
     edge = max(edge, PASSES * tie(float(logits_V.max()), logits_V.dtype))
     logits_V = logits_V.double()
     if sampling.temperature == 0:
         return float(logits_V.max() - logits_V[token]) <= edge
     if sampling.cuts_nothing:
-        return False  # no token is cut off, so the probability is below the smallest floating-point number
+        # no token is cut off, so the probability is below the smallest floating-point number
+        return False
     if sampling.top_k > 0:
         least = float(logits_V.topk(min(sampling.top_k, len(logits_V))).values[-1])
         if logits_V[token] < least - edge:
@@ -146,7 +181,8 @@ class GivenRecord(Record):
 
 @dataclass(frozen=True)
 class GivenText:
-    """A text and the setting that it was sampled under. Error messages about it begin with `place`."""
+    """A text and the setting that it was sampled under. Error messages about it begin with
+    `place`."""
 
     prompt: Prompt
     prompt_tokens: list[int]
@@ -156,14 +192,19 @@ class GivenText:
 
 
 def read_log(path: Path, pair: ModelPair) -> list[GivenText]:
-    """An engine's texts: JSON lines with `prompt` and `completion`, each a text or a list of token ids, `temperature`,
-    and optionally `top_p`, `top_k`, `min_p`, `kind`, `source` and `id`; InputError as `read_lines`.
+    """An engine's texts: JSON lines with `prompt` and `completion`, each a text or a list of token
+    ids, `temperature`, and optionally `top_p`, `top_k`, `min_p`, `kind`, `source` and `id`;
+    InputError as `read_lines`.
 
     Token ids are safer than text: a tokenizer need not give back the tokens that were sampled.
     """
 
     def token_ids(given: str | list[int], begins: bool) -> list[int]:
-        ids = pair.tokenizer(given, add_special_tokens=begins)["input_ids"] if isinstance(given, str) else given
+        ids = (
+            pair.tokenizer(given, add_special_tokens=begins)["input_ids"]
+            if isinstance(given, str)
+            else given
+        )
         if not ids or max(ids) >= pair.vocabulary:
             raise ValueError(f"no tokens, or one beyond the vocabulary of {pair.vocabulary}")
         return list(ids)
@@ -171,7 +212,9 @@ def read_log(path: Path, pair: ModelPair) -> list[GivenText]:
     def parse(place: str, value: Any) -> GivenText:
         record = GivenRecord.model_validate(value)
         prompt, completion = token_ids(record.prompt, True), token_ids(record.completion, False)
-        shown = record.prompt if isinstance(record.prompt, str) else str(pair.tokenizer.decode(prompt))
+        shown = (
+            record.prompt if isinstance(record.prompt, str) else str(pair.tokenizer.decode(prompt))
+        )
         sampling = Sampling(record.temperature, record.top_p, record.top_k, record.min_p)
         return GivenText(Prompt.of(record, shown, place), prompt, completion, sampling, place)
 
@@ -181,19 +224,31 @@ def read_log(path: Path, pair: ModelPair) -> list[GivenText]:
 
 
 def apart(texts: list[GivenText]) -> tuple[list[GivenText], str]:
-    """Texts that can be split by source, and a sentence on what was done for that, which may be empty.
+    """Texts that can be split by source, and a sentence on what was done for that, which may be
+    empty.
 
-    Sources with equal prompts become one. At temperature 0 a repeated text is left out; otherwise it is a second draw.
+    Sources with equal prompts become one. At temperature 0 a repeated text is left out; otherwise
+    it is a second draw.
     """
     sources = joined((text.prompt.source, tuple(text.prompt_tokens)) for text in texts)
     kept: dict[Any, GivenText] = {}
     for text in texts:
         content = tuple(text.prompt_tokens), tuple(text.completion), text.sampling
         prompt = replace(text.prompt, source=sources[text.prompt.source])
-        kept.setdefault(text.place if text.sampling.temperature > 0 else content, replace(text, prompt=prompt))
+        kept.setdefault(
+            text.place if text.sampling.temperature > 0 else content, replace(text, prompt=prompt)
+        )
     repeated, shared = len(texts) - len(kept), len(sources) - len(set(sources.values()))
-    said = [f"greedy texts that are left out, because they are repeated: {repeated}"] if repeated else []
-    said += [f"sources that are joined to others, because they have prompts in common: {shared}"] if shared else []
+    said = (
+        [f"greedy texts that are left out, because they are repeated: {repeated}"]
+        if repeated
+        else []
+    )
+    said += (
+        [f"sources that are joined to others, because they have prompts in common: {shared}"]
+        if shared
+        else []
+    )
     return list(kept.values()), "; ".join(said)
 
 
@@ -206,7 +261,8 @@ class Recipe:
     stride: int  # hidden states are recorded at every `stride`-th root of a training text
     hidden: bool  # whether hidden states are recorded
     seed: int
-    behaviour: tuple[Action, ...] = BEHAVIOUR  # of decoded texts; one of these is drawn at every step
+    # of decoded texts; one of these is drawn at every step
+    behaviour: tuple[Action, ...] = BEHAVIOUR
 
 
 @dataclass(frozen=True)
@@ -215,9 +271,11 @@ class Work:
 
     split: str
     sampling: Sampling
-    prompts: tuple[tuple[Prompt, int], ...]  # with the texts' numbers, because a prompt may be continued several times
+    # with the texts' numbers, because a prompt may be continued several times
+    prompts: tuple[tuple[Prompt, int], ...]
     decoded: bool = False  # whether speculative decoding makes the texts
-    given: tuple[Any, ...] = ()  # the texts if an engine made them: `GivenText`, or `LoggedText` without a pair
+    # the texts if an engine made them: `GivenText`, or `LoggedText` without a pair
+    given: tuple[Any, ...] = ()
 
 
 class _Sampled(NamedTuple):
@@ -242,14 +300,17 @@ class Shard:
 
 
 def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
-    """Make a shard. A text is cut before a token of target probability 0 if rounding explains that. InputError, which
-    names the prompt or the log's line, for numbers that are not finite and a text that cannot be the target's."""
+    """Make a shard. A text is cut before a token of target probability 0 if rounding explains that.
+    InputError, which names the prompt or the log's line, for numbers that are not finite and a text
+    that cannot be the target's."""
     plausibility, stride = Plausibility(), recipe.stride if work.split == "train" else 1
     texts = list(_written(pair, recipe, work))
     columns: list[dict[str, Any]] = []
     while len(columns) < len(texts):
         with suppress(ImpossibleToken):  # texts were cut
-            columns, plausibility = halving(lambda: _label(pair, recipe, texts, work.sampling, stride))
+            columns, plausibility = halving(
+                lambda: _label(pair, recipe, texts, work.sampling, stride)
+            )
     rows = [_row(each, work, stride) | own for each, own in zip(texts, columns, strict=True)]
     schema = traces.text_schema(recipe.verifiers, recipe.hidden, SPACE)
     return Shard(traces.to_table(rows, schema), plausibility)
@@ -257,7 +318,9 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
 
 def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Sampled]:
     for given in work.given:
-        yield _Sampled(given.prompt, finished(pair, given.prompt_tokens, given.completion), None, given.place)
+        yield _Sampled(
+            given.prompt, finished(pair, given.prompt_tokens, given.completion), None, given.place
+        )
     if not work.prompts:
         return
     new = recipe.tokens + BEYOND
@@ -266,7 +329,9 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Sampled]:
     for prompt, tokens in zip(prompts, encoded, strict=True):
         if not tokens:
             raise InputError(f"prompt {prompt.id}: the tokenizer gives no tokens")
-    seed = seed_of(recipe.seed, work.split, work.sampling, *(f"{prompt.id}#{n}" for prompt, n in work.prompts))
+    seed = seed_of(
+        recipe.seed, work.split, work.sampling, *(f"{prompt.id}#{n}" for prompt, n in work.prompts)
+    )
     places = [f"prompt {prompt.id}" for prompt in prompts]
     if not work.decoded:
         with _naming(places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"):
@@ -278,8 +343,12 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Sampled]:
         chooser = Random(recipe.behaviour, torch.Generator().manual_seed(own))
         decoder = Decoder(pair, work.sampling, get_verifier(verifier), chooser)
         with _naming(place):
-            decoded = decoder.decode(tokens, new, torch.Generator(device=pair.device).manual_seed(own + 1))
-        yield _Sampled(prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, place)
+            decoded = decoder.decode(
+                tokens, new, torch.Generator(device=pair.device).manual_seed(own + 1)
+            )
+        yield _Sampled(
+            prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, place
+        )
 
 
 @contextmanager
@@ -309,9 +378,9 @@ def _row(sampled: _Sampled, work: Work, stride: int) -> dict[str, Any]:
 def _label(
     pair: ModelPair, recipe: Recipe, texts: Sequence[_Sampled], sampling: Sampling, stride: int
 ) -> tuple[list[dict[str, Any]], Plausibility]:
-    """Trace columns of some texts, and how plausible the texts are; ImpossibleToken where one was cut. They are
-    labelled as one text, because a GPU takes as long for few roots as for many. No root looks ahead beyond its own
-    text, so the distributions after last tokens are left out."""
+    """Trace columns of some texts, and how plausible the texts are; ImpossibleToken where one was
+    cut. They are labelled as one text, because a GPU takes as long for few roots as for many. No
+    root looks ahead beyond its own text, so the distributions after last tokens are left out."""
     seen, names = Plausibility(), [survival_column(name) for name in recipe.verifiers]
     empty = (*ROW_NUMBERS, LOOKUP_COLUMN, *names, *HIDDEN_STATES)
     columns: list[dict[str, Any]] = [dict.fromkeys(empty, ()) for _ in texts]
@@ -320,9 +389,14 @@ def _label(
         return columns, seen
     following = [token for each, _ in rooted for token in each.text.tokens[each.text.start + 1 :]]
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *following))
-    tokens_T = torch.tensor([0, *following], device=pair.device)  # the labeller does not read the first one
-    labeller = TextLabeller(tokens_T, recipe.verifiers, recipe.siblings, generator, SPACE, said_by(pair.draft))
-    together = fewer(block_rows(pair.vocabulary)) * (GPU_BLOCKS if pair.device.type == "cuda" else 1)
+    # the labeller does not read the first one
+    tokens_T = torch.tensor([0, *following], device=pair.device)
+    labeller = TextLabeller(
+        tokens_T, recipe.verifiers, recipe.siblings, generator, SPACE, said_by(pair.draft)
+    )
+    together = fewer(block_rows(pair.vocabulary)) * (
+        GPU_BLOCKS if pair.device.type == "cuda" else 1
+    )
     waiting: list[list[Tensor]] = []  # blocks of probabilities and logits
     cut: ImpossibleToken | None = None
     for each, own in rooted:
@@ -350,7 +424,9 @@ def _label(
         if recipe.hidden:
             target_ND, draft_ND = (torch.cat(parts) for parts in zip(*hidden, strict=True))
             at = torch.arange(1, each.roots, stride)
-            own |= dict(zip(HIDDEN_STATES, (target_ND[at - 1], draft_ND[at - 1], draft_ND[at]), strict=True))
+            own |= dict(
+                zip(HIDDEN_STATES, (target_ND[at - 1], draft_ND[at - 1], draft_ND[at]), strict=True)
+            )
     if cut is not None:
         raise cut
     labeller.add(*map(torch.cat, zip(*waiting, strict=True)))
@@ -364,8 +440,9 @@ def _label(
 def _blocks(
     pair: ModelPair, sampled: _Sampled, sampling: Sampling, seen: Plausibility
 ) -> Iterator[tuple[tuple[ModelRows, ModelRows], list[int]]]:
-    """Both models' outputs along a text, with the tokens that follow, which are added to `seen`. Before a token of
-    probability 0, the text is cut, and ImpossibleToken raised, if rounding explains that; InputError if not."""
+    """Both models' outputs along a text, with the tokens that follow, which are added to `seen`.
+    Before a token of probability 0, the text is cut, and ImpossibleToken raised, if rounding
+    explains that; InputError if not."""
     text, begin = sampled.text, sampled.text.start + 1
     with _naming(sampled.place):
         for block in rows_along(pair, text, sampling):
@@ -374,7 +451,9 @@ def _blocks(
                 seen.add(block.target, begin, following, sampling)
             except ImpossibleToken as impossible:
                 if not impossible.at_a_tie:
-                    raise InputError(f"{impossible}: the text is not the target's own under {sampling}") from impossible
+                    raise InputError(
+                        f"{impossible}: the text is not the target's own under {sampling}"
+                    ) from impossible
                 text.tokens = text.tokens[: impossible.position]
                 raise
             yield block, following

@@ -1,5 +1,5 @@
-"""A log's texts as rows of a trace store, with what each action would have yielded at every root; and the features of
-these rows.
+"""A log's texts as rows of a trace store, with what each action would have yielded at every root;
+and the features of these rows.
 
 Legend: R roots, D depths, F scalars, J keys, K means by key.
 """
@@ -30,20 +30,27 @@ VERIFIER = "naive"  # all verifiers agree on a chain at temperature 0
 
 
 def splits_of(logs: Logs, validation: float, test: float) -> dict[str, list[LoggedText]]:
-    """Texts by split, from shares of the sources; InputError where these are too few. All texts of a source fall into
-    one split; held-out texts, if there are any, are the test split."""
+    """Texts by split, from shares of the sources; InputError where these are too few. All texts of
+    a source fall into one split; held-out texts, if there are any, are the test split."""
     test = 0.0 if logs.held_out else test
     ordered = sorted({text.source for text in logs.texts}, key=place_of)
     split = {source: split_of(Prompt("", "", "", source), validation, test) for source in ordered}
     missing = set(SPLITS) - set(split.values()) - ({"test"} if logs.held_out else set())
     if missing:  # by chance, few sources may all miss a split: the splits are then counted off
-        tested, validated = (max(1, round(share * len(ordered))) if share else 0 for share in (test, validation))
+        tested, validated = (
+            max(1, round(share * len(ordered))) if share else 0 for share in (test, validation)
+        )
         names = ["test"] * tested + ["validation"] * validated + ["train"] * len(ordered)
         split = dict(zip(ordered, names, strict=False))
         if "train" not in split.values():
             few = f"{len(ordered)} sources of texts are too few for a split: add some, or --test"
-            raise InputError(f"logs.files: {few if ordered else 'all of its sources or prompts are held out, too'}")
-    found: dict[str, list[LoggedText]] = {name: [] for name in SPLITS} | {"test": list(logs.held_out)}
+            raise InputError(
+                "logs.files: "
+                f"{few if ordered else 'all of its sources or prompts are held out, too'}"
+            )
+    found: dict[str, list[LoggedText]] = {name: [] for name in SPLITS} | {
+        "test": list(logs.held_out)
+    }
     for text in logs.texts:
         found[split[text.source]].append(text)
     return found
@@ -77,7 +84,8 @@ class Labeller:
         }
 
     def _survivals(self, text: LoggedText) -> torch.Tensor:
-        """NaN, for unknown, at depths beyond those that were drafted, where all drafted tokens were accepted."""
+        """NaN, for unknown, at depths beyond those that were drafted, where all drafted tokens were
+        accepted."""
         own_RD = torch.from_numpy(text.of(self.drafter))
         further = torch.zeros(len(own_RD), self.space.depth - own_RD.shape[1])
         if own_RD.shape[1] == 0 or bool(own_RD.isnan().any()):  # steps alone were logged
@@ -88,8 +96,8 @@ class Labeller:
 
 @lru_cache(maxsize=1)
 def read_log_texts(folder: Path, digest: str) -> dict[str, Texts]:
-    """The texts of a log's trace store by split; InputError as `read_rows`. `digest` is the manifest's checksum: the
-    features of one store are computed once in a process."""
+    """The texts of a log's trace store by split; InputError as `read_rows`. `digest` is the
+    manifest's checksum: the features of one store are computed once in a process."""
     found = {"train": with_features(read_rows(folder, "train"))}
     for split in SPLITS[1:]:
         found[split] = with_features(read_rows(folder, split), found["train"].tokens)
@@ -97,15 +105,20 @@ def read_log_texts(folder: Path, digest: str) -> dict[str, Texts]:
 
 
 def with_features(table: pa.Table, tokens: TokenStatistics | None = None) -> Texts:
-    """The texts of a log's rows. Without the training texts' statistics by token, these are the training texts: each
-    has the statistics of other sources', and the statistics of all are kept."""
+    """The texts of a log's rows. Without the training texts' statistics by token, these are the
+    training texts: each has the statistics of other sources', and the statistics of all are
+    kept."""
     known = tokens or TokenStatistics.empty()
     scalars, keys = zip(*(_along(table, row, known) for row in range(len(table))), strict=True)
-    texts = to_texts(table, [VERIFIER], torch.from_numpy(np.concatenate(scalars)), space_of(table), LOG)
+    texts = to_texts(
+        table, [VERIFIER], torch.from_numpy(np.concatenate(scalars)), space_of(table), LOG
+    )
     if tokens is not None:
         return replace(texts, tokens=tokens)
     survivals_RD = texts.survivals[VERIFIER][:, :LONGEST_COUNTED].float()
-    survivals_RD = torch.where(survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD).nan_to_num()
+    survivals_RD = torch.where(
+        survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD
+    ).nan_to_num()
     copied_R = texts.lookup_R.clamp(max=LONGEST_COUNTED)
     values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
     source_R = texts.source_number_X[texts.text_R].numpy()

@@ -1,21 +1,23 @@
-"""Logs of engines, and a run's own traces read as a log: how many of a drafter's tokens are accepted at each position.
+"""Logs of engines, and a run's own traces read as a log: how many of a drafter's tokens are
+accepted at each position.
 
 A log has JSON lines. A line is a text:
 
     prompt_token_ids, generated_token_ids   lists of token ids
-    drafters      {name: {"accepted": [..]}}: for each position of the generated text, how many drafted tokens of a
-                  step that begins there are accepted; or
-                  {name: {"survivals": [[..], ..]}}: for each position, P(accepted >= t) for t = 1, 2, ..; of decoded
-                  steps alone, null at the other positions; or
-                  {name: {"steps": [[position, drafted, accepted], ..]}}: the steps that were decoded
+    drafters      {name: {"accepted": [..]}}: for each position of the generated text, how many
+                  drafted tokens of a step that begins there are accepted; or
+                  {name: {"survivals": [[..], ..]}}: for each position, P(accepted >= t) for
+                  t = 1, 2, ..; of decoded steps alone, null at the other positions; or
+                  {name: {"steps": [[position, drafted, accepted], ..]}}: the steps that were
+                  decoded
     id, source, kind   optional: a name; texts of one source are not independent; the kind of work
 
 A step commits the accepted tokens, the first one at the step's position, and one more token.
 
-An importer makes such lines of what another program writes: vLLM 0.33.0, SGLang 0.5.23, llama.cpp 0c1e570 and the
-simulator of SpecDecode-Bench. Of the engines, vLLM says how many tokens a step drafted and accepted, of steps that
-drafted something, and SGLang will (pull request 34814, commit 622d048d). A text whose steps are not known is enough for
-lookups; its `note` says what is missing.
+An importer makes such lines of what another program writes: vLLM 0.33.0, SGLang 0.5.23, llama.cpp
+0c1e570 and the simulator of SpecDecode-Bench. Of the engines, vLLM says how many tokens a step
+drafted and accepted, of steps that drafted something, and SGLang will (pull request 34814, commit
+622d048d). A text whose steps are not known is enough for lookups; its `note` says what is missing.
 
 Legend: R positions, D depths.
 """
@@ -41,10 +43,13 @@ from data_gen.traces import check_shard, read_manifest, space_of
 from selector.actions import LARGEST
 from selector.schema import InputError, survival_column
 
-COPYING = ("ngram", "lookup", "suffix")  # drafters that copy; their tokens are computed from the token ids instead
+# drafters that copy; their tokens are computed from the token ids instead
+COPYING = ("ngram", "lookup", "suffix")
 NO_DRAFTER = "none"  # a drafter's name: lookups alone
-DRAFTER = "draft"  # the drafter's name in traces and in responses, which do not say which one it was
-COLUMNS = ("prompt", "kind", "source", "temperature", "top_p", "tokens", "start", "roots")  # of traces
+# the drafter's name in traces and in responses, which do not say which one it was
+DRAFTER = "draft"
+# of traces
+COLUMNS = ("prompt", "kind", "source", "temperature", "top_p", "tokens", "start", "roots")
 SIMULATOR = "acc_"  # prefix of drafters' names in logs of SpecDecode-Bench's simulator
 LEFT_OUT = "the engine left out steps that draft nothing, so it is not known where the others began"
 NO_STEPS = "the engine gave sums over steps alone (the level `detailed` gives each step)"
@@ -65,7 +70,8 @@ class Drafted(BaseModel):
     other_length: bool = False  # whether there may be more or fewer entries than positions
 
     def survivals_RD(self, name: str, positions: int) -> NDArray[np.float32]:
-        """P(accepted >= t) at each position; NaN where it is not known. ValueError for what cannot be."""
+        """P(accepted >= t) at each position; NaN where it is not known. ValueError for what cannot
+        be."""
         if sum(each is not None for each in (self.accepted, self.survivals, self.steps)) != 1:
             raise ValueError(f"drafters.{name}: one of accepted, survivals and steps")
         if self.steps is not None:
@@ -73,7 +79,9 @@ class Drafted(BaseModel):
         rows = self.survivals or [[1.0] * count for count in self.accepted or []]
         sparse = None in rows
         if not rows or (len(rows) != positions and not self.other_length):
-            raise ValueError(f"drafters.{name}: {len(rows)} entries for {positions} generated tokens")
+            raise ValueError(
+                f"drafters.{name}: {len(rows)} entries for {positions} generated tokens"
+            )
         depth = max(len(row or ()) for row in rows)
         found_RD = np.full((len(rows), depth), np.nan if sparse else 0.0, np.float32)
         for found_D, row in zip(found_RD, rows, strict=True):
@@ -84,11 +92,14 @@ class Drafted(BaseModel):
 
 
 def _of_steps(name: str, steps: list[list[int]], positions: int) -> NDArray[np.float32]:
-    found_RD = np.full((positions, max((drafted for _, drafted, _ in steps), default=0)), np.nan, np.float32)
+    found_RD = np.full(
+        (positions, max((drafted for _, drafted, _ in steps), default=0)), np.nan, np.float32
+    )
     for position, drafted, accepted in steps:
         if position >= positions or not accepted <= drafted < LARGEST:
             raise ValueError(
-                f"drafters.{name}.steps: step {[position, drafted, accepted]} has a position outside of the text, or "
+                f"drafters.{name}.steps: step {[position, drafted, accepted]} has a position "
+                "outside of the text, or "
                 "more accepted than drafted"
             )
         found_RD[position, :accepted] = 1
@@ -114,7 +125,8 @@ class LoggedText:
     kind: str
     tokens: list[int]  # prompt and generated text
     start: int  # tokens of the prompt; position r of the generated text is token `start + r`
-    survivals: dict[str, NDArray[np.float32]]  # by drafter, P(accepted >= t) at each position, [R, D]; NaN if unknown
+    # by drafter, P(accepted >= t) at each position, [R, D]; NaN if unknown
+    survivals: dict[str, NDArray[np.float32]]
     place: str  # file and line
     note: str = ""  # why nothing is known of its drafter's steps
 
@@ -125,13 +137,17 @@ class LoggedText:
 
     def of(self, drafter: str) -> NDArray[np.float32]:
         """A drafter's survivals at every root, float32 [R, D]; D is 0 for `NO_DRAFTER`."""
-        return np.zeros((self.roots, 0), np.float32) if drafter == NO_DRAFTER else self.survivals[drafter][: self.roots]
+        return (
+            np.zeros((self.roots, 0), np.float32)
+            if drafter == NO_DRAFTER
+            else self.survivals[drafter][: self.roots]
+        )
 
     def hits(self, drafter: str) -> list[float]:
         """Whether the drafter predicted each generated token, 1 or 0.
 
-        Where only steps were logged, accepted tokens count as hits. A step's additional token counts as a hit only if
-        the whole chain was accepted.
+        Where only steps were logged, accepted tokens count as hits. A step's additional token
+        counts as a hit only if the whole chain was accepted.
         """
         survivals_RD = self.of(drafter)
         if not survivals_RD.shape[1]:
@@ -142,13 +158,16 @@ class LoggedText:
             end = root + accepted
             hits_R[root:end] = np.nan_to_num(hits_R[root:end], nan=1.0)
             if end < self.roots and np.isnan(hits_R[end]):
-                hits_R[end] = float(np.isnan(survivals_RD[root]).any() or accepted == survivals_RD.shape[1])
+                hits_R[end] = float(
+                    np.isnan(survivals_RD[root]).any() or accepted == survivals_RD.shape[1]
+                )
         return np.nan_to_num(hits_R, nan=1.0).tolist()
 
 
 def read_logs(paths: Sequence[Path], remarks: list[str] | None = None) -> list[LoggedText]:
-    """The texts of some files, in their order, without lines that do not fit; what is left out is added to `remarks`.
-    InputError where a file is missing or empty, or more than `MOST_BAD` of all lines do not fit."""
+    """The texts of some files, in their order, without lines that do not fit; what is left out is
+    added to `remarks`. InputError where a file is missing or empty, or more than `MOST_BAD` of all
+    lines do not fit."""
     texts: list[LoggedText] = []
     bad: dict[str, list[InputError]] = {}  # by reason
     for path in paths:
@@ -160,10 +179,15 @@ def read_logs(paths: Sequence[Path], remarks: list[str] | None = None) -> list[L
                 texts.append(found)
     count = sum(map(len, bad.values()))
     lines = len(texts) + count
-    left_out = [f"{len(same)} of {lines} lines are left out, the first one is {same[0]}" for same in bad.values()]
+    left_out = [
+        f"{len(same)} of {lines} lines are left out, the first one is {same[0]}"
+        for same in bad.values()
+    ]
     if bad and (not texts or count > max(1, MOST_BAD * lines)):
         first = next(iter(bad.values()))[0]
-        raise InputError(f"{first}; {count} of {lines} lines do not fit, and {MOST_BAD:.0%} may be left out")
+        raise InputError(
+            f"{first}; {count} of {lines} lines do not fit, and {MOST_BAD:.0%} may be left out"
+        )
     if remarks is not None:
         remarks += left_out
     return texts
@@ -171,37 +195,54 @@ def read_logs(paths: Sequence[Path], remarks: list[str] | None = None) -> list[L
 
 def _text(place: str, line: Any) -> LoggedText:
     record = LoggedRecord.model_validate(record_of(line))
-    prompt, generated, file = record.prompt_token_ids, record.generated_token_ids, Path(place.rpartition(":")[0])
+    prompt, generated, file = (
+        record.prompt_token_ids,
+        record.generated_token_ids,
+        Path(place.rpartition(":")[0]),
+    )
     stem = (file.with_suffix("") if file.suffix in PACKED else file).stem
-    survivals = {name: own.survivals_RD(name, len(generated)) for name, own in record.drafters.items()}
+    survivals = {
+        name: own.survivals_RD(name, len(generated)) for name, own in record.drafters.items()
+    }
     name = record.id or place
     source, kind = record.source or f"{stem} {name}", record.kind or stem
-    return LoggedText(name, source, kind, prompt + generated, len(prompt), survivals, place, record.note)
+    return LoggedText(
+        name, source, kind, prompt + generated, len(prompt), survivals, place, record.note
+    )
 
 
 def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
-    """The texts of a trace store under one sampling setting, of all splits; InputError where it is not a trace store of
-    this version, a file is damaged, or it has no such texts."""
+    """The texts of a trace store under one sampling setting, of all splits; InputError where it is
+    not a trace store of this version, a file is damaged, or it has no such texts."""
     manifest, texts = read_manifest(folder), []
     column = survival_column(manifest["depends"]["verifiers"][0])
     for name, listed in sorted(manifest["shards"].items()):
         check_shard(folder, name, listed)
         table = pq.read_table(folder / name, columns=[*COLUMNS, column])
         for number, row in enumerate(table.to_pylist()):
-            if (row["temperature"], row["top_p"]) != (sampling.temperature, sampling.top_p) or not row["roots"]:
+            if (row["temperature"], row["top_p"]) != (
+                sampling.temperature,
+                sampling.top_p,
+            ) or not row["roots"]:
                 continue
-            survivals_RD = np.array(row[column], np.float32).reshape(row["roots"], -1)[:, : space_of(table).depth]
+            survivals_RD = np.array(row[column], np.float32).reshape(row["roots"], -1)[
+                :, : space_of(table).depth
+            ]
             facts = row["prompt"], row["source"], row["kind"], row["tokens"], row["start"] + 1
             texts.append(LoggedText(*facts, {DRAFTER: survivals_RD}, f"{folder / name}:{number}"))
     if not texts:
-        raise InputError(f"{folder}: no texts of temperature {sampling.temperature:g}, top-p {sampling.top_p:g} there")
+        raise InputError(
+            f"{folder}: no texts of temperature {sampling.temperature:g}, top-p "
+            f"{sampling.top_p:g} there"
+        )
     return texts
 
 
 def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
-    """The name of the drafter whose chains are candidates: a wanted one or `NO_DRAFTER`, else the only one that does
-    not copy, if there are any and the steps of most texts are known. InputError where a text has no entry of it and no
-    note says why, or several are there and none is wanted."""
+    """The name of the drafter whose chains are candidates: a wanted one or `NO_DRAFTER`, else the
+    only one that does not copy, if there are any and the steps of most texts are known. InputError
+    where a text has no entry of it and no note says why, or several are there and none is
+    wanted."""
     names = Counter(name for text in texts for name in text.survivals)
     few = 2 * sum(bool(text.note) for text in texts) >= len(texts)
     if wanted == NO_DRAFTER or (wanted is None and (few or not names)):
@@ -213,14 +254,17 @@ def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
     drafter = wanted or drafting[0]
     if drafter not in names:
         raise InputError(f"logs.drafter: {drafter!r} is not in the log, which has {listed}")
-    without = next((text for text in texts if drafter not in text.survivals and not text.note), None)
+    without = next(
+        (text for text in texts if drafter not in text.survivals and not text.note), None
+    )
     if without is not None:
         raise InputError(f"{without.place}: no entry of {drafter}")
     return drafter
 
 
 def distinct(texts: Sequence[LoggedText]) -> list[LoggedText]:
-    """The texts without repeated ones, where sources with equal prompts are one: neither may be in several splits."""
+    """The texts without repeated ones, where sources with equal prompts are one: neither may be in
+    several splits."""
     found: dict[tuple[int, ...], LoggedText] = {}
     for text in texts:
         found.setdefault((text.start, *text.tokens), text)
@@ -240,26 +284,40 @@ class Logs(NamedTuple):
         return [*self.texts, *self.held_out]
 
     def of(self, drafter: str) -> Logs:
-        """The texts from which a drafter's chains are learned, those with known steps; for `NO_DRAFTER`, all."""
+        """The texts from which a drafter's chains are learned, those with known steps; for
+        `NO_DRAFTER`, all."""
         if drafter == NO_DRAFTER:
             return self
-        known, held_out = ([text for text in own if not text.note] for own in (self.texts, self.held_out))
+        known, held_out = (
+            [text for text in own if not text.note] for own in (self.texts, self.held_out)
+        )
         return Logs(known, held_out, self.remarks)
 
 
 def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling) -> Logs:
-    """The texts of log files and of folders with traces; InputError as `read_logs` and `read_trace_log`."""
+    """The texts of log files and of folders with traces; InputError as `read_logs` and
+    `read_trace_log`."""
     remarks: list[str] = []
     texts, tested = (_read(each, sampling, remarks) for each in (paths, held_out))
     kept, places = distinct([*texts, *tested]), {text.place for text in tested}
     if twice := len(texts) + len(tested) - len(kept):
         remarks.append(f"{twice} texts are duplicates and are left out")
-    if shared := len({text.source for text in (*texts, *tested)}) - len({text.source for text in kept}):
-        remarks.append(f"sources that are joined to others, because they have prompts in common: {shared}")
+    if shared := len({text.source for text in (*texts, *tested)}) - len(
+        {text.source for text in kept}
+    ):
+        remarks.append(
+            f"sources that are joined to others, because they have prompts in common: {shared}"
+        )
     notes = Counter(text.note for text in kept if text.note)
-    remarks += [f"{count} of {len(kept)} texts are for lookups alone: {note}" for note, count in notes.items()]
+    remarks += [
+        f"{count} of {len(kept)} texts are for lookups alone: {note}"
+        for note, count in notes.items()
+    ]
     tested = [text for text in kept if text.place in places]
-    others, sources = [text for text in kept if text.place not in places], {text.source for text in tested}
+    others, sources = (
+        [text for text in kept if text.place not in places],
+        {text.source for text in tested},
+    )
     texts = [text for text in others if text.source not in sources]
     if shared := len(others) - len(texts):
         remarks.append(f"{shared} texts are left out, because their sources are held out")
@@ -290,14 +348,17 @@ class Metrics(BaseModel):
 
 
 def record_of(line: Any) -> Any:
-    """The line of a log; a line of no known program is taken as it is. ValueError where a response holds no token ids
-    or fewer than it had, several answers, or steps of which lists of different lengths tell."""
+    """The line of a log; a line of no known program is taken as it is. ValueError where a response
+    holds no token ids or fewer than it had, several answers, or steps of which lists of different
+    lengths tell."""
     if not isinstance(line, dict):
         return line
-    if line.get("event") == "request.finished" and isinstance(line.get("out"), dict):  # SGLang's request log
+    # SGLang's request log
+    if line.get("event") == "request.finished" and isinstance(line.get("out"), dict):
         prompt = _object_or_empty(line, "obj").get("input_ids")
         return _record(line["out"], "output_ids", {"prompt_token_ids": prompt, **line["out"]})
-    if isinstance(choices := line.get("choices"), list):  # vLLM, SGLang: /v1/completions and /v1/chat/completions
+    # vLLM, SGLang: /v1/completions and /v1/chat/completions
+    if isinstance(choices := line.get("choices"), list):
         if len(choices) != 1 or not isinstance(choices[0], dict):
             raise ValueError("choices: one answer to one prompt is needed (n = 1)")
         return _record(line, "token_ids", {**line, **choices[0]})
@@ -315,9 +376,20 @@ def record_of(line: Any) -> Any:
 def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[str, Any]:
     for key in ("prompt_token_ids", ids):
         if not isinstance(fields.get(key), list):
-            raise ValueError(f"{key} is missing in the engine's response; docs/logs.md says how to ask for token ids")
-    tokens, meta, usage = len(fields[ids]), _object_or_empty(answer, "meta_info"), _object_or_empty(answer, "usage")
-    for count in (usage.get("completion_tokens"), meta.get("completion_tokens"), answer.get("tokens_predicted")):
+            raise ValueError(
+                f"{key} is missing in the engine's response; docs/logs.md says how to ask for "
+                "token ids"
+            )
+    tokens, meta, usage = (
+        len(fields[ids]),
+        _object_or_empty(answer, "meta_info"),
+        _object_or_empty(answer, "usage"),
+    )
+    for count in (
+        usage.get("completion_tokens"),
+        meta.get("completion_tokens"),
+        answer.get("tokens_predicted"),
+    ):
         if isinstance(count, int) and count > tokens:
             raise ValueError(f"{ids}: {tokens} token ids of an answer of {count} tokens")
     record = {
@@ -328,10 +400,17 @@ def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[st
         "kind": answer.get("kind"),
         "drafters": {},
     }
-    of_sglang = _object_or_empty({**meta, **_object_or_empty(answer, "sglext")}, "speculative_decoding_stats")
-    if found := _object_or_empty(_object_or_empty(answer, "metrics"), "speculative_decoding") or of_sglang:
+    of_sglang = _object_or_empty(
+        {**meta, **_object_or_empty(answer, "sglext")}, "speculative_decoding_stats"
+    )
+    if (
+        found := _object_or_empty(_object_or_empty(answer, "metrics"), "speculative_decoding")
+        or of_sglang
+    ):
         steps = _steps(Metrics.model_validate(found), tokens)
-        record |= {"note": steps} if isinstance(steps, str) else {"drafters": {DRAFTER: {"steps": steps}}}
+        record |= (
+            {"note": steps} if isinstance(steps, str) else {"drafters": {DRAFTER: {"steps": steps}}}
+        )
     return record
 
 
@@ -341,8 +420,9 @@ def _object_or_empty(values: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _steps(metrics: Metrics, tokens: int) -> list[list[int]] | str:
-    """Position, drafted and accepted tokens of each step; or why they are not known. The forward pass over the prompt
-    gives the first token, so steps begin at position 1. They may go beyond the text's end, where the engine cut it."""
+    """Position, drafted and accepted tokens of each step; or why they are not known. The forward
+    pass over the prompt gives the first token, so steps begin at position 1. They may go beyond the
+    text's end, where the engine cut it."""
     accepted = metrics.per_step_accepted or [length - 1 for length in metrics.accept_lengths or ()]
     drafted = metrics.per_step_drafted or [length - 1 for length in metrics.verify_lengths or ()]
     if not accepted and (metrics.num_spec_steps or metrics.num_verified_draft_tokens):

@@ -1,9 +1,9 @@
 """Prompts: how they are read, what tokens they are, and which split they belong to.
 
-They come from JSON lines, or from a data set on the hub or in a local file with the same fields: `.json`, `.jsonl` or
-`.parquet`, packed or not; any other file is plain text with one record per line. Only the first turn of a data set's
-conversations is taken. The source of its prompts is their text, so that splits do not depend on the order of a file,
-and the same text is taken once.
+They come from JSON lines, or from a data set on the hub or in a local file with the same fields:
+`.json`, `.jsonl` or `.parquet`, packed or not; any other file is plain text with one record per
+line. Only the first turn of a data set's conversations is taken. The source of its prompts is their
+text, so that splits do not depend on the order of a file, and the same text is taken once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def _name(value: Any) -> str | None:
     """A number's name is its digits, and NaN, as pandas writes it, is none."""
     if value is None or value != value:
         return None
-    if isinstance(value, float) and value.is_integer():  # as pandas writes integers beside missing ones
+    # as pandas writes integers beside missing ones
+    if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, str | int | float):
         raise ValueError("a name is a string or a number")
@@ -62,9 +63,17 @@ class PromptRecord(Record):
     @classmethod
     def last_turn(cls, line: Any) -> Any:
         """A conversation's text is its last user's turn."""
-        if not isinstance(line, dict) or "text" in line or not isinstance(line.get("messages"), list):
+        if (
+            not isinstance(line, dict)
+            or "text" in line
+            or not isinstance(line.get("messages"), list)
+        ):
             return line
-        turns = [turn for turn in line["messages"] if isinstance(turn, dict) and turn.get("role") == "user"]
+        turns = [
+            turn
+            for turn in line["messages"]
+            if isinstance(turn, dict) and turn.get("role") == "user"
+        ]
         if not turns:
             raise ValueError("messages: no user's turn")
         return {**line, "text": turns[-1].get("content")}
@@ -92,9 +101,10 @@ class Form:
 
     Attributes:
         tokens: the longest prompt.
-        longer: what becomes of a longer one. `start` keeps its first tokens, `end` its last ones and the special tokens
-            that every text begins with, and `drop` leaves the prompt out.
-        chat: the text is a user's turn in the tokenizer's chat template, and the model's turn begins after it.
+        longer: what becomes of a longer one. `start` keeps its first tokens, `end` its last ones
+            and the special tokens that every text begins with, and `drop` leaves the prompt out.
+        chat: the text is a user's turn in the tokenizer's chat template, and the model's turn
+            begins after it.
         system: the text of the template's system turn; None for no such turn.
     """
 
@@ -104,8 +114,9 @@ class Form:
     system: str | None = None
 
     def whole(self, tokenizer: Any, prompts: Iterable[Prompt]) -> list[list[int]]:
-        """All token ids of each prompt, but of very long ones only more than are kept, and one BOS where the text has
-        one, too; InputError where there is no chat template, or it takes no system turn."""
+        """All token ids of each prompt, but of very long ones only more than are kept, and one BOS
+        where the text has one, too; InputError where there is no chat template, or it takes no
+        system turn."""
         most = LONG * self.tokens
         part = slice(-most, None) if self.longer == "end" else slice(most)
         texts = [prompt.text[part] for prompt in prompts]
@@ -122,23 +133,34 @@ class Form:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         turns = [*system, {"role": "user", "content": text}]
         try:
-            return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+            return str(
+                tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            )
         except Exception as error:  # a template is a program, and may raise anything
             key = "system" if system else "chat"
-            raise InputError(f"prompts.{key}: the chat template of {name} refuses: {error}") from error
+            raise InputError(
+                f"prompts.{key}: the chat template of {name} refuses: {error}"
+            ) from error
 
     def fit(self, tokenizer: Any, prompts: list[Prompt]) -> tuple[list[Prompt], str]:
-        """The prompts that are kept, and a sentence on all of them. Of prompts with the same tokens, once they are cut,
-        only the first is kept: the others could be in other splits."""
+        """The prompts that are kept, and a sentence on all of them. Of prompts with the same
+        tokens, once they are cut, only the first is kept: the others could be in other splits."""
         encoded = self.whole(tokenizer, prompts)
         fitting = [not (self.longer == "drop" and len(ids) > self.tokens) for ids in encoded]
         kept: dict[tuple[int, ...], Prompt] = {}
         for prompt, ids in compress(zip(prompts, encoded, strict=True), fitting):
             kept.setdefault(tuple(self.cut(tokenizer, ids)), prompt)
-        lengths, what = list(map(len, encoded)), "left out" if self.longer == "drop" else f"cut to their {self.longer}"
+        lengths, what = (
+            list(map(len, encoded)),
+            "left out" if self.longer == "drop" else f"cut to their {self.longer}",
+        )
         longer, repeated = sum(length > self.tokens for length in lengths), sum(fitting) - len(kept)
         said = f"{len(prompts)} texts of up to {max(lengths)} tokens"
-        said += f"; {longer} of them are longer than prompts.tokens={self.tokens} and are {what}" if longer else ""
+        said += (
+            f"; {longer} of them are longer than prompts.tokens={self.tokens} and are {what}"
+            if longer
+            else ""
+        )
         said += f"; {repeated} with the tokens of an earlier one are left out" if repeated else ""
         return list(kept.values()), said
 
@@ -146,7 +168,9 @@ class Form:
         """At most `tokens` of a prompt's tokens."""
         if self.longer != "end" or len(ids) <= self.tokens:
             return ids[: self.tokens]
-        first = next((n for n, token in enumerate(ids) if token not in tokenizer.all_special_ids), 0)
+        first = next(
+            (n for n, token in enumerate(ids) if token not in tokenizer.all_special_ids), 0
+        )
         return ids[:first] + ids[len(ids) - self.tokens + first :]
 
     def encode(self, tokenizer: Any, prompt: Prompt) -> list[int]:
@@ -155,8 +179,9 @@ class Form:
 
 
 def parsed_lines(path: Path, parse: Callable[[str, Any], T]) -> Iterator[T | InputError]:
-    """What `parse` makes of the JSON of each line that is not blank, and of its place, `file:number`; where a line does
-    not fit, the error that names the file and the line. InputError where the file is missing, damaged or empty."""
+    """What `parse` makes of the JSON of each line that is not blank, and of its place,
+    `file:number`; where a line does not fit, the error that names the file and the line. InputError
+    where the file is missing, damaged or empty."""
     empty = True
     try:
         with path.open("rb") as file:
@@ -173,7 +198,8 @@ def parsed_lines(path: Path, parse: Callable[[str, Any], T]) -> Iterator[T | Inp
 
 
 def read_lines(path: Path, parse: Callable[[str, Any], T]) -> list[T]:
-    """What `parse` makes of every line; InputError as `parsed_lines`, and for the first line that does not fit."""
+    """What `parse` makes of every line; InputError as `parsed_lines`, and for the first line that
+    does not fit."""
     found = []
     for each in parsed_lines(path, parse):
         if isinstance(each, InputError):
@@ -191,7 +217,10 @@ def _parsed(place: str, line: bytes, parse: Callable[[str, Any], T]) -> T | Inpu
         return parse(place, value)
     except ValidationError as error:
         first = error.errors()[:3]
-        reasons = (": ".join((".".join(map(str, each["loc"])) or "the line", each["msg"])) for each in first)
+        reasons = (
+            ": ".join((".".join(map(str, each["loc"])) or "the line", each["msg"]))
+            for each in first
+        )
         return InputError(f"{place}: {'; '.join(reasons)}")
     except ValueError as error:
         return InputError(f"{place}: {error}")
@@ -204,8 +233,8 @@ def check_ids(path: Path, ids: list[str]) -> None:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Prompts from JSON lines with `text`, or a conversation in `messages`, and optionally `kind`, `source` and
-    `id`; InputError as `read_lines`."""
+    """Prompts from JSON lines with `text`, or a conversation in `messages`, and optionally `kind`,
+    `source` and `id`; InputError as `read_lines`."""
 
     def parse(place: str, value: Any) -> Prompt:
         record = PromptRecord.model_validate(value)
@@ -217,7 +246,9 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
-    path.write_text("".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts), encoding="utf-8"
+    )
 
 
 def place_of(source: str) -> float:
@@ -226,14 +257,15 @@ def place_of(source: str) -> float:
 
 
 def split_of(prompt: Prompt, validation: float, test: float) -> str:
-    """The split of a prompt, by a hash of its source, so that adding prompts moves none of the others."""
+    """The split of a prompt, by a hash of its source, so that adding prompts moves none of the
+    others."""
     share = place_of(prompt.source)
     return "test" if share < test else "validation" if share < test + validation else "train"
 
 
 def joined(held: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
-    """The common name, by source, of sources that belong together because some of their texts are the same; `held` are
-    the source and the content of every text."""
+    """The common name, by source, of sources that belong together because some of their texts are
+    the same; `held` are the source and the content of every text."""
     sets = DisjointSet()
     first: dict[Hashable, str] = {}
     for source, content in held:
@@ -245,20 +277,26 @@ def joined(held: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
 
 
 def take_evenly(prompts: list[Prompt], count: int | None = None) -> list[Prompt]:
-    """The first `count` prompts or all, kinds in turn, in an order that depends on the prompts' ids alone."""
+    """The first `count` prompts or all, kinds in turn, in an order that depends on the prompts' ids
+    alone."""
     ordered = sorted(prompts, key=lambda p: hashlib.sha256(f"order {p.id}".encode()).digest())
     by_kind = ([p for p in ordered if p.kind == kind] for kind in sorted({p.kind for p in prompts}))
-    return [prompt for turn in zip_longest(*by_kind) for prompt in turn if prompt is not None][:count]
+    return [prompt for turn in zip_longest(*by_kind) for prompt in turn if prompt is not None][
+        :count
+    ]
 
 
 @dataclass(frozen=True)
 class PromptSet:
     """A data set. The format strings are over a record's fields."""
 
-    hub: dict[str, str]  # arguments of `datasets.load_dataset`, with split `train` by default; empty: a file is needed
-    prompts: tuple[str, ...]  # format strings; the first one whose fields all exist makes the prompt
+    # arguments of `datasets.load_dataset`, with split `train` by default; empty: a file is needed
+    hub: dict[str, str]
+    # format strings; the first one whose fields all exist makes the prompt
+    prompts: tuple[str, ...]
     kind: str = ""  # a format string for the task; the set's name if empty
-    kinds: dict[str, str] = field(default_factory=dict)  # other names for some of the tasks that `kind` gives
+    # other names for some of the tasks that `kind` gives
+    kinds: dict[str, str] = field(default_factory=dict)
 
 
 TASKS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -266,50 +304,86 @@ MULTI_TURN = dict.fromkeys(TASKS, "multi_turn")
 CODE = "Write a Python program that solves this problem.\n\n{question_content}\n\n{starter_code}"
 TRANSLATE = "Translate from English to {to}:\n\n{{translation[en]}}"
 LIVECODE = "hf://datasets/livecodebench/code_generation_lite/*.jsonl"
-SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
-FLORES = "https://raw.githubusercontent.com/Helsinki-NLP/OPUS-MT-testsets/master/datasets/facebook/flores/flores101_dataset/devtest/eng.devtest"
-SUBTITLES = "hf://datasets/Helsinki-NLP/open_subtitles@refs%2Fconvert%2Fparquet/en-hi/train/*.parquet"
+SPEC_BENCH = (
+    "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
+)
+FLORES = (
+    "https://raw.githubusercontent.com/Helsinki-NLP/OPUS-MT-testsets/master/datasets/facebook/"
+    "flores/flores101_dataset/devtest/eng.devtest"
+)
+SUBTITLES = (
+    "hf://datasets/Helsinki-NLP/open_subtitles@refs%2Fconvert%2Fparquet/en-hi/train/*.parquet"
+)
 SETS = {
     "math500": PromptSet({"path": "HuggingFaceH4/MATH-500", "split": "test"}, ("{problem}",)),
-    "olympiadbench": PromptSet({"path": "Hothan/OlympiadBench", "name": "OE_TO_maths_en_COMP"}, ("{question}",)),
+    "olympiadbench": PromptSet(
+        {"path": "Hothan/OlympiadBench", "name": "OE_TO_maths_en_COMP"}, ("{question}",)
+    ),
     "livecodebench": PromptSet({"path": "json", "data_files": LIVECODE}, ("{turns[0]}", CODE)),
     "litbench": PromptSet({"path": "SAA-Lab/LitBench-Train"}, ("{prompt}",)),
-    "opus_books": PromptSet({"path": "Helsinki-NLP/opus_books", "name": "en-fr"}, (TRANSLATE.format(to="French"),)),
-    "opus_subtitles": PromptSet({"path": "parquet", "data_files": SUBTITLES}, (TRANSLATE.format(to="Hindi"),)),
-    "flores": PromptSet({"path": "text", "data_files": FLORES}, ("Translate from English to French:\n\n{text}",)),
-    "spec_bench": PromptSet({"path": "json", "data_files": SPEC_BENCH}, ("{turns[0]}",), "{category}", MULTI_TURN),
-    "mt_bench": PromptSet({"path": "HuggingFaceH4/mt_bench_prompts"}, ("{turns[0]}", "{prompt[0]}"), "{category}"),
+    "opus_books": PromptSet(
+        {"path": "Helsinki-NLP/opus_books", "name": "en-fr"}, (TRANSLATE.format(to="French"),)
+    ),
+    "opus_subtitles": PromptSet(
+        {"path": "parquet", "data_files": SUBTITLES}, (TRANSLATE.format(to="Hindi"),)
+    ),
+    "flores": PromptSet(
+        {"path": "text", "data_files": FLORES}, ("Translate from English to French:\n\n{text}",)
+    ),
+    "spec_bench": PromptSet(
+        {"path": "json", "data_files": SPEC_BENCH}, ("{turns[0]}",), "{category}", MULTI_TURN
+    ),
+    "mt_bench": PromptSet(
+        {"path": "HuggingFaceH4/mt_bench_prompts"}, ("{turns[0]}", "{prompt[0]}"), "{category}"
+    ),
     "gsm8k": PromptSet({"path": "openai/gsm8k", "name": "main", "split": "test"}, ("{question}",)),
     "humaneval": PromptSet({"path": "openai/openai_humaneval", "split": "test"}, ("{prompt}",)),
     "lines": PromptSet({}, ("{text}",)),
 }
 
 
-def read_set(name: str, file: Path | None = None, called: str | None = None) -> tuple[list[Prompt], int]:
-    """The prompts of a set, of the kinds of its tasks or `called`, and its number of records. Empty and repeated texts
-    give no prompt. InputError, with the set and the record, where they cannot be read or a record has other fields."""
+def read_set(
+    name: str, file: Path | None = None, called: str | None = None
+) -> tuple[list[Prompt], int]:
+    """The prompts of a set, of the kinds of its tasks or `called`, and its number of records. Empty
+    and repeated texts give no prompt. InputError, with the set and the record, where they cannot be
+    read or a record has other fields."""
     own = SETS[name]
     where = f"prompts.sets: {name}: {file or own.hub['path']}"
     prompts: dict[str, Prompt] = {}
     number = 0
     for number, record in enumerate(_records(name, file), 1):
         try:
-            text = next((text for template in own.prompts if (text := _filled(template, record)) is not None), None)
-            kind = called or _filled(own.kind, record) or (file.stem if file and not own.hub else name)
+            text = next(
+                (
+                    text
+                    for template in own.prompts
+                    if (text := _filled(template, record)) is not None
+                ),
+                None,
+            )
+            kind = (
+                called or _filled(own.kind, record) or (file.stem if file and not own.hub else name)
+            )
         except ValueError as error:
             raise InputError(f"{where}: record {number}: {error}") from error
         if text is None:
-            raise InputError(f"{where}: record {number} has not the fields of {', '.join(own.prompts)!r}")
+            raise InputError(
+                f"{where}: record {number} has not the fields of {', '.join(own.prompts)!r}"
+            )
         identity = f"{name}:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         if text.strip():
-            prompts.setdefault(identity, Prompt(identity, text, own.kinds.get(kind, kind), identity))
+            prompts.setdefault(
+                identity, Prompt(identity, text, own.kinds.get(kind, kind), identity)
+            )
     if not prompts:
         raise InputError(f"{where}: holds no prompts")
     return list(prompts.values()), number
 
 
 class _Fields(string.Formatter):
-    """Treats an empty field of a record as a missing one, and a string where there should be turns as the first one."""
+    """Treats an empty field of a record as a missing one, and a string where there should be turns
+    as the first one."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         name = field_name.partition("[")[0]
@@ -335,16 +409,22 @@ def _records(name: str, file: Path | None) -> Iterator[Any]:
         if file is not None:
             if {".json", ".jsonl"} & {*file.suffixes}:
                 return (yield from _json_records(file))
-            source = {"path": "parquet" if ".parquet" in file.suffixes else "text", "data_files": str(file)}
+            source = {
+                "path": "parquet" if ".parquet" in file.suffixes else "text",
+                "data_files": str(file),
+            }
         from datasets import load_dataset  # a second to import
 
         yield from load_dataset(**{"split": "train", **source}, streaming=True)
     except Exception as error:  # a damaged file or a missing network may raise anything
-        raise InputError(f"prompts.sets: {name}: cannot read {file or source['path']}: {first_line(error)}") from error
+        raise InputError(
+            f"prompts.sets: {name}: cannot read {file or source['path']}: {first_line(error)}"
+        ) from error
 
 
 def _json_records(file: Path) -> list[Any]:
-    """As they stand: `datasets` guesses dates, and quotes all texts of a field whose type changes in a large file."""
+    """As they stand: `datasets` guesses dates, and quotes all texts of a field whose type changes
+    in a large file."""
     try:
         found = from_json(pa.input_stream(str(file)).read())  # unpacks by the name's end
     except ValueError:  # lines

@@ -1,6 +1,8 @@
-"""Verifiers decide which drafted tokens are kept, and add one token, so that the text follows the target's law.
+"""Verifiers decide which drafted tokens are kept, and add one token, so that the text follows the
+target's law.
 
-A new verifier is one small class and one entry in `VERIFIERS`, or in `STYLED` if it is not for i.i.d. drafts.
+A new verifier is one small class and one entry in `VERIFIERS`, or in `STYLED` if it is not for
+i.i.d. drafts.
 """
 
 from data_gen.verification.acceptance import optimal_acceptance
@@ -8,23 +10,39 @@ from data_gen.verification.base import BottomUp, Verdict, Verifier
 from data_gen.verification.greedy import Greedy, LiftedGreedy
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import Block, GreedyBlock, Naive, OnePath
-from data_gen.verification.selection import LiftedPriority, LiftedSpecTr, LiftedUniform, Priority, SpecTr
+from data_gen.verification.selection import (
+    LiftedPriority,
+    LiftedSpecTr,
+    LiftedUniform,
+    Priority,
+    SpecTr,
+)
 from data_gen.verification.traversal import NSS, NaiveTree, SpecInfer, Traversal
 from selector.actions import GREEDY
 
 _TOP_DOWN: tuple[type[Verifier], ...] = (NSS, Naive, NaiveTree, SpecTr, SpecInfer, Khisti, Priority)
-_BOTTOM_UP: tuple[type[Verifier], ...] = (Block, GreedyBlock, Traversal, LiftedSpecTr, LiftedPriority, LiftedUniform)
-VERIFIERS = {cls.name: cls for cls in (*_TOP_DOWN, *_BOTTOM_UP)}  # all are lossless for i.i.d. drafts
+_BOTTOM_UP: tuple[type[Verifier], ...] = (
+    Block,
+    GreedyBlock,
+    Traversal,
+    LiftedSpecTr,
+    LiftedPriority,
+    LiftedUniform,
+)
+# all are lossless for i.i.d. drafts
+VERIFIERS = {cls.name: cls for cls in (*_TOP_DOWN, *_BOTTOM_UP)}
 _GREEDY: tuple[type[Verifier], ...] = (Greedy, LiftedGreedy)
 STYLED = {cls.name: cls for cls in _GREEDY}  # lossless for other drafts only
 
-# The verifier of copied chains. A copy gives its tokens probability 1, and on such a chain all verifiers have one law:
+# The verifier of copied chains. A copy gives its tokens probability 1, and on such a chain all
+# verifiers have one law:
 # each token is accepted with the target's probability of it. This one is the quickest.
 COPIED: Verifier = SpecInfer()
 
 
 def get_verifier(name: str, style: str = "iid") -> Verifier:
-    """The verifier of that name; ValueError if there is none, or if it is not lossless for drafts of that style."""
+    """The verifier of that name; ValueError if there is none, or if it is not lossless for drafts
+    of that style."""
     known = VERIFIERS | STYLED
     if name not in known:
         raise ValueError(f"unknown verifier {name!r}; known are {', '.join(known)}")
@@ -32,8 +50,8 @@ def get_verifier(name: str, style: str = "iid") -> Verifier:
 
 
 def styled(verifier: Verifier, style: str) -> Verifier:
-    """The verifier of trees of a style, beside `verifier` for the others: the same rule where it is lossless for the
-    style, else the style's bottom-up or top-down rule, whichever `verifier` is."""
+    """The verifier of trees of a style, beside `verifier` for the others: the same rule where it is
+    lossless for the style, else the style's bottom-up or top-down rule, whichever `verifier` is."""
     if style == verifier.style:
         return verifier
     rule = verifier.chain if isinstance(verifier, OnePath) else verifier
@@ -44,4 +62,13 @@ def styled(verifier: Verifier, style: str) -> Verifier:
     return (Traversal if isinstance(rule, BottomUp) else SpecInfer)(style)
 
 
-__all__ = ["COPIED", "STYLED", "VERIFIERS", "Verdict", "Verifier", "get_verifier", "optimal_acceptance", "styled"]
+__all__ = [
+    "COPIED",
+    "STYLED",
+    "VERIFIERS",
+    "Verdict",
+    "Verifier",
+    "get_verifier",
+    "optimal_acceptance",
+    "styled",
+]

@@ -1,8 +1,8 @@
 """The optimal acceptance at one node, which is the most that any lossless verifier can reach.
 
-Acceptance is the probability, over the drafts too, that a node's token is one of its drafted children. MDSD (Hu et al.
-2025, arXiv 2502.18779): `alpha* = 1 + min_H [p(H) - Q(H)]` with `Q(H) = P(all drafts lie in H)`, where only the
-prefixes in ascending `p/q` need be tried.
+Acceptance is the probability, over the drafts too, that a node's token is one of its drafted
+children. MDSD (Hu et al. 2025, arXiv 2502.18779): `alpha* = 1 + min_H [p(H) - Q(H)]` with
+`Q(H) = P(all drafts lie in H)`, where only the prefixes in ascending `p/q` need be tried.
 
 Legend: V vocabulary, P prefixes of the vocabulary (the empty one included), T quadrature nodes.
 """
@@ -20,10 +20,15 @@ from selector.actions import GREEDY, IID, STYLES, WITHOUT_REPLACEMENT
 LOG_STEP = 0.15  # of the quadrature over log t
 
 
-def optimal_acceptance(target_probs_V: Tensor, draft_probs_V: Tensor, k: int, style: str = IID) -> float:
+def optimal_acceptance(
+    target_probs_V: Tensor, draft_probs_V: Tensor, k: int, style: str = IID
+) -> float:
     """`alpha*` of a node with k drafts; ValueError for an unknown style or k < 1."""
     if style not in STYLES or k < 1:
-        raise ValueError(f"no optimal acceptance of {k} drafts of style {style!r}; styles are {', '.join(STYLES)}")
+        raise ValueError(
+            f"no optimal acceptance of {k} drafts of style {style!r}; styles are "
+            f"{', '.join(STYLES)}"
+        )
     rows = Rows(target_probs_V.double().unsqueeze(0), draft_probs_V.double().unsqueeze(0))
     node = rows.at(torch.zeros(1, dtype=torch.int64, device=rows.device))
     if style == GREEDY:
@@ -43,11 +48,13 @@ def optimal_acceptance(target_probs_V: Tensor, draft_probs_V: Tensor, k: int, st
 
 
 def _all_inside(q_V: np.ndarray, k: int) -> np.ndarray:
-    """P(the first k draws without replacement lie in a prefix), for every prefix of the given order, [P].
+    """P(the first k draws without replacement lie in a prefix), for every prefix of the given
+    order, [P].
 
-    The draws are the arrivals of independent exponential clocks with rates `q`. With `h` the rate outside the prefix,
-    the probability is `int h exp(-h t) P(at least k inside have rung by t) dt`. The count is a sum of independent
-    events, which is updated token by token. The trapezoidal rule over log t is exact to about 1e-12.
+    The draws are the arrivals of independent exponential clocks with rates `q`. With `h` the rate
+    outside the prefix, the probability is `int h exp(-h t) P(at least k inside have rung by t) dt`.
+    The count is a sum of independent events, which is updated token by token. The trapezoidal rule
+    over log t is exact to about 1e-12.
     """
     k = min(k, len(q_V))
     outside_P = np.concatenate([q_V[::-1].cumsum()[::-1], [0.0]])

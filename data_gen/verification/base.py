@@ -1,9 +1,10 @@
 """What a verifier is, and the two walks over the tree that verifiers share.
 
-A verifier ends at one node of the tree (the accepted prefix) and adds one token. Its *law* is the exact joint
-distribution of both, given the tree: where the verifier ends (`stops`), times what it then adds (`extra`). Top-down
-verifiers ask a solver at every node which child to move to. Bottom-up verifiers split a node's weight over its children
-and accept from the leaves up. Both process the nodes with equally many children together.
+A verifier ends at one node of the tree (the accepted prefix) and adds one token. Its *law* is the
+exact joint distribution of both, given the tree: where the verifier ends (`stops`), times what it
+then adds (`extra`). Top-down verifiers ask a solver at every node which child to move to. Bottom-up
+verifiers split a node's weight over its children and accept from the leaves up. Both process the
+nodes with equally many children together.
 
 Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries.
 """
@@ -20,10 +21,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from data_gen.trees import DraftTree, NodeGroup
-from data_gen.verification.distributions import NodeDistributions, Rows, divide, first_accepted, sample
+from data_gen.verification.distributions import (
+    NodeDistributions,
+    Rows,
+    divide,
+    first_accepted,
+    sample,
+)
 from selector.actions import IID
 
-Leftover = Callable[[NodeDistributions, Tensor], Tensor]  # the extra token's law, [M, V] up to a factor, by entries_Mk
+# the extra token's law, [M, V] up to a factor, by entries_Mk
+Leftover = Callable[[NodeDistributions, Tensor], Tensor]
 
 
 class Verdict(NamedTuple):
@@ -35,39 +43,51 @@ class Verdict(NamedTuple):
 
 class VerifierLaw(NamedTuple):
     stops_N: Tensor  # P(accepted node), float64
-    extra: Callable[[Sequence[int]], Tensor]  # the laws of the extra token at M given nodes, [M, V] up to a factor
+    # the laws of the extra token at M given nodes, [M, V] up to a factor
+    extra: Callable[[Sequence[int]], Tensor]
 
 
 class Verifier(ABC):
-    """A verifier that is lossless for the draft samplings in `styles`; `style` is the one in use."""
+    """A verifier that is lossless for the draft samplings in `styles`; `style` is the one in
+    use."""
 
     name: ClassVar[str]
     styles: ClassVar[tuple[str, ...]] = (IID,)
 
     def __init__(self, style: str = IID) -> None:
         if style not in self.styles:
-            raise ValueError(f"{self.name} is not lossless for style {style!r}; it is for {', '.join(self.styles)}")
+            raise ValueError(
+                f"{self.name} is not lossless for style {style!r}; it is for "
+                f"{', '.join(self.styles)}"
+            )
         self.style = style
 
     def law(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> Tensor:
         """P(accepted node, extra token) given the tree, exact; float64 [N, V], sums to one.
 
-        Rows are the distributions after each node, in node order, in float64, float32 or bf16; the draft's rows of
-        leaves may hold anything.
+        Rows are the distributions after each node, in node order, in float64, float32 or bf16; the
+        draft's rows of leaves may hold anything.
         """
         stops_N, extra_of = self._of(tree, target_probs_NV.double(), draft_probs_NV.double())
         extra_NV = extra_of(range(len(tree)))
         return stops_N.unsqueeze(-1) * divide(extra_NV, extra_NV.sum(-1, keepdim=True))
 
-    def block_efficiency(self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor) -> float:
+    def block_efficiency(
+        self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor
+    ) -> float:
         """E[tau + 1] given the tree, in tokens: the accepted tokens and the extra one."""
         stops_N = self._of(tree, target_probs_NV.double(), draft_probs_NV.double()).stops_N
         return float((stops_N * (tree.depths_N.to(stops_N.device) + 1)).sum())
 
     def verify(
-        self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor, generator: torch.Generator
+        self,
+        tree: DraftTree,
+        target_probs_NV: Tensor,
+        draft_probs_NV: Tensor,
+        generator: torch.Generator,
     ) -> Verdict:
-        """One draw from the law, computed in the rows' own precision. The generator lives on the tensors' device."""
+        """One draw from the law, computed in the rows' own precision. The generator lives on the
+        tensors' device."""
         stops_N, extra_of = self._of(tree, target_probs_NV, draft_probs_NV)
         node = int(sample(stops_N, 1, generator))
         return Verdict(node, int(sample(extra_of([node])[0], 1, generator)))
@@ -83,13 +103,15 @@ class Verifier(ABC):
 
 
 class TopDown(Verifier):
-    """One optimal-transport solver, applied from the root down until it yields a token that is not a child.
+    """One optimal-transport solver, applied from the root down until it yields a token that is not
+    a child.
 
     `entries_Mk` are the nodes' child tokens in branch order, duplicates included.
     """
 
     def pull(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        """P(the solver yields this child's token), [M, k]: pooled at a token's first entry, 0 at its copies."""
+        """P(the solver yields this child's token), [M, k]: pooled at a token's first entry, 0 at
+        its copies."""
         if entries_Mk.shape[-1] > 1:
             return self.branching(node, entries_Mk)
         return self.accept(*node.at(entries_Mk))
@@ -100,7 +122,8 @@ class TopDown(Verifier):
 
     @abstractmethod
     def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        """`pull` for k >= 2. With one child, the solvers are speculative sampling, `min(1, p/q)`."""
+        """`pull` for k >= 2. With one child, the solvers are speculative sampling,
+        `min(1, p/q)`."""
 
     @abstractmethod
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
@@ -118,28 +141,36 @@ class TopDown(Verifier):
         return torch.tensor([*stops, reach], dtype=torch.float64, device=rows.device)
 
     def _tree_stops(self, tree: DraftTree, rows: Rows) -> Tensor:
-        steps_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)  # P(parent -> node)
+        # P(parent -> node)
+        steps_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
         steps_N[tree.roots] = 1.0
         for group in tree.groups():
             nodes_M, entries_Mk, children_Mk = group.to(rows.device)
-            steps_N.index_add_(0, children_Mk.flatten(), self.pull(rows.at(nodes_M), entries_Mk).flatten())
+            steps_N.index_add_(
+                0, children_Mk.flatten(), self.pull(rows.at(nodes_M), entries_Mk).flatten()
+            )
         reach_N = steps_N[tree.paths_ND.to(rows.device)].prod(-1)
         below = (tree.parents_N >= 0).to(rows.device)
-        return reach_N.index_add(0, tree.parents_N.to(rows.device)[below], -reach_N[below]).clamp_(min=0)
+        return reach_N.index_add(0, tree.parents_N.to(rows.device)[below], -reach_N[below]).clamp_(
+            min=0
+        )
 
 
 class Split(NamedTuple):
     entry_Mk: Tensor  # entry weights, in entry order; 0 at further copies of a token
     final_M: Tensor  # the node's own weight once all children are rejected
-    order_Mk: Tensor | None = None  # entries in the order of visits; None is the order of first appearance
+    # entries in the order of visits; None is the order of first appearance
+    order_Mk: Tensor | None = None
 
 
 class BottomUp(Verifier):
-    """A rule splits a node's weight over its children, and acceptance is decided from the leaves up.
+    """A rule splits a node's weight over its children, and acceptance is decided from the leaves
+    up.
 
-    A subtree that is entered with weight `b` accepts with probability `b` on average over its own draws. A node whose
-    children have all been rejected is a leaf with the remaining weight (Traversal Verification, algorithm 2). With one
-    child every rule is Block Verification, `min(1, w p/q)`. `entries_Mk` are as in `TopDown`.
+    A subtree that is entered with weight `b` accepts with probability `b` on average over its own
+    draws. A node whose children have all been rejected is a leaf with the remaining weight
+    (Traversal Verification, algorithm 2). With one child every rule is Block Verification,
+    `min(1, w p/q)`. `entries_Mk` are as in `TopDown`.
     """
 
     @abstractmethod
@@ -155,8 +186,12 @@ class BottomUp(Verifier):
         return left_over(weights_M, weights_M - node.excess(weights_M, node.ones()))
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
-        stops_N, weights_N = self._chain_stops(tree, rows) if tree.is_chain else self._tree_stops(tree, rows)
-        return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, partial(self._leftover, weights_N)))
+        stops_N, weights_N = (
+            self._chain_stops(tree, rows) if tree.is_chain else self._tree_stops(tree, rows)
+        )
+        return VerifierLaw(
+            stops_N, lambda nodes: extra(tree, rows, nodes, partial(self._leftover, weights_N))
+        )
 
     def _chain_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
         weights = [1.0]
@@ -174,7 +209,9 @@ class BottomUp(Verifier):
     def _tree_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
         weights_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
         weights_N[tree.roots] = 1.0
-        parents_N, tokens_N = (each.to(rows.device).clamp(min=0) for each in (tree.parents_N, tree.tokens_N))
+        parents_N, tokens_N = (
+            each.to(rows.device).clamp(min=0) for each in (tree.parents_N, tree.tokens_N)
+        )
         ratio_N = divide(*rows.at(parents_N).at(tokens_N.unsqueeze(-1)))[:, 0]
         finals: list[tuple[Tensor, Tensor]] = []
         orders: list[tuple[NodeGroup, Tensor]] = []
@@ -184,19 +221,23 @@ class BottomUp(Verifier):
                 if entries_Mk.shape[-1] == 1:
                     entry_Mk = (weights_N[nodes_M] * ratio_N[children_Mk[:, 0]]).clamp_(max=1)
                 else:
-                    entry_Mk, final_M, order_Mk = self.split(rows.at(nodes_M), weights_N[nodes_M], entries_Mk)
+                    entry_Mk, final_M, order_Mk = self.split(
+                        rows.at(nodes_M), weights_N[nodes_M], entries_Mk
+                    )
                     finals.append((nodes_M, final_M))
                     orders += [] if order_Mk is None else [(group, order_Mk)]
                 weights_N.index_add_(0, children_Mk.flatten(), entry_Mk.flatten())
         finals_N = weights_N.clone()  # a leaf's weight is its entry weight
-        if single := [node for node in range(len(tree)) if len(tree.children(node)) == 1]:  # all at once
+        # all at once
+        if single := [node for node in range(len(tree)) if len(tree.children(node)) == 1]:
             nodes_M = torch.tensor(single, device=rows.device)
             finals.append((nodes_M, self.leave(rows.at(nodes_M), weights_N[nodes_M])))
         for nodes_M, final_M in finals:
             finals_N[nodes_M] = final_M
         visits = _children_by_visit(orders)
         visited = [torch.tensor(tree.postorder(visits, root)) for root in tree.roots]
-        order_SN = pad_sequence(visited, batch_first=True, padding_value=-1).to(rows.device)  # S trees
+        # S trees
+        order_SN = pad_sequence(visited, batch_first=True, padding_value=-1).to(rows.device)
         accept_SN = finals_N[order_SN.clamp(min=0)] * (order_SN >= 0)
         stops_N = torch.zeros_like(finals_N)
         stops_N.index_add_(0, order_SN.clamp(min=0).flatten(), first_accepted(accept_SN).flatten())
@@ -217,7 +258,8 @@ def along_chain(tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def left_over(weights_M: Tensor, flow_M: Tensor) -> Tensor:
-    """The weight of a node after its children, which took `flow` of it on average, were all rejected."""
+    """The weight of a node after its children, which took `flow` of it on average, were all
+    rejected."""
     # a weight of 1 stays 1: the root must accept in the end
     left_M = divide((weights_M - flow_M).clamp(min=0), 1 - flow_M).clamp_(max=1)
     return torch.where(weights_M < 1, left_M, weights_M)

@@ -1,11 +1,15 @@
-"""`espalier check-verifier MODULE:NAME [style=..]`: does the text that a user's verifier appends follow the target?
+"""`espalier check-verifier MODULE:NAME [style=..]`: does the text that a user's verifier appends
+follow the target?
 
-The worlds are so small that all drafts can be listed. Where the verifier gives its law, the law of the appended text is
-exact. Where it only draws, drawn texts are compared with the target's by chi-square, at a false-alarm rate of `ALARM`.
+The worlds are so small that all drafts can be listed. Where the verifier gives its law, the law of
+the appended text is exact. Where it only draws, drawn texts are compared with the target's by
+chi-square, at a false-alarm rate of `ALARM`.
 
-NAME is a function `law(tree, target_probs_NV, draft_probs_NV)` that returns P(accepted node, extra token), which is
-checked exactly; a function `verify(tree, target_probs_NV, draft_probs_NV, generator)` that draws an accepted node and
-an extra token, which is checked by chi-square; or a class of `data_gen.verification.Verifier`. Trees are `DraftTree`s.
+NAME is a function `law(tree, target_probs_NV, draft_probs_NV)` that returns P(accepted node, extra
+token), which is checked exactly; a function
+`verify(tree, target_probs_NV, draft_probs_NV, generator)` that draws an accepted node and an extra
+token, which is checked by chi-square; or a class of `data_gen.verification.Verifier`. Trees are
+`DraftTree`s.
 
 Legend: N tree nodes, V vocabulary, D drafts, S sequences of one length.
 """
@@ -36,7 +40,8 @@ Draw = Callable[[DraftTree, Tensor, Tensor, torch.Generator], Sequence[int]]
 
 ALARM = 1e-4
 EXACT = 1e-9  # the largest error of a law
-SHAPES = ((1, 1, 0), (1, 2, 0), (2, 0, 1), (3, 0, 1), (1, 3, 0), (2, 0, 2), (2, 1, 1), (3, 0, 2))  # K, L1, L2
+# K, L1, L2
+SHAPES = ((1, 1, 0), (1, 2, 0), (2, 0, 1), (3, 0, 1), (1, 3, 0), (2, 0, 2), (2, 1, 1), (3, 0, 2))
 MOST_DRAFTS = 100  # of i.i.d. tokens
 KINDS = ("random", "zeros", "equal", "one_hot", "peaked")
 CASES = tuple(  # vocabulary, shape, kind of world; small ones first
@@ -49,7 +54,8 @@ DRAWS = 4000
 
 
 class World:
-    """The target's and the draft's random distributions by context, a tuple of up to `depth` tokens from the root."""
+    """The target's and the draft's random distributions by context, a tuple of up to `depth` tokens
+    from the root."""
 
     def __init__(self, vocabulary: int, depth: int, kind: str, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -63,7 +69,9 @@ class World:
     def _pair(self, kind: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         p, q = torch.rand(2, self.vocabulary, generator=generator, dtype=torch.float64) + 1e-3
         if kind == "zeros":  # supports that differ, and may be disjoint
-            p, q = (row * (torch.rand(self.vocabulary, generator=generator) < 0.6) for row in (p, q))
+            p, q = (
+                row * (torch.rand(self.vocabulary, generator=generator) < 0.6) for row in (p, q)
+            )
             p[torch.randint(self.vocabulary, (), generator=generator)] += 0.1
             q[torch.randint(self.vocabulary, (), generator=generator)] += 0.1
         elif kind == "equal":
@@ -77,16 +85,26 @@ class World:
 
     def rows(self, tree: DraftTree) -> tuple[Tensor, Tensor]:
         contexts = [_tokens(tree, node) for node in range(len(tree))]
-        return torch.stack([self.target[c] for c in contexts]), torch.stack([self.draft[c] for c in contexts])
+        return torch.stack([self.target[c] for c in contexts]), torch.stack(
+            [self.draft[c] for c in contexts]
+        )
 
     def target_probability(self, sequence: tuple[int, ...], start: int = 0) -> float:
-        return prod((float(self.target[sequence[:i]][sequence[i]]) for i in range(start, len(sequence))), start=1.0)
+        return prod(
+            (float(self.target[sequence[:i]][sequence[i]]) for i in range(start, len(sequence))),
+            start=1.0,
+        )
 
     def draft_probability(self, path: tuple[int, ...], start: int = 0) -> float:
-        return prod((float(self.draft[path[:i]][path[i]]) for i in range(start, len(path))), start=1.0)
+        return prod(
+            (float(self.draft[path[:i]][path[i]]) for i in range(start, len(path))), start=1.0
+        )
 
-    def drafts(self, K: int, L1: int, L2: int, style: str = IID) -> Iterator[tuple[float, list[int], list[list[int]]]]:
-        """Every delayed draft that can happen, with its probability: (probability, trunk, branches)."""
+    def drafts(
+        self, K: int, L1: int, L2: int, style: str = IID
+    ) -> Iterator[tuple[float, list[int], list[list[int]]]]:
+        """Every delayed draft that can happen, with its probability: (probability, trunk,
+        branches)."""
         for trunk in product(range(self.vocabulary), repeat=L1):
             trunk_probability = self.draft_probability(trunk)
             if not trunk_probability:
@@ -95,18 +113,33 @@ class World:
                 yield trunk_probability, list(trunk), [[]] * K
                 continue
             for probability, first in self.children(trunk, K, style):
-                for choice in product(*(self._continuations((*trunk, token), L2) for token in first)):
+                for choice in product(
+                    *(self._continuations((*trunk, token), L2) for token in first)
+                ):
                     share = prod(p for p, _ in choice)
-                    yield trunk_probability * (probability * share), list(trunk), [path for _, path in choice]
+                    yield (
+                        trunk_probability * (probability * share),
+                        list(trunk),
+                        [path for _, path in choice],
+                    )
 
-    def _continuations(self, context: tuple[int, ...], length: int) -> list[tuple[float, list[int]]]:
-        """The branches of a length whose first token ends the context, and the probabilities of their other tokens."""
+    def _continuations(
+        self, context: tuple[int, ...], length: int
+    ) -> list[tuple[float, list[int]]]:
+        """The branches of a length whose first token ends the context, and the probabilities of
+        their other tokens."""
         paths = [context + path for path in product(range(self.vocabulary), repeat=length - 1)]
-        drafts = [(self.draft_probability(path, len(context)), list(path[len(context) - 1 :])) for path in paths]
+        drafts = [
+            (self.draft_probability(path, len(context)), list(path[len(context) - 1 :]))
+            for path in paths
+        ]
         return [draft for draft in drafts if draft[0] > 0]
 
-    def children(self, context: tuple[int, ...], k: int, style: str) -> Iterator[tuple[float, list[int]]]:
-        """Every list of k children that a style (or `TOP_K`) can draw after a context, with its probability."""
+    def children(
+        self, context: tuple[int, ...], k: int, style: str
+    ) -> Iterator[tuple[float, list[int]]]:
+        """Every list of k children that a style (or `TOP_K`) can draw after a context, with its
+        probability."""
         q = self.draft[context].tolist()
         if style == IID:
             for tokens in product(range(self.vocabulary), repeat=k):
@@ -115,13 +148,21 @@ class World:
         elif style == WITHOUT_REPLACEMENT:
             support = [token for token in range(self.vocabulary) if q[token] > 0]
             for drawn in permutations(support, min(k, len(support))):
-                left = (sum(q[token] for token in support if token not in drawn[:n]) for n in range(len(drawn)))
-                yield prod(q[token] / mass for token, mass in zip(drawn, left, strict=True)), [*drawn]
+                left = (
+                    sum(q[token] for token in support if token not in drawn[:n])
+                    for n in range(len(drawn))
+                )
+                yield (
+                    prod(q[token] / mass for token, mass in zip(drawn, left, strict=True)),
+                    [*drawn],
+                )
         else:
             likely = self.draft[context].argsort(descending=True, stable=True).tolist()
             rest = [token for token in likely[k - 1 :] if q[token] > 0 and style != TOP_K]
             mass = sum(q[token] for token in rest)
-            yield from [(q[token] / mass, [*likely[: k - 1], token]) for token in rest] or [(1.0, likely[:k])]
+            yield from [(q[token] / mass, [*likely[: k - 1], token]) for token in rest] or [
+                (1.0, likely[:k])
+            ]
 
 
 class Drafted(NamedTuple):
@@ -142,43 +183,56 @@ class Fault:
     drafted: Drafted
 
     def __str__(self) -> str:
-        shown = [[", ".join(f"{each:.4f}" for each in row_V) for row_V in rows.tolist()] for rows in self.drafted.rows]
+        shown = [
+            [", ".join(f"{each:.4f}" for each in row_V) for row_V in rows.tolist()]
+            for rows in self.drafted.rows
+        ]
         rows = "\n".join(
             f"  node {n}, token {self.drafted.tree.token(n)}: p = ({p}), q = ({q})"
             for n, (p, q) in enumerate(zip(*shown, strict=True))
         )
         return (
-            f"wrong on trees (K, L1, L2) = {self.shape} of style {self.style} over {self.vocabulary} tokens: "
+            f"wrong on trees (K, L1, L2) = {self.shape} of style {self.style} over "
+            f"{self.vocabulary} tokens: "
             f"{self.what}\nfor example the tree with the branches {self.drafted}:\n{rows}"
         )
 
 
 def check_law(law: Callable[[DraftTree, Tensor, Tensor], Tensor], style: str) -> Fault | None:
-    """The first fault of a verifier that gives P(accepted node, extra token), [N, V]; None where there is none."""
+    """The first fault of a verifier that gives P(accepted node, extra token), [N, V]; None where
+    there is none."""
     for case in CASES:
         world, drafts, fault = _case(*case, style)
-        found: dict[tuple[int, ...], list[float]] = {}  # by sequence, what each draft adds to its probability
+        # by sequence, what each draft adds to its probability
+        found: dict[tuple[int, ...], list[float]] = {}
         for d, drafted in enumerate(drafts):
             law_NV = law(drafted.tree, *drafted.rows)
             if reason := _no_law(law_NV, drafted):
                 return fault(reason, drafted)
             for node, token in (law_NV > 0).nonzero().tolist():
-                shares = found.setdefault((*_tokens(drafted.tree, node), token), [0.0] * len(drafts))
+                shares = found.setdefault(
+                    (*_tokens(drafted.tree, node), token), [0.0] * len(drafts)
+                )
                 shares[d] += drafted.probability * float(law_NV[node, token])
         for sequence, expected in _sequences(world, case[1]):
             shares_SD = [
-                world.target_probability(sequence, start=n) * np.array(found.get(sequence[:n], [0.0] * len(drafts)))
+                world.target_probability(sequence, start=n)
+                * np.array(found.get(sequence[:n], [0.0] * len(drafts)))
                 for n in range(1, len(sequence) + 1)
             ]
             share_D = np.sum(shares_SD, axis=0)
             if abs(share_D.sum() - expected) > EXACT:
-                what = f"the text {sequence} has probability {share_D.sum():.10f}, the target gives it {expected:.10f}"
+                what = (
+                    f"the text {sequence} has probability {share_D.sum():.10f}, the target gives "
+                    f"it {expected:.10f}"
+                )
                 return fault(what, drafts[int(share_D.argmax())])
     return None
 
 
 def check_draws(draw: Draw, style: str, draws: int, seed: int = 0) -> Fault | None:
-    """As `check_law`, for a verifier that draws the accepted node and the extra token; `draws` for each case."""
+    """As `check_law`, for a verifier that draws the accepted node and the extra token; `draws` for
+    each case."""
     generator, random = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
     for case in CASES:
         world, drafts, fault = _case(*case, style)
@@ -187,8 +241,12 @@ def check_draws(draw: Draw, style: str, draws: int, seed: int = 0) -> Fault | No
         for d in random.choice(len(drafts), draws, p=[drafted.probability for drafted in drafts]):
             tree, (p_NV, q_NV) = drafts[d].tree, drafts[d].rows
             node, token = map(int, draw(tree, p_NV, q_NV, generator))
-            if not (0 <= node < len(tree) and 0 <= token < world.vocabulary and p_NV[node, token] > 0):
-                return fault(f"node {node} and token {token} were drawn, which is impossible", drafts[d])
+            if not (
+                0 <= node < len(tree) and 0 <= token < world.vocabulary and p_NV[node, token] > 0
+            ):
+                return fault(
+                    f"node {node} and token {token} were drawn, which is impossible", drafts[d]
+                )
             text = (*_tokens(tree, node), token)
             while len(text) <= case[1][1] + case[1][2]:
                 text = (*text, int(random.choice(world.vocabulary, p=world.target[text].numpy())))
@@ -197,7 +255,10 @@ def check_draws(draw: Draw, style: str, draws: int, seed: int = 0) -> Fault | No
         if _chance(seen_SD.sum(-1), expected_S) < ALARM / len(CASES):
             worst = int(np.abs(seen_SD.sum(-1) - expected_S).argmax())
             seen, text = int(seen_SD[worst].sum()), list(number)[worst]
-            what = f"the text {text} came {seen} times in {draws}, the target writes it {expected_S[worst]:.1f} times"
+            what = (
+                f"the text {text} came {seen} times in {draws}, the target writes it "
+                f"{expected_S[worst]:.1f} times"
+            )
             return fault(what, drafts[int(seen_SD[worst].argmax())])
     return None
 
@@ -217,7 +278,9 @@ def _tokens(tree: DraftTree, node: int) -> tuple[int, ...]:
     return tuple(tree.token(n) for n in tree.path_to(node))
 
 
-def _sequences(world: World, shape: tuple[int, int, int]) -> Iterator[tuple[tuple[int, ...], float]]:
+def _sequences(
+    world: World, shape: tuple[int, int, int]
+) -> Iterator[tuple[tuple[int, ...], float]]:
     for sequence in product(range(world.vocabulary), repeat=shape[1] + shape[2] + 1):
         yield sequence, world.target_probability(sequence)
 
@@ -233,29 +296,38 @@ def _no_law(law_NV: Tensor, drafted: Drafted) -> str | None:
 
 
 def _chance(seen_S: np.ndarray, expected_S: np.ndarray) -> float:
-    """P(a right verifier deviates more), by chi-square; cells of fewer than five are taken together."""
+    """P(a right verifier deviates more), by chi-square; cells of fewer than five are taken
+    together."""
     if seen_S[expected_S == 0].sum() > 0:
         return 0.0
     large_S = expected_S >= 5
-    seen, expected = (np.append(each[large_S], each[~large_S].sum()) for each in (seen_S, expected_S))
+    seen, expected = (
+        np.append(each[large_S], each[~large_S].sum()) for each in (seen_S, expected_S)
+    )
     kept = expected > 0
     statistic = ((seen[kept] - expected[kept]) ** 2 / expected[kept]).sum()
     return float(stats.chi2.sf(statistic, max(1, kept.sum() - 1)))
 
 
 def check_named(words: Sequence[str]) -> bool:
-    """Check and print what was found; whether the verifier is right. InputError for what cannot be checked."""
+    """Check and print what was found; whether the verifier is right. InputError for what cannot be
+    checked."""
     place, *others = words
     style = others[0].removeprefix("style=") if others else IID
     if len(others) > 1 or style not in (*STYLES, TOP_K):
         styles = ", ".join((*STYLES, TOP_K))
-        raise InputError(f"check-verifier: after MODULE:NAME comes style=.., a style among {styles}")
+        raise InputError(
+            f"check-verifier: after MODULE:NAME comes style=.., a style among {styles}"
+        )
     verifier = named(place, style)
     law = getattr(verifier, "law", verifier)
     if not callable(law):
         raise InputError(f"check-verifier: {verifier!r:.60} is neither a function nor a verifier")
     with _errors_named("the verifier raises"):
-        exact = sum(each.default is each.empty for each in inspect.signature(law).parameters.values()) == 3
+        exact = (
+            sum(each.default is each.empty for each in inspect.signature(law).parameters.values())
+            == 3
+        )
         fault = check_law(law, style) if exact else check_draws(verifier, style, DRAWS)
     drawn = f"{DRAWS} draws each differ no more than chance allows (false alarms: {ALARM:g})"
     how = "the law of the text is the target's, exactly" if exact else drawn
@@ -264,23 +336,29 @@ def check_named(words: Sequence[str]) -> bool:
 
 
 def named(place: str, style: str) -> Any:
-    """The object at MODULE:NAME, from the working directory, too; a class of verifiers is made for the style."""
+    """The object at MODULE:NAME, from the working directory, too; a class of verifiers is made for
+    the style."""
     module, _, name = place.partition(":")
     sys.path.insert(0, "")
     try:
         with _errors_named(f"{place}:"):
             found = getattr(importlib.import_module(module), name)
-            return found(style) if isinstance(found, type) and issubclass(found, Verifier) else found
+            return (
+                found(style) if isinstance(found, type) and issubclass(found, Verifier) else found
+            )
     finally:
         sys.path.pop(0)
 
 
 @contextmanager
 def _errors_named(what: str) -> Iterator[None]:
-    """Whatever the user's code raises becomes one line; its call of `sys.exit` does not end this program."""
+    """Whatever the user's code raises becomes one line; its call of `sys.exit` does not end this
+    program."""
     try:
         yield
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"check-verifier: {what} {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise InputError(
+            f"check-verifier: {what} {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error

@@ -1,15 +1,16 @@
 """Arithmetic on next-token distributions that all verifiers share.
 
-Every residual of Naive, SpecInfer, K-SEQ and Traversal is `(a p - b q)+` with two scalars: to subtract a multiple of
-`q` from such a residual, or to scale it, gives another one. So a rule carries `a` and `b` for each node, and reads the
-vocabulary only through `excess`. Sorting is far slower, and only the rules that need the order itself sort (`ranked`).
+Every residual of Naive, SpecInfer, K-SEQ and Traversal is `(a p - b q)+` with two scalars: to
+subtract a multiple of `q` from such a residual, or to scale it, gives another one. So a rule
+carries `a` and `b` for each node, and reads the vocabulary only through `excess`. Sorting is far
+slower, and only the rules that need the order itself sort (`ranked`).
 
-Along a text, though, hundreds of trees ask for different `a` and `b` at one position, and share one sort
-(`SortedRows`): with the tokens in ascending `q/p`, those with `q/p < a/b` stand first, and the sum of `(a p - b q)+` is
-`a P - b Q` with two prefix sums.
+Along a text, though, hundreds of trees ask for different `a` and `b` at one position, and share one
+sort (`SortedRows`): with the tokens in ascending `q/p`, those with `q/p < a/b` stand first, and the
+sum of `(a p - b q)+` is `a P - b Q` with two prefix sums.
 
-Legend: N tree nodes, P positions of a text, M nodes taken at once, V vocabulary, S tokens that the draft can say, k
-child-list entries, n draws for each of M rows. Scalars are float64.
+Legend: N tree nodes, P positions of a text, M nodes taken at once, V vocabulary, S tokens that the
+draft can say, k child-list entries, n draws for each of M rows. Scalars are float64.
 """
 
 from __future__ import annotations
@@ -24,26 +25,30 @@ from torch.nn.functional import pad
 
 BLOCK = 256
 SMALL = 1 << 16  # elements; below, the call of torch itself takes as long as the sum
-ROW_BY_ROW = 1 << 14  # on the CPU, rows longer than this are taken one at a time: they fill the cache
+# on the CPU, rows longer than this are taken one at a time: they fill the cache
+ROW_BY_ROW = 1 << 14
 
 
 def divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """The quotient of non-negative numbers, and 0 where the denominator is 0: impossible events have weight 0."""
+    """The quotient of non-negative numbers, and 0 where the denominator is 0: impossible events
+    have weight 0."""
     return (numerator / denominator).nan_to_num_(nan=0.0, posinf=0.0)
 
 
 def row_sums(rows_NV: Tensor) -> Tensor:
-    """Sums over the vocabulary, float64 [..., N]; long rows are summed in blocks in their own precision first."""
+    """Sums over the vocabulary, float64 [..., N]; long rows are summed in blocks in their own
+    precision first."""
     if rows_NV.dtype == torch.float64 or rows_NV.is_cuda or rows_NV.numel() < SMALL:
         return rows_NV.sum(-1, dtype=torch.float64)
-    whole = rows_NV.shape[-1] // BLOCK * BLOCK  # on the CPU a wide sum in float64 first copies its rows
+    # on the CPU a wide sum in float64 first copies its rows
+    whole = rows_NV.shape[-1] // BLOCK * BLOCK
     blocks = rows_NV[..., :whole].unflatten(-1, (-1, BLOCK)).sum(-1)
     return blocks.sum(-1, dtype=torch.float64) + rows_NV[..., whole:].sum(-1, dtype=torch.float64)
 
 
 class Ranked(NamedTuple):
-    """Distributions in descending `p/q`, ties by token id; tokens that the draft never takes (q = 0) stand last. On
-    the host, because rules that need the order read one token after another."""
+    """Distributions in descending `p/q`, ties by token id; tokens that the draft never takes (q =
+    0) stand last. On the host, because rules that need the order read one token after another."""
 
     places_NV: Tensor  # of each token
     p_NV: Tensor
@@ -51,16 +56,19 @@ class Ranked(NamedTuple):
 
 
 class Rows:
-    """The target's and the draft's distributions after all nodes, and the factors that make each row sum to one.
+    """The target's and the draft's distributions after all nodes, and the factors that make each
+    row sum to one.
 
-    Arithmetic over the vocabulary is done in the rows' own precision (at least float32), sums and scalars in float64.
+    Arithmetic over the vocabulary is done in the rows' own precision (at least float32), sums and
+    scalars in float64.
     """
 
     def __init__(self, p_NV: Tensor, q_NV: Tensor) -> None:
         wide = torch.promote_types(p_NV.dtype, torch.float32)
         self.p_NV, self.q_NV = p_NV.to(wide), q_NV.to(wide)
         self.p_scale_N = 1 / row_sums(self.p_NV)
-        self.q_scale_N = 1 / row_sums(self.q_NV)  # NaN at leaves that hold NaN, where it is never read
+        # NaN at leaves that hold NaN, where it is never read
+        self.q_scale_N = 1 / row_sums(self.q_NV)
         self._ranked: Ranked | None = None
         self._is_ranked_N = torch.zeros(len(p_NV), dtype=torch.bool)
 
@@ -72,16 +80,23 @@ class Rows:
         return self.p_NV.device
 
     def ranked(self, nodes_M: Tensor) -> Ranked:
-        """The rows in rank order, of which those at the given nodes may be read; each row is sorted once."""
+        """The rows in rank order, of which those at the given nodes may be read; each row is sorted
+        once."""
         self._ranked = self._ranked or self._new_ranked()
         new_m = nodes_M.cpu().unique()
         new_m = new_m[~self._is_ranked_N[new_m]]
         for part_m in new_m.split(max(1, SMALL // self.p_NV.shape[-1])):
             p_mV, q_mV = (each.cpu() for each in self.at(part_m.to(self.device)).exact())
-            tokens_mV = torch.where(q_mV > 0, p_mV / q_mV, -1.0).argsort(dim=-1, descending=True, stable=True)
-            self._ranked.p_NV[part_m], self._ranked.q_NV[part_m] = (x.gather(-1, tokens_mV) for x in (p_mV, q_mV))
+            tokens_mV = torch.where(q_mV > 0, p_mV / q_mV, -1.0).argsort(
+                dim=-1, descending=True, stable=True
+            )
+            self._ranked.p_NV[part_m], self._ranked.q_NV[part_m] = (
+                x.gather(-1, tokens_mV) for x in (p_mV, q_mV)
+            )
             places_V = torch.arange(tokens_mV.shape[-1]).expand_as(tokens_mV)
-            self._ranked.places_NV[part_m] = torch.empty_like(tokens_mV).scatter_(-1, tokens_mV, places_V)
+            self._ranked.places_NV[part_m] = torch.empty_like(tokens_mV).scatter_(
+                -1, tokens_mV, places_V
+            )
         self._is_ranked_N[new_m] = True
         return self._ranked
 
@@ -114,11 +129,16 @@ class NodeDistributions:
         few = len(self.nodes_M) == 0 or self.rows.p_NV.shape[-1] <= ROW_BY_ROW
         if few or self.rows.device.type != "cpu":
             return row_sums(self.residual(a_M, b_M))
-        # one row at a time, as a (p - b/a q)+, which needs three passes over the row and one temporary
+        # one row at a time, as a (p - b/a q)+, which needs three passes over the row and one
+        # temporary
         p_rate, q_rate = (a_M * self._p_scale_M).tolist(), (b_M * self._q_scale_M).tolist()
-        most = torch.finfo(self.rows.p_NV.dtype).max  # b/a overflows at tiny weights, where nothing is left of p
+        # b/a overflows at tiny weights, where nothing is left of p
+        most = torch.finfo(self.rows.p_NV.dtype).max
         sums = [
-            a * row_sums(torch.sub(self.rows.p_NV[n], self.rows.q_NV[n], alpha=min(b / a, most)).relu_())
+            a
+            * row_sums(
+                torch.sub(self.rows.p_NV[n], self.rows.q_NV[n], alpha=min(b / a, most)).relu_()
+            )
             if a > 0
             else a_M.new_zeros(())
             for n, a, b in zip(self.nodes_M.tolist(), p_rate, q_rate, strict=True)
@@ -126,7 +146,8 @@ class NodeDistributions:
         return torch.stack(sums)
 
     def excess_and_slope(self, a_M: Tensor, b_M: Tensor) -> tuple[Tensor, Tensor]:
-        """`excess`, and the draft's mass on the tokens that it sums over, which is minus its slope in b."""
+        """`excess`, and the draft's mass on the tokens that it sums over, which is minus its slope
+        in b."""
         residual_MV = self.residual(a_M, b_M)
         mass_M = row_sums((residual_MV > 0) * self._q_MV) * self._q_scale_M
         return row_sums(residual_MV), mass_M
@@ -153,7 +174,8 @@ class NodeDistributions:
 
     def _taken(self, rows_NV: Tensor) -> Tensor:
         if len(self.nodes_M) == 1 and not self.nodes_M.is_cuda:
-            return rows_NV[int(self.nodes_M)].unsqueeze(0)  # a view, which saves the copy of a long row
+            # a view, which saves the copy of a long row
+            return rows_NV[int(self.nodes_M)].unsqueeze(0)
         return rows_NV.index_select(0, self.nodes_M)  # several times faster than indexing
 
 
@@ -173,7 +195,9 @@ def is_copy(entries_Mk: Tensor) -> Tensor:
 
 def first_accepted(accept_Mk: Tensor) -> Tensor:
     """P(an entry is accepted and none before it was), if each is accepted independently, [M, k]."""
-    reached_Mk = torch.cat([torch.ones_like(accept_Mk[:, :1]), (1 - accept_Mk[:, :-1]).cumprod(-1)], dim=-1)
+    reached_Mk = torch.cat(
+        [torch.ones_like(accept_Mk[:, :1]), (1 - accept_Mk[:, :-1]).cumprod(-1)], dim=-1
+    )
     return accept_Mk * reached_Mk
 
 
@@ -186,8 +210,9 @@ def by_ratio(node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
 
 
 def most_likely(probs_NV: Tensor, count: int, logits_NV: Tensor | None = None) -> Tensor:
-    """The most probable tokens, then among those of probability 0 the ones with the largest logits (at temperature 0
-    one token has all the probability); int64 [N, count], or fewer where the vocabulary is smaller. Any leading axes."""
+    """The most probable tokens, then among those of probability 0 the ones with the largest logits
+    (at temperature 0 one token has all the probability); int64 [N, count], or fewer where the
+    vocabulary is smaller. Any leading axes."""
     count = min(count, probs_NV.shape[-1])
     top = probs_NV.topk(count)
     rest_NV = (probs_NV if logits_NV is None else logits_NV).masked_fill(probs_NV > 0, -torch.inf)
@@ -198,15 +223,20 @@ def most_likely(probs_NV: Tensor, count: int, logits_NV: Tensor | None = None) -
 
 
 def sample(probs_V: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` i.i.d. draws from each row, normalised or not, int64 [..., count]; no token of probability 0."""
+    """`count` i.i.d. draws from each row, normalised or not, int64 [..., count]; no token of
+    probability 0."""
     shape = (*probs_V.shape[:-1], count)
-    return invert(probs_V, torch.rand(shape, generator=generator, dtype=torch.float64, device=probs_V.device))
+    return invert(
+        probs_V, torch.rand(shape, generator=generator, dtype=torch.float64, device=probs_V.device)
+    )
 
 
 def invert(probs_V: Tensor, u: Tensor) -> Tensor:
-    """Tokens by inversion of the rows' cumulative distributions at `u`, in [0, 1); int64 in the shape of `u`, [..., n].
+    """Tokens by inversion of the rows' cumulative distributions at `u`, in [0, 1); int64 in the
+    shape of `u`, [..., n].
 
-    First the block of tokens is found, then the token in it, because a GPU sums up one long row slowly."""
+    First the block of tokens is found, then the token in it, because a GPU sums up one long row
+    slowly."""
     vocabulary = probs_V.shape[-1]
     blocks_BW = pad(probs_V, (0, -vocabulary % BLOCK)).unflatten(-1, (-1, BLOCK))
     cdf_B = blocks_BW.sum(-1, dtype=torch.float64).cumsum(-1)
@@ -214,27 +244,34 @@ def invert(probs_V: Tensor, u: Tensor) -> Tensor:
     left = u * cdf_B[..., -1:] - pad(cdf_B, (1, 0)).gather(-1, block)
     own_nW = blocks_BW.take_along_dim(block.unsqueeze(-1), -2).cumsum(-1, dtype=torch.float64)
     token = block * BLOCK + _passed(own_nW, left.unsqueeze(-1))[..., 0]
-    return token.clamp_(max=vocabulary - 1)  # an index beyond the last, from rows of NaN, kills a GPU's context
+    # an index beyond the last, from rows of NaN, kills a GPU's context
+    return token.clamp_(max=vocabulary - 1)
 
 
 def _passed(cdf_V: Tensor, at: Tensor) -> Tensor:
-    """The first places at which `cdf_V` is above the numbers `at`, int64 in their shape; where rounding leaves a number
-    at the total or below 0, the last or the first place with mass."""
+    """The first places at which `cdf_V` is above the numbers `at`, int64 in their shape; where
+    rounding leaves a number at the total or below 0, the last or the first place with mass."""
     below_total = torch.nextafter(cdf_V[..., -1:], torch.zeros_like(cdf_V[..., -1:]))
     drawn = torch.searchsorted(cdf_V, torch.minimum(at.clamp(min=0), below_total), right=True)
     return drawn.clamp_(max=cdf_V.shape[-1] - 1)
 
 
 class SortedRows(Rows):
-    """As `Rows`, with each row's tokens in ascending `q/p` and prefix sums of p and q in float64. Only tokens that the
-    draft can say are sorted; the others have `q/p = 0`, so they come before all of these."""
+    """As `Rows`, with each row's tokens in ascending `q/p` and prefix sums of p and q in float64.
+    Only tokens that the draft can say are sorted; the others have `q/p = 0`, so they come before
+    all of these."""
 
     def __init__(
-        self, p_PV: Tensor, q_PV: Tensor, before: SortedRows | None = None, kept: int = 0, said_S: Tensor | None = None
+        self,
+        p_PV: Tensor,
+        q_PV: Tensor,
+        before: SortedRows | None = None,
+        kept: int = 0,
+        said_S: Tensor | None = None,
     ) -> None:
-        """The last `kept` rows of `before` stand before the new ones. Its memory is reused, because new memory takes as
-        long as the sorts; so `before` must not be used any more. Outside the tokens `said_S`, int64, all q are 0; None:
-        any token may have some."""
+        """The last `kept` rows of `before` stand before the new ones. Its memory is reused, because
+        new memory takes as long as the sorts; so `before` must not be used any more. Outside the
+        tokens `said_S`, int64, all q are 0; None: any token may have some."""
         self._said_S = said_S
         self._memory: dict[str, Tensor] = {} if before is None else before._memory
         self._old = slice(0) if before is None else slice(len(before.p_NV) - kept, len(before.p_NV))
@@ -248,7 +285,8 @@ class SortedRows(Rows):
         self.ratio_PS = self._rows("ratio", said, wide, self.device)
         self.tokens_PS = self._rows("tokens", said, torch.int64, self.device)
         self.p_sum_PS, self.q_sum_PS = (
-            self._rows(name, said + 1, torch.float64, self.device) for name in ("sums of p", "sums of q")
+            self._rows(name, said + 1, torch.float64, self.device)
+            for name in ("sums of p", "sums of q")
         )
         together = max(1, SMALL // said) if self.device.type == "cpu" else len(p_PV)
         for begin in range(kept, self._count, together):
@@ -261,16 +299,24 @@ class SortedRows(Rows):
         p_PS, q_PS = self.p_NV[rows], self.q_NV[rows]
         if self._said_S is not None:
             p_PS, q_PS = (each_PV.index_select(-1, self._said_S) for each_PV in (p_PS, q_PS))
-        p_scale_P1, q_scale_P1 = self.p_scale_N[rows].unsqueeze(-1), self.q_scale_N[rows].unsqueeze(-1)
+        p_scale_P1, q_scale_P1 = (
+            self.p_scale_N[rows].unsqueeze(-1),
+            self.q_scale_N[rows].unsqueeze(-1),
+        )
         scale_P1 = (q_scale_P1 / p_scale_P1).to(p_PS.dtype)
         ratio_PS, order_PS = torch.where(p_PS > 0, q_PS / p_PS * scale_P1, torch.inf).sort(dim=-1)
         self.ratio_PS[rows], self.tokens_PS[rows] = ratio_PS, order_PS
         self.p_sum_PS[rows, 0], self.q_sum_PS[rows, 0] = 0, 0
-        self.p_sum_PS[rows, 1:] = p_PS.gather(-1, order_PS).cumsum(-1, dtype=torch.float64) * p_scale_P1
-        self.q_sum_PS[rows, 1:] = q_PS.gather(-1, order_PS).cumsum(-1, dtype=torch.float64) * q_scale_P1
+        self.p_sum_PS[rows, 1:] = (
+            p_PS.gather(-1, order_PS).cumsum(-1, dtype=torch.float64) * p_scale_P1
+        )
+        self.q_sum_PS[rows, 1:] = (
+            q_PS.gather(-1, order_PS).cumsum(-1, dtype=torch.float64) * q_scale_P1
+        )
         if self._said_S is not None:
             self.tokens_PS[rows] = self._said_S[order_PS]
-            self.p_sum_PS[rows] += (1 - self.p_sum_PS[rows, -1:]).clamp(min=0)  # of all tokens with q = 0
+            # of all tokens with q = 0
+            self.p_sum_PS[rows] += (1 - self.p_sum_PS[rows, -1:]).clamp(min=0)
 
     def _rows(self, name: str, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         old = self._memory.get(name, torch.empty(0, width, dtype=dtype, device=device))
@@ -285,22 +331,30 @@ class SortedRows(Rows):
     def _new_ranked(self) -> Ranked:
         dtypes = {"places": torch.int64, "ranked p": torch.float64, "ranked q": torch.float64}
         vocabulary, host = self.p_NV.shape[-1], torch.device("cpu")
-        return Ranked(*(self._rows(name, vocabulary, dtype, host) for name, dtype in dtypes.items()))
+        return Ranked(
+            *(self._rows(name, vocabulary, dtype, host) for name, dtype in dtypes.items())
+        )
 
     def at(self, nodes_M: Tensor) -> SortedDistributions:
         return SortedDistributions(self, nodes_M)
 
     def draw(self, nodes_M: Tensor, uniform_Mn: Tensor) -> Tensor:
-        """Tokens drawn from the draft's distributions, int64 [M, n], from uniform numbers in [0, 1)."""
+        """Tokens drawn from the draft's distributions, int64 [M, n], from uniform numbers in [0,
+        1)."""
         total_M1 = self.q_sum_PS[nodes_M, -1:]
-        wanted_Mn = torch.minimum(uniform_Mn * total_M1, torch.nextafter(total_M1, torch.zeros_like(total_M1)))
+        wanted_Mn = torch.minimum(
+            uniform_Mn * total_M1, torch.nextafter(total_M1, torch.zeros_like(total_M1))
+        )
         start_Mn = nodes_M.unsqueeze(-1).expand_as(wanted_Mn) * self.q_sum_PS.shape[-1] + 1
         place_Mn = self.leading(self.q_sum_PS, start_Mn, lambda sum_Mn: sum_Mn <= wanted_Mn)
-        return self.tokens_PS[nodes_M.unsqueeze(-1), place_Mn.clamp(max=self.tokens_PS.shape[-1] - 1)]
+        return self.tokens_PS[
+            nodes_M.unsqueeze(-1), place_Mn.clamp(max=self.tokens_PS.shape[-1] - 1)
+        ]
 
     def leading(self, values: Tensor, start_M: Tensor, holds: Callable[[Tensor], Tensor]) -> Tensor:
-        """How many of S consecutive values fulfil `holds`, which is true for leading ones alone; one bisection for all
-        questions. `start_M` is the position of each question's first value in `values`."""
+        """How many of S consecutive values fulfil `holds`, which is true for leading ones alone;
+        one bisection for all questions. `start_M` is the position of each question's first value in
+        `values`."""
         most, count_M = self.tokens_PS.shape[-1], torch.zeros_like(start_M)
         for bit in reversed(range(most.bit_length())):
             probe_M = count_M + (1 << bit)
@@ -323,7 +377,9 @@ class SortedDistributions(NodeDistributions):
 
     def excess_and_slope(self, a_M: Tensor, b_M: Tensor) -> tuple[Tensor, Tensor]:
         start_M, threshold_M = self.nodes_M * self.rows.ratio_PS.shape[-1], a_M / b_M
-        below_M = self.rows.leading(self.rows.ratio_PS, start_M, lambda ratio_M: ratio_M < threshold_M)
+        below_M = self.rows.leading(
+            self.rows.ratio_PS, start_M, lambda ratio_M: ratio_M < threshold_M
+        )
         at_M = self.nodes_M * self.rows.p_sum_PS.shape[-1] + below_M
         q_M = self.rows.q_sum_PS.take(at_M)
         return (a_M * self.rows.p_sum_PS.take(at_M) - b_M * q_M).clamp_(min=0), q_M

@@ -1,15 +1,18 @@
 """Verifiers of greedy drafts: the k - 1 most likely tokens, and one that is drawn from the others.
 
-`greedy` (MDSD, Hu et al. 2025, arXiv 2502.18779) is top-down; SpecHub (Sun et al. 2024, arXiv 2411.05289) is its case
-of pairs. `lifted_greedy` works bottom-up. With `m = w p` the target measure of a node of weight `w`, `T` its fixed
-children and `q'` the law of the drawn child `Y`, outside T:
+`greedy` (MDSD, Hu et al. 2025, arXiv 2502.18779) is top-down; SpecHub (Sun et al. 2024, arXiv
+2411.05289) is its case of pairs. `lifted_greedy` works bottom-up. With `m = w p` the target measure
+of a node of weight `w`, `T` its fixed children and `q'` the law of the drawn child `Y`, outside T:
 
-    pi(Y) = min(1, m(Y) / q'(Y)),   pi(t) = (1 - pi(Y)) m(t) / (1 - beta)  for t in T,   beta = sum_off_T min(m, q')
+    beta = sum_off_T min(m, q'),   pi(Y) = min(1, m(Y) / q'(Y)),
+    pi(t) = (1 - pi(Y)) m(t) / (1 - beta)  for t in T
 
-so the flow is `m` on T and `min(m, q')` outside it, which is the most that any rule can take. These weights are
-UniVer's (arXiv 2605.04543) for one sampled child: its `Z = 1 - w + sum [m - s]+` is `1 - beta`.
+so the flow is `m` on T and `min(m, q')` outside it, which is the most that any rule can take. These
+weights are UniVer's (arXiv 2605.04543) for one sampled child: its `Z = 1 - w + sum [m - s]+` is
+`1 - beta`.
 
-Where `q` has no mass outside T, as at temperature 0, the last child is fixed, too: `q'` is then certain of it.
+Where `q` has no mass outside T, as at temperature 0, the last child is fixed, too: `q'` is then
+certain of it.
 
 Legend: M nodes taken at once, V vocabulary, k child-list entries.
 """
@@ -58,7 +61,8 @@ class Drawn(NamedTuple):
 
 
 class Greedy(TopDown):
-    """Accept the drawn child with `min(1, p/q')`; else the token is drawn from `(p - q')+`, where T has all of `p`.
+    """Accept the drawn child with `min(1, p/q')`; else the token is drawn from `(p - q')+`, where T
+    has all of `p`.
 
     The acceptance is optimal for such drafts: `p(T) + sum_off_T min(p, q')`.
     """
@@ -76,8 +80,8 @@ class Greedy(TopDown):
 
 
 class LiftedGreedy(BottomUp):
-    """Greedy's selection, bottom-up: children are visited as they were drafted, each entered with `pi` over what the
-    children before it have left."""
+    """Greedy's selection, bottom-up: children are visited as they were drafted, each entered with
+    `pi` over what the children before it have left."""
 
     name = "lifted_greedy"
     styles = (GREEDY,)

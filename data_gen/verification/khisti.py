@@ -1,15 +1,19 @@
-"""Khisti et al. (ICLR 2025): importance-weighted selection of one draft by a linear program, then speculative sampling.
+"""Khisti et al. (ICLR 2025): importance-weighted selection of one draft by a linear program, then
+speculative sampling.
 
-Two drafts with laws `q1`, `q2` meet, and `x1` wins with probability `b(x1, x2)`. The winner's law `r` is linear in `b`,
-and `b` maximises `sum min(p, r)`. Only the pairs among the `FREE` best tokens by `p - q1 q2` are free; elsewhere the
-better-ranked token wins. Further drafts meet the winner one after another. At each node, from the root down:
+Two drafts with laws `q1`, `q2` meet, and `x1` wins with probability `b(x1, x2)`. The winner's law
+`r` is linear in `b`, and `b` maximises `sum min(p, r)`. Only the pairs among the `FREE` best tokens
+by `p - q1 q2` are free; elsewhere the better-ranked token wins. Further drafts meet the winner one
+after another. At each node, from the root down:
 
     x = X1, r = q
     for X in the other children:  b, r' = the linear program for drafts of the laws r and q
         x = x with probability b(x, X), else X;   r = r'
-    go to x with probability min(1, p(x) / r(x));  else  Y ~ (p - r)+, normalised, as the extra token or another child
+    go to x with probability min(1, p(x) / r(x));  else  Y ~ (p - r)+, normalised, as the extra
+    token or another child
 
-Legend: M nodes taken at once, V vocabulary, s free tokens, k child-list entries, U nodes with distinct distributions.
+Legend: M nodes taken at once, V vocabulary, s free tokens, k child-list entries, U nodes with
+    distinct distributions.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from data_gen.verification.base import TopDown
 from data_gen.verification.distributions import NodeDistributions, divide, is_copy, pooled
 
 FREE = 8  # tokens whose pairs are free in the linear program
-SOLVER = "highs-ds"  # the optimum need not be unique, and the dual simplex always ends in the same vertex
+# the optimum need not be unique, and the dual simplex always ends in the same vertex
+SOLVER = "highs-ds"
 
 
 class Match(NamedTuple):
@@ -47,7 +52,8 @@ def match(p_V: np.ndarray, first_V: np.ndarray, second_V: np.ndarray) -> Match:
     p, q1, q2 = p_V[order_V], first_V[order_V], second_V[order_V]
     q1_after, q2_after = (q[::-1].cumsum()[::-1] - q for q in (q1, q2))
     s = min(FREE, int(((q1 > 0) | (q2 > 0)).sum()), len(p))
-    # the part of r at the free tokens that does not depend on b: equal pairs, and wins against all later tokens
+    # the part of r at the free tokens that does not depend on b: equal pairs, and wins against all
+    # later tokens
     fixed_s = (q1 * q2)[:s] + q1[:s] * q2_after[s - 1] + q2[:s] * q1_after[s - 1]
     free_ss = _optimum(p[:s], q1[:s], q2[:s], fixed_s) if s > 1 else np.ones((s, s))
     apart_ss = 1 - np.eye(s)
@@ -57,7 +63,9 @@ def match(p_V: np.ndarray, first_V: np.ndarray, second_V: np.ndarray) -> Match:
     return Match(winner[rank_V], rank_V, free_ss)
 
 
-def _optimum(p_s: np.ndarray, q1_s: np.ndarray, q2_s: np.ndarray, fixed_s: np.ndarray) -> np.ndarray:
+def _optimum(
+    p_s: np.ndarray, q1_s: np.ndarray, q2_s: np.ndarray, fixed_s: np.ndarray
+) -> np.ndarray:
     """`b` [s, s] that maximises `sum_y t(y)`, `t <= p`, `t <= r(b)`; by scipy's HiGHS."""
     s = len(p_s)
     i, j = np.nonzero(1 - np.eye(s))  # b(i, j): i as the first draft beats j as the second
@@ -80,13 +88,20 @@ class Khisti(TopDown):
 
     def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         (p_MV, _), (r_MV, matches_M) = node.exact(), self._winners(node, entries_Mk.shape[-1])
-        wins = [_tournament(own, matches) for own, matches in zip(entries_Mk.tolist(), matches_M, strict=True)]
+        wins = [
+            _tournament(own, matches)
+            for own, matches in zip(entries_Mk.tolist(), matches_M, strict=True)
+        ]
         wins_Mk = torch.tensor(wins, dtype=torch.float64, device=p_MV.device)
         accept_Mk = divide(p_MV.gather(-1, entries_Mk), r_MV.gather(-1, entries_Mk)).clamp(max=1)
         left_MV = (p_MV - r_MV).clamp(min=0)
         rejected_M1 = (wins_Mk * (1 - accept_Mk)).sum(-1, keepdim=True)
-        landed_Mk = rejected_M1 * divide(left_MV.gather(-1, entries_Mk), left_MV.sum(-1, keepdim=True))
-        return pooled(wins_Mk * accept_Mk, entries_Mk) + landed_Mk.masked_fill(is_copy(entries_Mk), 0.0)
+        landed_Mk = rejected_M1 * divide(
+            left_MV.gather(-1, entries_Mk), left_MV.sum(-1, keepdim=True)
+        )
+        return pooled(wins_Mk * accept_Mk, entries_Mk) + landed_Mk.masked_fill(
+            is_copy(entries_Mk), 0.0
+        )
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         r_MV, _ = self._winners(node, entries_Mk.shape[-1])
@@ -94,7 +109,8 @@ class Khisti(TopDown):
 
     def _winners(self, node: NodeDistributions, k: int) -> tuple[Tensor, list[list[Match]]]:
         pairs_M2V = torch.stack(node.exact(), dim=1)
-        pairs_U2V, place_M = pairs_M2V.unique(dim=0, return_inverse=True)  # equal nodes share the programs
+        # equal nodes share the programs
+        pairs_U2V, place_M = pairs_M2V.unique(dim=0, return_inverse=True)
         laws, matches_U = [], []
         for p_V, q_V in pairs_U2V.cpu().numpy():
             law_V, matches = q_V, []
@@ -103,12 +119,17 @@ class Khisti(TopDown):
                 law_V = matches[-1].winner_V
             laws.append(torch.from_numpy(law_V.copy()))
             matches_U.append(matches)
-        return torch.stack(laws).to(place_M.device)[place_M], [matches_U[place] for place in place_M.tolist()]
+        return torch.stack(laws).to(place_M.device)[place_M], [
+            matches_U[place] for place in place_M.tolist()
+        ]
 
 
 def _tournament(entries: list[int], matches: list[Match]) -> list[float]:
     wins = [1.0]
     for number, each in enumerate(matches, 1):
-        stays = [(won, each.wins(first, entries[number])) for won, first in zip(wins, entries, strict=False)]
+        stays = [
+            (won, each.wins(first, entries[number]))
+            for won, first in zip(wins, entries, strict=False)
+        ]
         wins = [*(won * stay for won, stay in stays), sum(won * (1 - stay) for won, stay in stays)]
     return wins

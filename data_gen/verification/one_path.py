@@ -31,7 +31,8 @@ class OnePath(Verifier):
 
     @abstractmethod
     def path(self, tree: DraftTree, root: int, rows: Rows) -> tuple[list[int], dict[int, Tensor]]:
-        """The path's nodes, the root first; and by node the next token's law, float64 [V], where that is not `q`."""
+        """The path's nodes, the root first; and by node the next token's law, float64 [V], where
+        that is not `q`."""
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
         paths, laws = zip(*(self.path(tree, root, rows) for root in tree.roots), strict=True)
@@ -67,10 +68,11 @@ class Block(FirstPath):
 
 
 class GreedyBlock(OnePath):
-    """GBV (Thomas & Pal 2026, arXiv 2602.16961): Block Verification on the first of the K paths in rank order.
+    """GBV (Thomas & Pal 2026, arXiv 2602.16961): Block Verification on the first of the K paths in
+    rank order.
 
-    Tokens rank by descending `p/q` at every node. With `N` the draft mass of the paths that do not come before a
-    prefix, and `S` of those strictly after it, the tokens of the chosen path follow
+    Tokens rank by descending `p/q` at every node. With `N` the draft mass of the paths that do not
+    come before a prefix, and `S` of those strictly after it, the tokens of the chosen path follow
     `q~(x | c) = (N(cx)^K - S(cx)^K) / (N(c)^K - S(c)^K)`.
     """
 
@@ -90,9 +92,12 @@ class GreedyBlock(OnePath):
             (places_V, _, ranked_q_V), q_V = ranked, node.exact()[1][0]
             S_V = after + (ranked_q_V.flip(0).cumsum(0).flip(0) - ranked_q_V).clamp(min=0)[places_V]
             N_V = S_V + q_V
-            # N^K - S^K up to a factor, without the cancellation that would lose tokens of tiny probability
+            # N^K - S^K up to a factor, without the cancellation that would lose tokens of tiny
+            # probability
             more_V, less_V = N_V / (after + 1), S_V / (after + 1)
-            laws[nodes[-1]] = q_V * torch.stack([more_V ** (K - 1 - j) * less_V**j for j in range(K)]).sum(0)
+            laws[nodes[-1]] = q_V * torch.stack(
+                [more_V ** (K - 1 - j) * less_V**j for j in range(K)]
+            ).sum(0)
             nodes.append(min(children, key=lambda child: int(places_V[tree.token(child)])))
             token = tree.token(nodes[-1])
             after = min(float(S_V[token] / q_V[token]), MOST_AFTER)

@@ -1,9 +1,11 @@
-"""Selection rules, which say what child of a node takes its weight, and the two kinds of verifiers that each gives.
+"""Selection rules, which say what child of a node takes its weight, and the two kinds of verifiers
+that each gives.
 
-A rule sees the target measure `m = w p` (mass `w`) and the drafted entries. Entries are alive independently, with a
-probability that depends on the token alone, and one of the alive ones is selected. Child `x` is selected with
-probability `pi(x)`, such that the flow `F(x) = E[pi(x)]` over the draws stays below `m(x)`. Top-down, a token is drawn
-from `p - F` if no child is selected. Bottom-up ("lifted"), `pi` gives the weights with which children are entered.
+A rule sees the target measure `m = w p` (mass `w`) and the drafted entries. Entries are alive
+independently, with a probability that depends on the token alone, and one of the alive ones is
+selected. Child `x` is selected with probability `pi(x)`, such that the flow `F(x) = E[pi(x)]` over
+the draws stays below `m(x)`. Top-down, a token is drawn from `p - F` if no child is selected.
+Bottom-up ("lifted"), `pi` gives the weights with which children are entered.
 
 *K-SEQ* (SpecTr, Sun et al. 2023). At each node with k children, from the root down:
 
@@ -11,20 +13,21 @@ from `p - F` if no child is selected. Bottom-up ("lifted"), `pi` gives the weigh
     for x in the children, in order:  go there with probability min(1, p(x) / (r q(x)))
     else  Y ~ (p - r q)+, normalised;  if Y is a child, go there;  else stop, Y is the extra token
 
-*Priority*, which is new here, comes close to optimal transport in one pass over the vocabulary. The first alive child
-in descending `m/q` is selected. At each node with k children:
+*Priority*, which is new here, comes close to optimal transport in one pass over the vocabulary. The
+first alive child in descending `m/q` is selected. At each node with k children:
 
     A = 1
     for x in the vocabulary, by descending m(x) / q(x):
-        a(x) = 1 if A^k - (A - q(x))^k <= m(x), else (A - (A^k - m(x))^(1/k)) / q(x);   A <- A - a(x) q(x)
+        a(x) = 1 if A^k - (A - q(x))^k <= m(x), else (A - (A^k - m(x))^(1/k)) / q(x)
+        A <- A - a(x) q(x)
     each child is alive with probability a(x);  the first alive one in this order is selected
     if none is alive, the extra token is drawn from m less the flow
 
-This loop is sequential, so it is compiled, and distributions on a GPU are copied to the host for it. Along a text many
-questions are equal, and they share one loop.
+This loop is sequential, so it is compiled, and distributions on a GPU are copied to the host for
+it. Along a text many questions are equal, and they share one loop.
 
-Legend: M nodes taken at once (questions), N rows, V vocabulary (the priority rule's in rank order), k child-list
-entries, n quadrature nodes, or tokens that are asked for.
+Legend: M nodes taken at once (questions), N rows, V vocabulary (the priority rule's in rank order),
+k child-list entries, n quadrature nodes, or tokens that are asked for.
 """
 
 from __future__ import annotations
@@ -39,7 +42,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_gen.verification.base import BottomUp, Split, TopDown, left_over
-from data_gen.verification.distributions import NodeDistributions, by_ratio, divide, first_accepted, is_copy, pooled
+from data_gen.verification.distributions import (
+    NodeDistributions,
+    by_ratio,
+    divide,
+    first_accepted,
+    is_copy,
+    pooled,
+)
 from selector.jit import jit
 
 Array = NDArray[np.float64]
@@ -58,14 +68,17 @@ class Selection(NamedTuple):
 
 
 class TopDownRule(TopDown):
-    """The selected child is yielded; if there is none, a draw from `p - F`, which may still be a child."""
+    """The selected child is yielded; if there is none, a draw from `p - F`, which may still be a
+    child."""
 
     rule: ClassVar[KSeq | FirstInRank]
 
     def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         alive_Mk, flow_M, left_Mk = self.rule.select(node, node.ones(), entries_Mk)
         none_M1 = (1 - alive_Mk).prod(-1, keepdim=True)
-        landed_Mk = none_M1 * divide(left_Mk, (1 - flow_M).unsqueeze(-1)).masked_fill(is_copy(entries_Mk), 0.0)
+        landed_Mk = none_M1 * divide(left_Mk, (1 - flow_M).unsqueeze(-1)).masked_fill(
+            is_copy(entries_Mk), 0.0
+        )
         return pooled(self.rule.choose(node, alive_Mk, entries_Mk), entries_Mk) + landed_Mk
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
@@ -75,7 +88,8 @@ class TopDownRule(TopDown):
 
 
 class Lifted(BottomUp):
-    """A rule, bottom-up: each distinct child is entered with `pi` over what the children before it have left."""
+    """A rule, bottom-up: each distinct child is entered with `pi` over what the children before it
+    have left."""
 
     rule: ClassVar[KSeq | FirstInRank]
     visits_by_ratio: ClassVar[bool] = True  # otherwise in order of first appearance
@@ -87,7 +101,9 @@ class Lifted(BottomUp):
         if not self.visits_by_ratio:
             return Split(entry_weights(pi_Mk), final_M)
         order_Mk = by_ratio(node, entries_Mk)
-        entry_Mk = torch.zeros_like(pi_Mk).scatter_(-1, order_Mk, entry_weights(pi_Mk.gather(-1, order_Mk)))
+        entry_Mk = torch.zeros_like(pi_Mk).scatter_(
+            -1, order_Mk, entry_weights(pi_Mk.gather(-1, order_Mk))
+        )
         return Split(entry_Mk, final_M, order_Mk)
 
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
@@ -101,11 +117,12 @@ def entry_weights(pi_Mk: Tensor) -> Tensor:
 
 
 class KSeq:
-    """An entry is alive with `a = min(1, m/(r q))`. With `beta` the alive mass of one draw, every alive token gets
-    `f a q` of the flow, `f = (1 - (1 - beta)^k) / beta`; `r*` is the `r` at which `f = r`, so that `F = min(m, r q)`.
+    """An entry is alive with `a = min(1, m/(r q))`. With `beta` the alive mass of one draw, every
+    alive token gets `f a q` of the flow, `f = (1 - (1 - beta)^k) / beta`; `r*` is the `r` at which
+    `f = r`, so that `F = min(m, r q)`.
 
-    For every `r` with `f <= r` the flow stays below `m`, so an inexact `r*` costs acceptance and not exactness.
-    `shares` gives P(an entry is selected), [M, k], from P(it is alive).
+    For every `r` with `f <= r` the flow stays below `m`, so an inexact `r*` costs acceptance and
+    not exactness. `shares` gives P(an entry is selected), [M, k], from P(it is alive).
     """
 
     def __init__(self, shares: Callable[[Tensor], Tensor] = first_accepted) -> None:
@@ -133,11 +150,12 @@ class KSeq:
 def solve(node: NodeDistributions, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """`r`, the flow per alive draft mass `f <= r`, and the alive mass `beta` of one draw; [M] each.
 
-    `r*` solves `g(r) = 1 - (1 - beta)^k - r beta = 0`, where `r beta = sum min(m, r q)`. It lies between k and the root
-    for `r q >= m` everywhere. There `g` goes from `g >= 0` to `g <= 0`, but is neither convex nor concave: where p and
-    q agree on one token it is nearly flat at its left end, and Newton's step from there leaves the bracket. So a step
-    that is not half as long as the one before is replaced by one to the middle of the bracket. The upper end of the
-    last bracket is returned. There `g <= 0` and therefore `f <= r`, so that a text keeps its law however wide the
+    `r*` solves `g(r) = 1 - (1 - beta)^k - r beta = 0`, where `r beta = sum min(m, r q)`. It lies
+    between k and the root for `r q >= m` everywhere. There `g` goes from `g >= 0` to `g <= 0`, but
+    is neither convex nor concave: where p and q agree on one token it is nearly flat at its left
+    end, and Newton's step from there leaves the bracket. So a step that is not half as long as the
+    one before is replaced by one to the middle of the bracket. The upper end of the last bracket is
+    returned. There `g <= 0` and therefore `f <= r`, so that a text keeps its law however wide the
     bracket still is.
     """
     beta_M = -torch.expm1(torch.log1p(-weights_M) / k)
@@ -156,7 +174,8 @@ def solve(node: NodeDistributions, weights_M: Tensor, k: int) -> tuple[Tensor, T
         if not r_M.is_cuda and bool(is_close_M.all()):
             break
         change_M = k * (1 - beta_M).clamp(min=0) ** (k - 1) * (slope_M - beta_M) / r_M - slope_M
-        newton_M = r_M - (gap_M + missed_M / 2) / change_M  # to the right of the root; infinite where `g` is flat
+        # to the right of the root; infinite where `g` is flat
+        newton_M = r_M - (gap_M + missed_M / 2) / change_M
         # at least so far inside that the bracket closes from both sides
         newton_M = newton_M.maximum(low_M * (1 + least)).minimum(high_M * (1 - least))
         is_short_M = (change_M < 0) & ((newton_M - r_M).abs() <= last_M.abs() / 2)
@@ -173,8 +192,8 @@ def _accepted(beta_M: Tensor, k: int) -> Tensor:
 def any_alive(alive_Mk: Tensor) -> Tensor:
     """P(entry is drawn uniformly from the alive ones), [M, k].
 
-    It is `a_i E[1 / (1 + alive others)] = a_i int_0^1 prod_{j != i} (1 - a_j + a_j t) dt`, and Gauss-Legendre
-    quadrature with k/2 nodes is exact for a polynomial of degree k - 1.
+    It is `a_i E[1 / (1 + alive others)] = a_i int_0^1 prod_{j != i} (1 - a_j + a_j t) dt`, and
+    Gauss-Legendre quadrature with k/2 nodes is exact for a polynomial of degree k - 1.
     """
     nodes_n, weights_n = _quadrature((alive_Mk.shape[-1] + 1) // 2, alive_Mk.device)
     a_Mk1 = alive_Mk.unsqueeze(-1)
@@ -190,24 +209,33 @@ def _quadrature(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class FirstInRank:
-    """A token is alive with the largest probability for which its flow stays below `m`, given those before it."""
+    """A token is alive with the largest probability for which its flow stays below `m`, given those
+    before it."""
 
     def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
         return self._at(node, weights_M, entries_Mk, entries_Mk.shape[-1])
 
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         all_V = torch.arange(node.rows.p_NV.shape[-1])
-        return self._at(node, weights_M, all_V.expand(len(weights_M), -1), entries_Mk.shape[-1]).left_Mk
+        return self._at(
+            node, weights_M, all_V.expand(len(weights_M), -1), entries_Mk.shape[-1]
+        ).left_Mk
 
-    def _at(self, node: NodeDistributions, weights_M: Tensor, tokens_Mn: Tensor, k: int) -> Selection:
+    def _at(
+        self, node: NodeDistributions, weights_M: Tensor, tokens_Mn: Tensor, k: int
+    ) -> Selection:
         nodes_M, own_M, taken_Mn = _on_host(node.nodes_M, weights_M, tokens_Mn)
         order_M = np.lexsort((own_M, nodes_M))  # the same questions stand together
-        found = _selected(_on_host(*node.rows.ranked(node.nodes_M)), nodes_M, own_M, taken_Mn, k, order_M)
+        found = _selected(
+            _on_host(*node.rows.ranked(node.nodes_M)), nodes_M, own_M, taken_Mn, k, order_M
+        )
         return Selection(*(torch.from_numpy(each).to(node.rows.device) for each in found))
 
     def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         order_Mk = by_ratio(node, entries_Mk)
-        return torch.zeros_like(alive_Mk).scatter_(-1, order_Mk, first_accepted(alive_Mk.gather(-1, order_Mk)))
+        return torch.zeros_like(alive_Mk).scatter_(
+            -1, order_Mk, first_accepted(alive_Mk.gather(-1, order_Mk))
+        )
 
 
 def _on_host(*tensors: Tensor) -> tuple[NDArray, ...]:
@@ -216,10 +244,19 @@ def _on_host(*tensors: Tensor) -> tuple[NDArray, ...]:
 
 @jit
 def _selected(
-    ranked: tuple[Array, ...], nodes_M: Integers, weights_M: Array, tokens_Mn: Integers, k: int, order_M: Integers
+    ranked: tuple[Array, ...],
+    nodes_M: Integers,
+    weights_M: Array,
+    tokens_Mn: Integers,
+    k: int,
+    order_M: Integers,
 ) -> tuple[Array, Array, Array]:
     places_NV, p_NV, q_NV = ranked
-    alive_Mn, left_Mn, flow_M = np.empty(tokens_Mn.shape), np.empty(tokens_Mn.shape), np.empty(len(nodes_M))
+    alive_Mn, left_Mn, flow_M = (
+        np.empty(tokens_Mn.shape),
+        np.empty(tokens_Mn.shape),
+        np.empty(len(nodes_M)),
+    )
     alive_V, flow_V = np.empty(p_NV.shape[1]), np.empty(p_NV.shape[1])
     flow, before = 0.0, -1
     for m in order_M:
@@ -236,11 +273,13 @@ def _selected(
 
 @jit
 def _scan(p_V: Array, q_V: Array, weight: float, k: int, alive_V: Array, flow_V: Array) -> float:
-    """Write P(a draw of the token is alive) and the token's flow for k drafts, in rank order; return the whole flow.
+    """Write P(a draw of the token is alive) and the token's flow for k drafts, in rank order;
+    return the whole flow.
 
-    `A` is one minus the alive mass of the tokens so far, and `rest` is `A^k`. A token that is always alive takes `q`
-    from `A`; one whose target is the limit takes `m` from `A^k`, and a run of these is summed there. A token that the
-    scan does not reach is never alive, which is lossless, too: once `A^k` is lost in rounding, nothing is left.
+    `A` is one minus the alive mass of the tokens so far, and `rest` is `A^k`. A token that is
+    always alive takes `q` from `A`; one whose target is the limit takes `m` from `A^k`, and a run
+    of these is summed there. A token that the scan does not reach is never alive, which is
+    lossless, too: once `A^k` is lost in rounding, nothing is left.
     """
     alive_V[:], flow_V[:] = 0.0, 0.0
     A, rest, total = 1.0, 1.0, 0.0
@@ -249,7 +288,8 @@ def _scan(p_V: Array, q_V: Array, weight: float, k: int, alive_V: Array, flow_V:
         q, m = q_V[n], weight * p_V[n]
         if min(q, m) <= 0 or least >= A:  # nor are later ones drafted, or alive
             break
-        always = min(q, A) * _powers(A, max(A - q, 0.0), k)  # A^k - (A - q)^k, the flow if always alive
+        # A^k - (A - q)^k, the flow if always alive
+        always = min(q, A) * _powers(A, max(A - q, 0.0), k)
         if always <= m:
             limited = False
             alive_V[n], flow_V[n] = 1.0, always
@@ -288,8 +328,9 @@ class LiftedSpecTr(Lifted):
 class LiftedUniform(Lifted):
     """A random alive entry is selected, and children are visited by descending `p/q`.
 
-    The flow is K-SEQ's, so the verifier is lossless for the same reason. The yield of a subtree is concave in its entry
-    weight, so it is better to share a flow than to concentrate it, unless one child has most of the tree's nodes.
+    The flow is K-SEQ's, so the verifier is lossless for the same reason. The yield of a subtree is
+    concave in its entry weight, so it is better to share a flow than to concentrate it, unless one
+    child has most of the tree's nodes.
     """
 
     name = "lifted_uniform"

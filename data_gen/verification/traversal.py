@@ -1,21 +1,24 @@
-"""Rejection sampling at a node, one draft after another: from the root down, or in `traversal` from the leaves up.
+"""Rejection sampling at a node, one draft after another: from the root down, or in `traversal` from
+the leaves up.
 
-`naive_tree` is speculative sampling (Leviathan et al. 2023, Chen et al. 2023) on the first child. `specinfer` is
-recursive rejection (Miao et al. 2024, algorithm 2; without replacement RRSw/o of MDSD, Hu et al. 2025, arXiv
-2502.18779). `traversal` is Traversal Verification (Weng et al. 2025, algorithm 2), on a chain Block Verification:
+`naive_tree` is speculative sampling (Leviathan et al. 2023, Chen et al. 2023) on the first child.
+`specinfer` is recursive rejection (Miao et al. 2024, algorithm 2; without replacement RRSw/o of
+MDSD, Hu et al. 2025, arXiv 2502.18779). `traversal` is Traversal Verification (Weng et al. 2025,
+algorithm 2), on a chain Block Verification:
 
     w(root) = 1;   w(child x of v) = min(1, w(v) p_v(x) / q_v(x))
     visit the leaves, depth first:
-        accept the path down to the leaf with probability w(leaf); the extra token is drawn from p_leaf
-        else remove the leaf;  at its parent v:  R = (w p_v - q_v)+,  S = sum R,
+        accept the path down to the leaf with probability w(leaf); the extra token is drawn from
+        p_leaf else remove the leaf;  at its parent v:  R = (w p_v - q_v)+,  S = sum R,
              w(v) <- S / (S + 1 - w(v)),  p_v <- R / S;   v is a leaf once it has no children
 
-Equal siblings share one merged subtree, visited at the first copy. With i.i.d. siblings, a rejection updates the node
-once for every *entry* of its child list, further copies included. Without replacement there are no copies, and the
-updates subtract the law of each entry given the earlier ones.
+Equal siblings share one merged subtree, visited at the first copy. With i.i.d. siblings, a
+rejection updates the node once for every *entry* of its child list, further copies included.
+Without replacement there are no copies, and the updates subtract the law of each entry given the
+earlier ones.
 
-Legend: M nodes taken at once, V vocabulary, k child-list entries, r rounds or the k + 1 states around them, S sets of
-rejected entries, T transitions.
+Legend: M nodes taken at once, V vocabulary, k child-list entries, r rounds or the k + 1 states
+around them, S sets of rejected entries, T transitions.
 """
 
 from __future__ import annotations
@@ -26,14 +29,22 @@ import torch
 from torch import Tensor
 
 from data_gen.verification.base import BottomUp, Split, TopDown
-from data_gen.verification.distributions import NodeDistributions, divide, first_accepted, is_copy, pooled
+from data_gen.verification.distributions import (
+    NodeDistributions,
+    divide,
+    first_accepted,
+    is_copy,
+    pooled,
+)
 from selector.actions import IID, STYLES, WITHOUT_REPLACEMENT
 
-MOST_SHUFFLED = 12  # entries; where there are more, they are tried in their own order, which is lossless too
+# entries; where there are more, they are tried in their own order, which is lossless too
+MOST_SHUFFLED = 12
 
 
 class NSS(TopDown):
-    """Naive speculation by sampling: `Y ~ p`; if Y is a child, go there; else Y is the extra token."""
+    """Naive speculation by sampling: `Y ~ p`; if Y is a child, go there; else Y is the extra
+    token."""
 
     name = "nss"
     styles = STYLES
@@ -49,7 +60,8 @@ class NSS(TopDown):
 
 
 class NaiveTree(TopDown):
-    """Go to `X1` with probability `min(1, p/q)`; else `Y ~ (p - q)+`, normalised, may be another child.
+    """Go to `X1` with probability `min(1, p/q)`; else `Y ~ (p - q)+`, normalised, may be another
+    child.
 
     Only `X1` must be a draw from `q`; the other children may be drawn in any way.
     """
@@ -63,7 +75,8 @@ class NaiveTree(TopDown):
         rejected_M1 = 1 - pull_Mk[:, :1]
         mass_M1 = node.excess(node.ones(), node.ones()).unsqueeze(-1)
         pull_Mk[:, 1:] = rejected_M1 * divide((p_Mk - q_Mk).clamp(min=0), mass_M1)[:, 1:]
-        return pull_Mk.masked_fill_(is_copy(entries_Mk), 0.0)  # Y is one draw, however often its token was drafted
+        # Y is one draw, however often its token was drafted
+        return pull_Mk.masked_fill_(is_copy(entries_Mk), 0.0)
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         return node.residual(node.ones(), node.ones()).scatter_(-1, entries_Mk, 0.0)
@@ -77,8 +90,9 @@ class SpecInfer(TopDown):
             else  p_{i+1} = (p_i - q_i)+, normalised;  leave out this entry
         stop, the extra token is drawn from p_i
 
-    I.i.d. drafts have `q_i = q`, and `p_i` does not depend on which child was rejected. Without replacement the
-    children are tried in the order of the draws, and `q_i` is `q` outside the rejected tokens, normalised.
+    I.i.d. drafts have `q_i = q`, and `p_i` does not depend on which child was rejected. Without
+    replacement the children are tried in the order of the draws, and `q_i` is `q` outside the
+    rejected tokens, normalised.
     """
 
     name = "specinfer"
@@ -91,14 +105,17 @@ class SpecInfer(TopDown):
         a_Mr, b_Mr, _ = rejections(node, node.ones(), steps_Mk)
         left_Mkk = a_Mr[:, :k, None] * p_Mk.unsqueeze(1) - b_Mr[:, :k, None] * q_Mk.unsqueeze(1)
         # P(accepted) by [node, round, entry]
-        accept_Mkk = divide(left_Mkk.clamp(min=0), steps_Mk.unsqueeze(-1) * q_Mk.unsqueeze(1)).clamp(max=1)
+        accept_Mkk = divide(
+            left_Mkk.clamp(min=0), steps_Mk.unsqueeze(-1) * q_Mk.unsqueeze(1)
+        ).clamp(max=1)
         if self.style == IID and k <= MOST_SHUFFLED:
             return pooled(_in_random_order(accept_Mkk), entries_Mk)
         return pooled(first_accepted(accept_Mkk.diagonal(dim1=1, dim2=2)), entries_Mk)
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         a_Mr, b_Mr, _ = rejections(node, node.ones(), draft_steps(node, entries_Mk, self.style))
-        # in exact arithmetic nothing is left of a rejected token, and no rounding error may return it as extra token
+        # in exact arithmetic nothing is left of a rejected token, and no rounding error may return
+        # it as extra token
         return node.residual(a_Mr[:, -1], b_Mr[:, -1]).scatter_(-1, entries_Mk, 0.0)
 
 
@@ -120,7 +137,8 @@ class Traversal(BottomUp):
 
 
 def draft_steps(node: NodeDistributions, entries_Mk: Tensor, style: str) -> Tensor:
-    """The ratio of each entry's law to `q` outside the entries before it, where nothing of the target is left; [M, k].
+    """The ratio of each entry's law to `q` outside the entries before it, where nothing of the
+    target is left; [M, k].
 
     It is 1 for i.i.d. draws, and `1 / (1 - q(earlier entries))` without replacement.
     """
@@ -130,8 +148,11 @@ def draft_steps(node: NodeDistributions, entries_Mk: Tensor, style: str) -> Tens
     return 1 / torch.stack([node.ones(), *masses], dim=-1)
 
 
-def rejections(node: NodeDistributions, w_M: Tensor, steps_Mk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`a`, `b` and `w` of the targets `w p_i`, `p_i = (a p - b q)+`, before and after every rejection, [M, k + 1] each.
+def rejections(
+    node: NodeDistributions, w_M: Tensor, steps_Mk: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`a`, `b` and `w` of the targets `w p_i`, `p_i = (a p - b q)+`, before and after every
+    rejection, [M, k + 1] each.
 
     A rejection makes `w p_i` into `(w p_i - q_i)+`; from `w = 1` that is recursive rejection.
     """
@@ -149,7 +170,8 @@ def rejections(node: NodeDistributions, w_M: Tensor, steps_Mk: Tensor) -> tuple[
 
 
 def _in_random_order(accept_Mkk: Tensor) -> Tensor:
-    """P(each entry is the accepted one) if every round takes a random remaining entry; over the 2^k rejected sets."""
+    """P(each entry is the accepted one) if every round takes a random remaining entry; over the 2^k
+    rejected sets."""
     k = accept_Mkk.shape[-1]
     rejected_MS = accept_Mkk.new_zeros(len(accept_Mkk), 1 << k)
     rejected_MS[:, 0] = 1.0
@@ -169,4 +191,8 @@ def _rejections(k: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tens
         for entry in range(k):
             if not rejected >> entry & 1:
                 rounds_[rejected.bit_count()].append((rejected, entry, rejected | 1 << entry))
-    return [tuple(torch.tensor(moves, device=device).unbind(-1)) for moves in rounds_]  # type: ignore[misc]
+    found = []
+    for moves in rounds_:
+        from_T, entry_T, to_T = torch.tensor(moves, device=device).unbind(-1)
+        found.append((from_T, entry_T, to_T))
+    return found

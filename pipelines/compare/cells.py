@@ -1,8 +1,9 @@
 """The replay of every method with one verifier under one sampling setting, on every clock.
 
-A *cell* is a kind of prompts under a setting. Each cell's labels are made lawful by themselves, static trees are chosen
-on its training texts, and where a selector does not decide, it drafts the cell's static tree, a greedy one only if it
-may choose these. Whether it decides is judged on the setting's validation texts of all kinds.
+A *cell* is a kind of prompts under a setting. Each cell's labels are made lawful by themselves,
+static trees are chosen on its training texts, and where a selector does not decide, it drafts the
+cell's static tree, a greedy one only if it may choose these. Whether it decides is judged on the
+setting's validation texts of all kinds.
 
 Legend: X texts, A actions.
 """
@@ -29,9 +30,20 @@ from selector.schema import FULL, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Replayed, fastest_possible
-from selector.train.tuning import StaticTable, best_static, judge_mode, replay_mode, tune_lookup_rule
+from selector.train.tuning import (
+    StaticTable,
+    best_static,
+    judge_mode,
+    replay_mode,
+    tune_lookup_rule,
+)
 
-TREES, GREEDY, COPIES, BOTH = SPACES = ("trees", "greedy trees", "copies", "greedy trees and copies")
+TREES, GREEDY, COPIES, BOTH = SPACES = (
+    "trees",
+    "greedy trees",
+    "copies",
+    "greedy trees and copies",
+)
 OF = {  # the actions of each kind of selector
     TREES: ActionSpace.default(),
     GREEDY: ActionSpace.recorded(),
@@ -39,21 +51,26 @@ OF = {  # the actions of each kind of selector
     BOTH: ActionSpace.of_pairs(),
     (HIDDEN := "trees, with hidden states"): ActionSpace.default(),
 }
-CLAIMED = ("specinfer", "traversal")  # DDTE: the first one's selector is faster than the other's static trees
+# DDTE: the first one's selector is faster than the other's static trees
+CLAIMED = ("specinfer", "traversal")
 BOTTOM_UP = ("traversal", "lifted_uniform")  # DDTE has no policy of theirs
 HERE = "this machine"
 AT_ROOT, DELAYED, PRINTED, ORACLE = "root tree", "delayed tree", "policy (eq. 12)", "oracle"
 RIVAL = "traversal", AT_ROOT  # that speeds are over
-STATIC = {  # which trees are tried as static ones; the last of each is drafted where a selector does not decide
+# which trees are tried as static ones; the last of each is drafted where a selector does not decide
+STATIC = {
     TREES: {
-        AT_ROOT: torch.tensor([tree.L1 == 0 if tree.K > 1 else tree.L2 == 0 for tree in OF[TREES].trees]),
+        AT_ROOT: torch.tensor(
+            [tree.L1 == 0 if tree.K > 1 else tree.L2 == 0 for tree in OF[TREES].trees]
+        ),
         f"{DELAYED} of 8": torch.tensor([tree.L1 + tree.L2 <= 8 for tree in OF[TREES].trees]),
         DELAYED: torch.ones(len(OF[TREES].trees), dtype=torch.bool),
     },
     GREEDY: {f"{DELAYED} or {GREEDY}": torch.ones(len(OF[GREEDY].trees), dtype=torch.bool)},
 }
 KEPT = ", or the rule"  # what `train` would keep of a network that may copy
-BY_STEPS = ", by tokens per step"  # static trees that are chosen by tokens per step instead of speed
+# static trees that are chosen by tokens per step instead of speed
+BY_STEPS = ", by tokens per step"
 
 
 class Network(NamedTuple):
@@ -68,9 +85,11 @@ class Network(NamedTuple):
 
 
 def asked(verifiers: Sequence[str], features: str) -> list[Network]:
-    """Each verifier's over trees; with hidden states, if the traces have them, those of DDTE's claim; and over further
-    actions the bottom-up ones'."""
-    found = [(name, TREES) for name in verifiers] + [(name, HIDDEN) for name in CLAIMED if features == FULL]
+    """Each verifier's over trees; with hidden states, if the traces have them, those of DDTE's
+    claim; and over further actions the bottom-up ones'."""
+    found = [(name, TREES) for name in verifiers] + [
+        (name, HIDDEN) for name in CLAIMED if features == FULL
+    ]
     found += [*product(BOTTOM_UP, SPACES[1:])]
     return [Network(*own) for own in found if own[0] in verifiers]
 
@@ -78,7 +97,10 @@ def asked(verifiers: Sequence[str], features: str) -> list[Network]:
 def of_verifier(splits: Mapping[str, Texts], verifier: str, actions: str) -> dict[str, Texts]:
     """The texts with one verifier's labels of some actions."""
     own = {split: {verifier: texts.survivals[verifier]} for split, texts in splits.items()}
-    return {split: replace(texts, survivals=own[split], space=OF[actions]) for split, texts in splits.items()}
+    return {
+        split: replace(texts, survivals=own[split], space=OF[actions])
+        for split, texts in splits.items()
+    }
 
 
 def replays(
@@ -89,7 +111,8 @@ def replays(
     modules: Mapping[Network, SelectorModule],
     policies: Mapping[str, SelectorModule],  # of equation 12, by clock
 ) -> dict[tuple[str, str], Tensor]:
-    """Tokens, seconds and steps of each held-out text, float64 [3, X], by clock and method; all of one verifier."""
+    """Tokens, seconds and steps of each held-out text, float64 [3, X], by clock and method; all of
+    one verifier."""
 
     @cache
     def timed(split: str, actions: str, kind: str = "") -> Timed:
@@ -99,7 +122,9 @@ def replays(
 
     kind_X = timed("test", TREES).texts.kind_X
     at = {kind: torch.tensor([each == kind for each in kind_X]) for kind in dict.fromkeys(kind_X)}
-    found: dict[tuple[str, str], Tensor] = defaultdict(lambda: torch.zeros(3, len(kind_X), dtype=torch.float64))
+    found: dict[tuple[str, str], Tensor] = defaultdict(
+        lambda: torch.zeros(3, len(kind_X), dtype=torch.float64)
+    )
     families = [(TREES, COPIES, ""), (GREEDY, BOTH, f", {GREEDY}")][: 1 + (verifier in BOTTOM_UP)]
     for (clock, profile), (drafted, copied, more) in product(clocks.items(), families):
         trees, tables = dict[str, Action](), list[StaticTable]()
@@ -114,10 +139,19 @@ def replays(
                     most = int(chosen_on.efficiencies().where(allowed_A, 0.0).argmax())
                     found[clock, tree + BY_STEPS][:, own_X] = static[..., most]
             trees[kind] = OF[drafted].trees[best]
-            oracle = fastest_possible(test.survivals_RS, test.seconds(), test.texts.size_X, test.space)
+            oracle = fastest_possible(
+                test.survivals_RS, test.seconds(), test.texts.size_X, test.space
+            )
             found[clock, ORACLE + more][:, own_X] = _totals(oracle)
-        base = best_static(timed("train", drafted).on(profile), StaticTable(*map(torch.cat, zip(*tables, strict=True))))
-        mine = {own.actions: module for own, module in modules.items() if bool(OF[own.actions].styles) == bool(more)}
+        base = best_static(
+            timed("train", drafted).on(profile),
+            StaticTable(*map(torch.cat, zip(*tables, strict=True))),
+        )
+        mine = {
+            own.actions: module
+            for own, module in modules.items()
+            if bool(OF[own.actions].styles) == bool(more)
+        }
         deciding = [(f"selector, {actions}", actions, module) for actions, module in mine.items()]
         deciding += [(PRINTED, TREES, policies[clock])] if clock in policies else []
         rule = tune_lookup_rule(timed("train", copied).on(profile), base)
@@ -130,9 +164,14 @@ def replays(
             (judged,) = judge(module, [timed("validation", actions).on(profile)], [base])
             decides = judged.pays or method == PRINTED  # as in the paper, where it always does
             for kind, own_X in at.items():
-                test, mode = timed("test", actions, kind).on(profile), replace(judged.mode, action=trees[kind])
+                test, mode = (
+                    timed("test", actions, kind).on(profile),
+                    replace(judged.mode, action=trees[kind]),
+                )
                 mode = mode if decides else mode.static_only()
-                own = replay_mode(test, module.predictions(test.texts, mode), mode, policy=not module.is_regressor)
+                own = replay_mode(
+                    test, module.predictions(test.texts, mode), mode, policy=not module.is_regressor
+                )
                 found[clock, method][:, own_X] = _totals(own)
             if OF[actions].lookups:
                 kept = {NETWORK: method, RULE: COPYING + more}  # else the static tree

@@ -1,9 +1,10 @@
 """Stage `compare`: the papers' tables on the run's traces (`make papers`).
 
-DDTE (arXiv 2602.16994) compares verifiers with static trees from the root (Tables 2 and 3), with delayed trees and with
-a selector (Tables 4 to 7). Here each of them decodes the same held-out texts by exact replay, under every sampling
-setting, on this machine's step times, on those of `evaluate.clocks`, and by the paper's own model of time (equation
-11). Means are over *cells*, a kind of prompts under a setting, and errors, one standard error, over sources.
+DDTE (arXiv 2602.16994) compares verifiers with static trees from the root (Tables 2 and 3), with
+delayed trees and with a selector (Tables 4 to 7). Here each of them decodes the same held-out texts
+by exact replay, under every sampling setting, on this machine's step times, on those of
+`evaluate.clocks`, and by the paper's own model of time (equation 11). Means are over *cells*, a
+kind of prompts under a setting, and errors, one standard error, over sources.
 
 A stopped stage goes on where it was: networks and replays are kept in the folder `comparing`.
 
@@ -25,7 +26,18 @@ import torch
 from matplotlib.figure import Figure as Picture
 from torch import Tensor
 
-from pipelines.compare.cells import BOTH, BY_STEPS, HERE, OF, RIVAL, TREES, Network, asked, of_verifier, replays
+from pipelines.compare.cells import (
+    BOTH,
+    BY_STEPS,
+    HERE,
+    OF,
+    RIVAL,
+    TREES,
+    Network,
+    asked,
+    of_verifier,
+    replays,
+)
 from pipelines.compare.roots import drafted
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, settings_of
@@ -56,13 +68,19 @@ IDEAL = "eq. 11, draft pass 1/10"
 
 def plan(config: Config) -> list[str]:
     replayed = f"{len(config.verifiers)} verifiers x {len(config.sampling)} sampling settings"
-    return [f"{replayed} x {2 + len(config.evaluate.clocks)} clocks: static trees, selectors, oracles, with networks"]
+    return [
+        f"{replayed} x {2 + len(config.evaluate.clocks)} clocks: static trees, selectors, "
+        "oracles, with networks"
+    ]
 
 
 def stage_of(config: Config) -> Stage:
     """The stage with what it depends on; InputError without a latency profile or traces."""
     profile = load_profile(config)
-    own = {**inputs(config, profile), "clocks": {path.stem: sha256(path) for path in clocks(config, profile)}}
+    own = {
+        **inputs(config, profile),
+        "clocks": {path.stem: sha256(path) for path in clocks(config, profile)},
+    }
     outputs = config.folder / "papers.parquet", config.folder / "figure1.png"
     return Stage("compare", config, {**own, "verifiers": list(config.verifiers)}, outputs)
 
@@ -79,10 +97,17 @@ def run(config: Config) -> None:
             stage.replace()
             every = all_clocks(config, profile)
             networks = asked(config.verifiers, config.data.features)
-            modules = {own: network(config, own, splits, kept) for own in watched(networks, "training regressors")}
-            of_paper = [*product((name for name in config.verifiers if (name, BOTH) not in networks), every)]
+            modules = {
+                own: network(config, own, splits, kept)
+                for own in watched(networks, "training regressors")
+            }
+            of_paper = [
+                *product((name for name in config.verifiers if (name, BOTH) not in networks), every)
+            ]
             policies = {
-                each: policy_of_ddte(config, modules[Network(each[0], TREES)], *each, every[each[1]], splits, kept)
+                each: policy_of_ddte(
+                    config, modules[Network(each[0], TREES)], *each, every[each[1]], splits, kept
+                )
                 for each in watched(of_paper, "training policies")
             }
             work = dict[tuple[str, str], Callable[[], Any]]()
@@ -91,10 +116,16 @@ def run(config: Config) -> None:
                 clocked = {clock: own for (other, clock), own in policies.items() if other == name}
                 replay = partial(replays, name, sampling, splits, every, mine, clocked)
                 work[name, str(sampling)] = partial(kept.get, f"replay {name} {sampling}", replay)
-            for _ in zip(watched(work, "replays"), made(lambda get: bool(get()), work, config.processes), strict=True):
+            for _ in zip(
+                watched(work, "replays"),
+                made(lambda get: bool(get()), work, config.processes),
+                strict=True,
+            ):
                 pass  # it is kept; each tensor that a process sent would take an open file
             parts = {place: get() for place, get in work.items()}
-            drafts = kept.get("drafts", lambda: [*map(tuple, drafted(config, pair, config.verifiers[0]))])
+            drafts = kept.get(
+                "drafts", lambda: [*map(tuple, drafted(config, pair, config.verifiers[0]))]
+            )
             figures = [*by_depth(config, splits["test"]), *map(Figure._make, drafts)]
             figures += speeds(config, splits["test"], parts)
             Table(figures).write(found)
@@ -126,7 +157,9 @@ class Kept:
         found: T = torch.load(path)
         return found
 
-    def module(self, name: str, module: SelectorModule, train: Callable[[Path, str], SelectorModule]) -> SelectorModule:
+    def module(
+        self, name: str, module: SelectorModule, train: Callable[[Path, str], SelectorModule]
+    ) -> SelectorModule:
         """An untrained module as `train` returns it, which is given a folder and an MLflow run."""
 
         def make() -> dict[str, Tensor]:
@@ -138,24 +171,38 @@ class Kept:
 
 
 def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProfile]:
-    """Latency profiles by name: this machine's, those of `evaluate.clocks`, and DDTE's equation 11, by which a pass
-    takes as long for many tokens as for one, and nothing else takes any time."""
+    """Latency profiles by name: this machine's, those of `evaluate.clocks`, and DDTE's equation 11,
+    by which a pass takes as long for many tokens as for one, and nothing else takes any time."""
     free: dict[str, Any] = {"drafting": 0.0, "nucleus": 0.0, "lag": latency.NO_LAG}
     free |= {"draft": latency.Table([1], [1], [[0.1]]), "target": latency.Table([1], [1], [[1.0]])}
-    free |= {"verify": dict.fromkeys(config.verifiers, Verification()), "decide": dict.fromkeys(profile.decide, 0.0)}
+    free |= {
+        "verify": dict.fromkeys(config.verifiers, Verification()),
+        "decide": dict.fromkeys(profile.decide, 0.0),
+    }
     ideal = replace(profile, **free)
-    return {HERE: profile, **{path.stem: own for path, own in clocks(config, profile).items()}, IDEAL: ideal}
+    return {
+        HERE: profile,
+        **{path.stem: own for path, own in clocks(config, profile).items()},
+        IDEAL: ideal,
+    }
 
 
-def network(config: Config, own: Network, splits: Mapping[str, Texts], kept: Kept) -> SelectorModule:
-    module = module_of(config, "regressor", *seen(own.level, splits["train"]), space=OF[own.actions].to_json())
+def network(
+    config: Config, own: Network, splits: Mapping[str, Texts], kept: Kept
+) -> SelectorModule:
+    module = module_of(
+        config, "regressor", *seen(own.level, splits["train"]), space=OF[own.actions].to_json()
+    )
     train = partial(fitted, config, module, of_verifier(splits, *own), own.verifier, [])
     return kept.module(", ".join(own), module, train)
 
 
 @torch.no_grad()
-def with_expected(splits: Mapping[str, Texts], module: SelectorModule, verifier: str) -> dict[str, Texts]:
-    """The texts with a regressor's survivals for labels, which are of one text: the logarithm punishes their noise."""
+def with_expected(
+    splits: Mapping[str, Texts], module: SelectorModule, verifier: str
+) -> dict[str, Texts]:
+    """The texts with a regressor's survivals for labels, which are of one text: the logarithm
+    punishes their noise."""
     found = of_verifier(splits, verifier, TREES)
     for split in OWN:
         expected = torch.cat([own.exp().half() for own in module.outputs(found[split])])
@@ -164,32 +211,52 @@ def with_expected(splits: Mapping[str, Texts], module: SelectorModule, verifier:
 
 
 def policy_of_ddte(
-    config: Config, regressor: SelectorModule, name: str, clock: str, profile: LatencyProfile, splits: Any, kept: Kept
+    config: Config,
+    regressor: SelectorModule,
+    name: str,
+    clock: str,
+    profile: LatencyProfile,
+    splits: Any,
+    kept: Kept,
 ) -> SelectorModule:
-    """Equation 12, trained for one clock and a verifier's labels, with the hidden states that the traces have."""
+    """Equation 12, trained for one clock and a verifier's labels, with the hidden states that the
+    traces have."""
     own = config.model_copy(update={"train": config.train.model_copy(update={"verifier": name})})
-    module = module_of(own, "policy", *seen(config.data.features, splits["train"]), space=OF[TREES].to_json())
+    module = module_of(
+        own, "policy", *seen(config.data.features, splits["train"]), space=OF[TREES].to_json()
+    )
 
     def train(*place: Any) -> SelectorModule:
         expected, settings = with_expected(splits, regressor, name), settings_of(config)
-        timed = {split: [Timed(expected[split].setting_of(each), name, profile) for each in settings] for split in OWN}
+        timed = {
+            split: [Timed(expected[split].setting_of(each), name, profile) for each in settings]
+            for split in OWN
+        }
         return trained(own, module, expected, timed["validation"], statics(timed["train"]), *place)
 
     return kept.module(f"{name}, policy, {clock}", module, train)
 
 
-def speeds(config: Config, texts: Texts, parts: Mapping[tuple[str, str], Totals]) -> Iterator[Figure]:
-    """Tokens per step and per second of every verifier with every method, on each clock; and its speed over Traversal's
-    static trees at the root, over its own, and of selectors over that of i.i.d. trees alone: means over cells, the
-    least cell, and over Traversal each cell."""
+def speeds(
+    config: Config, texts: Texts, parts: Mapping[tuple[str, str], Totals]
+) -> Iterator[Figure]:
+    """Tokens per step and per second of every verifier with every method, on each clock; and its
+    speed over Traversal's static trees at the root, over its own, and of selectors over that of
+    i.i.d. trees alone: means over cells, the least cell, and over Traversal each cell."""
     settings = settings_of(config)
     each = [texts.setting_of(sampling) for sampling in settings]
-    cells = [(str(sampling), kind) for sampling, own in zip(settings, each, strict=True) for kind in own.kind_X]
+    cells = [
+        (str(sampling), kind)
+        for sampling, own in zip(settings, each, strict=True)
+        for kind in own.kind_X
+    ]
     names, sources = list(dict.fromkeys(cells)), [source for own in each for source in own.source_X]
     cell_X = torch.tensor([names.index(cell) for cell in cells])
     source_X = torch.tensor([sorted(set(sources)).index(source) for source in sources])
     sums = {
-        (clock, name, method): torch.cat([parts[name, str(sampling)][clock, method] for sampling in settings], dim=1).T
+        (clock, name, method): torch.cat(
+            [parts[name, str(sampling)][clock, method] for sampling in settings], dim=1
+        ).T
         for name in config.verifiers
         for clock, method in parts[name, str(settings[0])]
     }
@@ -197,7 +264,9 @@ def speeds(config: Config, texts: Texts, parts: Mapping[tuple[str, str], Totals]
     for (clock, name, method), own_X3 in sums.items():
         label = f"{name}: {method}"
         if clock == HERE:
-            yield replayed_figure(ALL, label, "replayed tokens per step", over_cells(own_X3[:, ::2], cell_X, source_X))
+            yield replayed_figure(
+                ALL, label, "replayed tokens per step", over_cells(own_X3[:, ::2], cell_X, source_X)
+            )
         if method.endswith(BY_STEPS):
             continue
         speed = over_cells(own_X3[:, :2], cell_X, source_X)
@@ -218,58 +287,94 @@ def speeds(config: Config, texts: Texts, parts: Mapping[tuple[str, str], Totals]
 
 
 def over_cells(columns_XN: Tensor, cell_X: Tensor, source_X: Tensor) -> Ratio:
-    """Mean over cells of `sum(column 0) / sum(column 1)`, with four columns over `sum(column 2) / sum(column 3)`, and
-    its standard error by the jackknife over sources. A cell whose only source is left out does not count."""
-    spread_XCN = torch.zeros(len(columns_XN), int(cell_X.max()) + 1, columns_XN.shape[1], dtype=torch.float64)
+    """Mean over cells of `sum(column 0) / sum(column 1)`, with four columns over
+    `sum(column 2) / sum(column 3)`, and its standard error by the jackknife over sources. A cell
+    whose only source is left out does not count."""
+    spread_XCN = torch.zeros(
+        len(columns_XN), int(cell_X.max()) + 1, columns_XN.shape[1], dtype=torch.float64
+    )
     spread_XCN[torch.arange(len(columns_XN)), cell_X] = columns_XN.double()
 
     def mean(sums_C: Tensor) -> Tensor:
         sums_CN = sums_C.unflatten(-1, spread_XCN.shape[1:])
-        ratio_C = speed_ratio(sums_CN) if sums_CN.shape[-1] == 4 else sums_CN[..., 0] / sums_CN[..., 1]
+        ratio_C = (
+            speed_ratio(sums_CN) if sums_CN.shape[-1] == 4 else sums_CN[..., 0] / sums_CN[..., 1]
+        )
         return ratio_C.nanmean(-1)
 
     return jackknifed(spread_XCN.flatten(1), source_X, mean)
 
 
 def by_depth(config: Config, texts: Texts) -> Iterator[Figure]:
-    """DDTE, Figure 1: the acceptance at each depth of K branches from the root, given that the depth above was
-    accepted; over all roots of the held-out texts, by setting and verifier."""
+    """DDTE, Figure 1: the acceptance at each depth of K branches from the root, given that the
+    depth above was accepted; over all roots of the held-out texts, by setting and verifier."""
     space = OF[TREES]
     for sampling, name in product(settings_of(config), config.verifiers):
         own = of_verifier({"": texts}, name, TREES)[""].setting_of(sampling)
         labels_RS = own.labels(name, slice(None), space)
         sums_XS = torch.zeros(len(own), labels_RS.shape[1] + 1, dtype=torch.float64)
-        sums_XS.index_add_(0, own.text_R, torch.nn.functional.pad(labels_RS.double(), (0, 1), value=1.0))
+        sums_XS.index_add_(
+            0, own.text_R, torch.nn.functional.pad(labels_RS.double(), (0, 1), value=1.0)
+        )
         for K in range(1, space.max_K + 1):
             action = Action(K, 0, space.max_L2) if K > 1 else space.chain(space.max_L2)
             reached = [-1, *space.survival_of_AD[space.index(action)][: space.max_L2].tolist()]
             for depth in range(1, len(reached)):
                 columns_X2 = sums_XS[:, [reached[depth], reached[depth - 1]]]
-                ratio = jackknifed(columns_X2, own.source_number_X, lambda sums: sums[..., 0] / sums[..., 1])
-                yield replayed_figure(str(sampling), name, f"replayed acceptance at depth {depth}, K={K}", ratio)
+                ratio = jackknifed(
+                    columns_X2, own.source_number_X, lambda sums: sums[..., 0] / sums[..., 1]
+                )
+                yield replayed_figure(
+                    str(sampling), name, f"replayed acceptance at depth {depth}, K={K}", ratio
+                )
 
 
 def draw(found: Table, config: Config, path: Path) -> None:
-    """Figure 1 of DDTE as a picture: acceptance by depth, a panel for each verifier, and the distance of draft and
-    target; means over settings."""
+    """Figure 1 of DDTE as a picture: acceptance by depth, a panel for each verifier, and the
+    distance of draft and target; means over settings."""
     picture = Picture(figsize=(14, 8), layout="constrained")
     panels = picture.subplots(2, -(-(len(config.verifiers) + 1) // 2), squeeze=False).flat
     figures = pandas.DataFrame(found.figures)
-    told = figures["measure"].str.extract(r"(?P<what>.*) at depth (?P<depth>\d+)(?:, )?(?P<K>.*)").dropna()
-    for ((what, method), rows), panel in zip(told.join(figures).groupby(["what", "method"]), panels, strict=False):
+    told = (
+        figures["measure"]
+        .str.extract(r"(?P<what>.*) at depth (?P<depth>\d+)(?:, )?(?P<K>.*)")
+        .dropna()
+    )
+    for ((what, method), rows), panel in zip(
+        told.join(figures).groupby(["what", "method"]), panels, strict=False
+    ):
         values = rows.astype({"depth": int}).pivot_table("value", "depth", "K")  # a mean
-        values.plot(ax=panel, title=method, ylabel=what, ylim=(0, 2 if what.startswith("L1") else 1))
+        values.plot(
+            ax=panel, title=method, ylabel=what, ylim=(0, 2 if what.startswith("L1") else 1)
+        )
     with atomically(path) as partial_path:
         picture.savefig(partial_path, format="png")
 
 
 def show(found: Table) -> None:
-    """Print tokens per step, and speeds over the rival's on each clock; the other figures are in the file."""
-    for measure in dict.fromkeys(each.measure for each in found.figures if each.setting == each.kind == ALL):
-        if "least cell" in measure or "its own" in measure or "per second" in measure or "its selector" in measure:
+    """Print tokens per step, and speeds over the rival's on each clock; the other figures are in
+    the file."""
+    for measure in dict.fromkeys(
+        each.measure for each in found.figures if each.setting == each.kind == ALL
+    ):
+        if (
+            "least cell" in measure
+            or "its own" in measure
+            or "per second" in measure
+            or "its selector" in measure
+        ):
             continue
         rows = []
         for method in found.methods(ALL, measure):
-            mean, least = found.of(ALL, method, measure), found.get(ALL, method, f"{measure}, least cell")
-            rows.append({"method": method, "mean": mean.text(3), "least cell": least.text(3) if least else ""})
+            mean, least = (
+                found.of(ALL, method, measure),
+                found.get(ALL, method, f"{measure}, least cell"),
+            )
+            rows.append(
+                {
+                    "method": method,
+                    "mean": mean.text(3),
+                    "least cell": least.text(3) if least else "",
+                }
+            )
         console.print(table(rows, measure))

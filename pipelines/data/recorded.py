@@ -1,4 +1,5 @@
-"""The run's recorded texts: what they depend on, how they are read, and whether they agree with decoding.
+"""The run's recorded texts: what they depend on, how they are read, and whether they agree with
+decoding.
 
 Legend: N decoded steps, R roots, S survivals, J accepted lengths + 1.
 """
@@ -34,8 +35,9 @@ ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 
 
 
 def depends(config: Config, pair: str) -> dict[str, Any]:
-    """Everything that the rows' law depends on; `pair` is the pair's fingerprint. The device is left out: it
-    changes the rounding and so a few of the drawn tokens, but not their law. InputError where there is no log."""
+    """Everything that the rows' law depends on; `pair` is the pair's fingerprint. The device is
+    left out: it changes the rounding and so a few of the drawn tokens, but not their law.
+    InputError where there is no log."""
     if config.logs.files:
         return log.depends(config)
     return {
@@ -46,11 +48,15 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
         "verifiers": list(config.verifiers),
         "data": {
             **config.data.model_dump(mode="json"),
-            **({"stride": 1} if config.data.features == LIGHT else {}),  # only hidden states are recorded with a stride
+            # only hidden states are recorded with a stride
+            **({"stride": 1} if config.data.features == LIGHT else {}),
             "behaviour": BEHAVIOUR,
         },
         "log": config.data.log and sha256(config.data.log),
-        "prompts": {"shares": [config.prompts.validation, config.prompts.test], **prompts_depend(config, *SPLITS)},
+        "prompts": {
+            "shares": [config.prompts.validation, config.prompts.test],
+            **prompts_depend(config, *SPLITS),
+        },
     }
 
 
@@ -62,7 +68,9 @@ def load_traces(config: Config, pair: str) -> dict[str, Texts]:
     """The texts of every split; InputError unless they were made with this config and pair."""
     folder = traces_folder(config)
     verify(config, "data")
-    if changes := differences(read_manifest(folder)["depends"], {"format": FORMAT, **depends(config, pair)}):
+    if changes := differences(
+        read_manifest(folder)["depends"], {"format": FORMAT, **depends(config, pair)}
+    ):
         raise InputError(f"{folder}: made from other inputs ({changes}): run the data stage")
     if config.logs.files:
         return read_log_texts(folder, sha256(folder / "manifest.json"))
@@ -73,23 +81,32 @@ def settings_of(config: Config) -> list[Sampling]:
     return [setting.build() for setting in config.sampling]
 
 
-def timed(texts: Texts, setting: Sampling, verifier: str, profile: LatencyProfile, batch: int = 1) -> Timed:
-    """The texts of one sampling setting with a verifier's labels and a machine's times for a batch size."""
+def timed(
+    texts: Texts, setting: Sampling, verifier: str, profile: LatencyProfile, batch: int = 1
+) -> Timed:
+    """The texts of one sampling setting with a verifier's labels and a machine's times for a batch
+    size."""
     return Timed(texts.setting_of(setting), verifier, profile.at_batch(batch), batch=batch)
 
 
 def realised(config: Config) -> list[dict[str, Any]]:
-    """What decoding accepted, compared with the labels of the same steps, by verifier and style of the trees."""
+    """What decoding accepted, compared with the labels of the same steps, by verifier and style of
+    the trees."""
     folder = traces_folder(config)
     found: defaultdict[tuple[str, str], list[Tensor]] = defaultdict(list)
     for name in [name for name in read_manifest(folder)["shards"] if name.startswith("train/")]:
         table = pq.read_table(folder / name)
         space = space_of(table)
-        for row in table.filter(pc.field("step_verifier").is_valid() & (pc.field("roots") > 0)).to_pylist():
+        for row in table.filter(
+            pc.field("step_verifier").is_valid() & (pc.field("roots") > 0)
+        ).to_pylist():
             root_N, action_N, accepted_N = (
-                torch.tensor(row[name], dtype=torch.int64) for name in ("step_root", "step_action", "step_accepted")
+                torch.tensor(row[name], dtype=torch.int64)
+                for name in ("step_root", "step_action", "step_accepted")
             )
-            survivals_RS = torch.tensor(row[survival_column(row["step_verifier"])]).view(-1, len(space.sums_SA))
+            survivals_RS = torch.tensor(row[survival_column(row["step_verifier"])]).view(
+                -1, len(space.sums_SA)
+            )
             steps_N3 = against_labels(survivals_RS[root_N], action_N, accepted_N + 1, space)
             for action, step_3 in zip(action_N.tolist(), steps_N3, strict=True):
                 found[row["step_verifier"], space.trees[action].style].append(step_3)
@@ -99,17 +116,25 @@ def realised(config: Config) -> list[dict[str, Any]]:
             steps_N3 = torch.stack(steps)
             tokens, expected, _ = steps_N3.mean(0).tolist()
             figures = {"expected": expected, "realised": tokens, "z": z_of(steps_N3)}
-            rows.append({"verifier": verifier, "branches": style, "steps": len(steps_N3), **figures})
+            rows.append(
+                {"verifier": verifier, "branches": style, "steps": len(steps_N3), **figures}
+            )
     return rows
 
 
-def against_labels(survivals_NS: Tensor, action_N: Tensor, tokens_N: Tensor, space: ActionSpace) -> Tensor:
-    """The tokens of decoded steps, and their mean and variance by the labels of their roots, float64 [N, 3]."""
+def against_labels(
+    survivals_NS: Tensor, action_N: Tensor, tokens_N: Tensor, space: ActionSpace
+) -> Tensor:
+    """The tokens of decoded steps, and their mean and variance by the labels of their roots,
+    float64 [N, 3]."""
     law_NJ = outcomes(survivals_NS, action_N, space)
     n_J = torch.arange(1, law_NJ.shape[-1] + 1, dtype=torch.float64)
     mean_N = law_NJ @ n_J
-    most_N = torch.tensor([space.trees[action].L1 + space.trees[action].L2 + 1 for action in action_N.tolist()])
-    impossible_N = mean_N - mean_N.clamp(min=torch.ones_like(mean_N), max=most_N.double())  # few siblings' noise
+    most_N = torch.tensor(
+        [space.trees[action].L1 + space.trees[action].L2 + 1 for action in action_N.tolist()]
+    )
+    # few siblings' noise
+    impossible_N = mean_N - mean_N.clamp(min=torch.ones_like(mean_N), max=most_N.double())
     variance_N = (law_NJ @ n_J**2 - mean_N**2).clamp(min=0) + impossible_N**2 + ROUNDING
     return torch.stack([tokens_N.double(), mean_N, variance_N], dim=-1)
 
@@ -117,10 +142,10 @@ def against_labels(survivals_NS: Tensor, action_N: Tensor, tokens_N: Tensor, spa
 def z_of(steps_N3: Tensor) -> float:
     """Tokens of steps minus their means by the labels, over the standard deviation of this sum.
 
-    Whatever came before, a step's tokens have the law that the labels of its root give, so the sum is a martingale and
-    its variance is the sum of the variances: with dozens of steps `z` is nearly normal, and |z| > 3 happens by chance
-    once in 370 cases. The labels' own variance for branching trees is left out, except where a mean is beyond what
-    its tree can yield.
+    Whatever came before, a step's tokens have the law that the labels of its root give, so the sum
+    is a martingale and its variance is the sum of the variances: with dozens of steps `z` is nearly
+    normal, and |z| > 3 happens by chance once in 370 cases. The labels' own variance for branching
+    trees is left out, except where a mean is beyond what its tree can yield.
     """
     tokens, mean, variance = steps_N3.sum(0).tolist()
     return (tokens - mean) / variance**0.5

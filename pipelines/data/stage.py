@@ -1,4 +1,5 @@
-"""Stage `data`: writes texts, numbers of both models' rows and labels to Parquet shards; it may be interrupted."""
+"""Stage `data`: writes texts, numbers of both models' rows and labels to Parquet shards; it may be
+interrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from typing import Any
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.labelled import BEYOND, GivenText, Plausibility, Work, apart, make_shard, read_log
+from data_gen.texts.labelled import (
+    BEYOND,
+    GivenText,
+    Plausibility,
+    Work,
+    apart,
+    make_shard,
+    read_log,
+)
 from data_gen.texts.prompts import split_of
 from data_gen.traces import TraceStore, text_bytes
 from pipelines.config import Config
@@ -39,20 +48,25 @@ def plan(config: Config) -> list[str]:
     hidden = sum(pairs.hidden_widths(config)) * data.tokens if data.features == FULL else 0
     tokens = config.prompts.tokens + data.tokens + BEYOND
     each = {
-        split: text_bytes(tokens, data.tokens, len(config.verifiers), hidden // stride, ActionSpace.recorded())
+        split: text_bytes(
+            tokens, data.tokens, len(config.verifiers), hidden // stride, ActionSpace.recorded()
+        )
         for split, stride in {**dict.fromkeys(counts, 1), "train": data.stride}.items()
     }
     total = settings * sum(count * each[split] for split, count in counts.items())
     texts = ", ".join(f"{count} for {split}" for split, count in counts.items())
     return [
-        f"{settings} sampling settings x {sum(counts.values())} texts ({texts}) of {data.tokens} labelled tokens; "
-        f"up to {max(each.values()) / 1e3:.0f} kB a text, {total / 1e6:.0f} MB in all before compression"
+        f"{settings} sampling settings x {sum(counts.values())} texts ({texts}) of {data.tokens} "
+        "labelled tokens; "
+        f"up to {max(each.values()) / 1e3:.0f} kB a text, {total / 1e6:.0f} MB in all before "
+        "compression"
         f"{f'; no more once {data.seconds} s are over' if data.seconds else ''}"
     ]
 
 
 def stage_of(config: Config, pair: str | None = None) -> Stage:
-    """The stage with what it depends on; `pair` is the pair's fingerprint, None for the recorded one."""
+    """The stage with what it depends on; `pair` is the pair's fingerprint, None for the recorded
+    one."""
     folder = traces_folder(config)
     inputs = depends(config, pair or pairs.known_fingerprint(config))
     return Stage("data", config, inputs, (folder,), hashed=(folder / "manifest.json",))
@@ -92,7 +106,9 @@ def run(config: Config) -> None:
         checks = realised(config)
         texts, size = store.total("rows"), store.total("bytes")
         mlflow.log_metrics({"texts": texts, "bytes": size})
-        mlflow.log_metrics({f"z of decoded steps/{row['verifier']} {row['branches']}": row["z"] for row in checks})
+        mlflow.log_metrics(
+            {f"z of decoded steps/{row['verifier']} {row['branches']}": row["z"] for row in checks}
+        )
         mlflow.log_dict(store.manifest, "manifest.json")
         log_traces(mlflow, folder, SPLITS)
         found = f"{texts} texts, {size / 1e6:.1f} MB in {folder}"
@@ -103,17 +119,22 @@ def run(config: Config) -> None:
     for row in checks:
         warning = "; warning: beyond 4 the two disagree" if abs(row["z"]) > 4 else ""
         stage.say(
-            f"{row['verifier']}, {row['branches']}: {row['steps']} decoding steps, block efficiency "
-            f"{row['expected']:.3f} by the labels, {row['realised']:.3f} realised, z = {row['z']:+.2f}{warning}"
+            f"{row['verifier']}, {row['branches']}: {row['steps']} decoding steps, block "
+            "efficiency "
+            f"{row['expected']:.3f} by the labels, {row['realised']:.3f} realised, z = "
+            f"{row['z']:+.2f}{warning}"
         )
     stage.finish()
 
 
 def _judge(config: Config, seen: Plausibility, shard: Plausibility) -> None:
-    """Add a shard's plausibility; InputError where the target cannot have written the log so far."""
+    """Add a shard's plausibility; InputError where the target cannot have written the log so
+    far."""
     seen.join(shard)
     if config.data.log is not None and seen.is_foreign:
-        raise InputError(f"{config.data.log}: not the target's own texts under their sampling settings: {seen}")
+        raise InputError(
+            f"{config.data.log}: not the target's own texts under their sampling settings: {seen}"
+        )
 
 
 def split_counts(config: Config) -> dict[str, int]:
@@ -123,16 +144,20 @@ def split_counts(config: Config) -> dict[str, int]:
 
 
 def shards(config: Config, pair: ModelPair, log: Log | None = None) -> dict[str, Work]:
-    """Shard names (within the folder of traces) and the work of each, the first ones of all splits and sampling
-    settings first. The texts are a log's, if one is given, else the pair's."""
+    """Shard names (within the folder of traces) and the work of each, the first ones of all splits
+    and sampling settings first. The texts are a log's, if one is given, else the pair's."""
     found: list[tuple[int, str, Work]] = []
     numbers, size = Counter[str](), config.data.texts_per_shard
-    wholes = _of_log(config, pair, config.data.log) if config.data.log else _of_prompts(config, pair)
+    wholes = (
+        _of_log(config, pair, config.data.log) if config.data.log else _of_prompts(config, pair)
+    )
     for whole in log.work if log else wholes:
         for begin in range(0, len(whole.prompts or whole.given), size):
             part = slice(begin, begin + size)
             name = f"{whole.split}/part-{numbers[whole.split]:05d}.parquet"
-            found.append((begin, name, replace(whole, prompts=whole.prompts[part], given=whole.given[part])))
+            found.append(
+                (begin, name, replace(whole, prompts=whole.prompts[part], given=whole.given[part]))
+            )
             numbers[whole.split] += 1
     return {name: each for _, name, each in sorted(found, key=itemgetter(0))}
 
@@ -147,11 +172,14 @@ def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
             decoded = round(config.data.decoded * len(texts)) if split == "train" else 0
             yield Work(split, sampling, texts[:decoded], decoded=True)
             # shorter prompts are padded to longer ones
-            yield Work(split, sampling, tuple(sorted(texts[decoded:], key=lambda each: len(each[0].text))))
+            yield Work(
+                split, sampling, tuple(sorted(texts[decoded:], key=lambda each: len(each[0].text)))
+            )
 
 
 def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
-    """InputError where the run lacks a text's sampling setting, a text is too long, or a split is empty."""
+    """InputError where the run lacks a text's sampling setting, a text is too long, or a split is
+    empty."""
     settings, longest = {setting.build().law: setting.build() for setting in config.sampling}, 0
     texts: dict[tuple[str, Sampling], list[GivenText]] = {}
     given, said = apart(read_log(path, pair))
@@ -160,15 +188,21 @@ def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
     for text in given:
         sampling = settings.get(text.sampling.law)
         if sampling is None:
-            raise InputError(f"{text.place}: {text.sampling} is not among the run's sampling settings")
+            raise InputError(
+                f"{text.place}: {text.sampling} is not among the run's sampling settings"
+            )
         if (count := len(text.prompt_tokens) + len(text.completion)) > pair.max_positions:
-            raise InputError(f"{text.place}: {count} tokens; the pair has {pair.max_positions} positions")
+            raise InputError(
+                f"{text.place}: {count} tokens; the pair has {pair.max_positions} positions"
+            )
         longest = max(longest, count)
         split = split_of(text.prompt, config.prompts.validation, config.prompts.test)
         texts.setdefault((split, sampling), []).append(text)
     pairs.check_models(pair, longest)  # no trees are drafted behind these texts
     for split, (law, sampling) in product(SPLITS, settings.items()):
         if (split, sampling) not in texts:
-            raise pairs.no_prompts(config, path, [text.prompt for text in given if text.sampling.law == law], split)
+            raise pairs.no_prompts(
+                config, path, [text.prompt for text in given if text.sampling.law == law], split
+            )
     for (split, sampling), part in texts.items():
         yield Work(split, sampling, (), given=tuple(part))

@@ -33,18 +33,25 @@ OF_TEXTS = {"tokens", "context", "batch"}  # the keys that determine the texts
 
 def plan(config: Config) -> list[str]:
     own = config.distil
-    layers, said = ", ".join(map(str, own.layers)), f"{own.vocabulary:,}" if own.vocabulary else "all"
+    layers, said = (
+        ", ".join(map(str, own.layers)),
+        f"{own.vocabulary:,}" if own.vocabulary else "all",
+    )
     tokens = batches(config) * own.batch * own.context
     return [
-        f"{tokens:,} tokens sampled from {config.pair.target}, {own.batch} sequences of {own.context} at once; about "
+        f"{tokens:,} tokens sampled from {config.pair.target}, {own.batch} sequences of "
+        f"{own.context} at once; about "
         f"{tokens / 1e3:.0f} MB for each 500 of its hidden width",
-        f"a draft of the target's layers {layers} that scores {said} tokens: {_steps(config)} steps of "
+        f"a draft of the target's layers {layers} that scores {said} tokens: {_steps(config)} "
+        "steps of "
         f"{own.sequences} sequences",
     ]
 
 
 def _steps(config: Config) -> int:
-    return max(1, config.distil.passes * batches(config) * config.distil.batch // config.distil.sequences)
+    return max(
+        1, config.distil.passes * batches(config) * config.distil.batch // config.distil.sequences
+    )
 
 
 def run(config: Config) -> None:
@@ -60,9 +67,16 @@ def run(config: Config) -> None:
     prompts = by_split(config, all_prompts(config))
     made_from = {
         "target": fingerprint([target], tokenizer, eos_ids(target)),
-        "prompts": {split: [[each.id, each.text] for each in prompts[split]] for split in ("train", "validation")},
+        "prompts": {
+            split: [[each.id, each.text] for each in prompts[split]]
+            for split in ("train", "validation")
+        },
         "system": config.prompts.system,
-        "texts": {**own.model_dump(mode="json", include=OF_TEXTS), "dtype": str(dtype), "begun": [BEGUN, FEW]},
+        "texts": {
+            **own.model_dump(mode="json", include=OF_TEXTS),
+            "dtype": str(dtype),
+            "begun": [BEGUN, FEW],
+        },
         "seed": config.seed,
     }
     depends = {**made_from, "draft": own.model_dump(mode="json", exclude=OF_TEXTS)}
@@ -76,27 +90,48 @@ def run(config: Config) -> None:
         with mlflow_run(config, "distil", SECTIONS) as mlflow:
             found = _trained(stage, folder, texts, target, tokenizer, dtype, mlflow)
             mlflow.log_metrics({key: found[key] for key in ("overlap", "covered", "cost", "speed")})
-            describe(mlflow, f"overlap {found['overlap']:.3f}; a draft pass is {found['cost']:.3f} of a target pass")
+            describe(
+                mlflow,
+                f"overlap {found['overlap']:.3f}; a draft pass is {found['cost']:.3f} of a "
+                "target pass",
+            )
         stage.finish()
     about = read_json(folder / "manifest.json", "distil")
     rows = [
-        {key: f"{row[key]:.3f}" if isinstance(row[key], float) else str(row[key]) for key in COMPARED}
+        {
+            key: f"{row[key]:.3f}" if isinstance(row[key], float) else str(row[key])
+            for key in COMPARED
+        }
         for row in about["tried"]
     ]
-    console.print(table(rows, "Drafts of this run: overlap and covered at temperature 1, on held-out prompts"))
-    kinds = ", ".join(f"{kind} {value:.3f}" for kind, value in about["draft"]["overlap_by_kind"].items())
+    console.print(
+        table(rows, "Drafts of this run: overlap and covered at temperature 1, on held-out prompts")
+    )
+    kinds = ", ".join(
+        f"{kind} {value:.3f}" for kind, value in about["draft"]["overlap_by_kind"].items()
+    )
     console.print(f"Overlap of the last one by kind of prompt: {kinds}", soft_wrap=True)
-    console.print(f"To decode with the last one: pair.draft=distilled, or pair.draft={folder / 'draft'}")
+    console.print(
+        f"To decode with the last one: pair.draft=distilled, or pair.draft={folder / 'draft'}"
+    )
 
 
 def _trained(
-    stage: Stage, folder: Path, texts: Path, target: PreTrainedModel, tokenizer: Any, dtype: torch.dtype, mlflow: Any
+    stage: Stage,
+    folder: Path,
+    texts: Path,
+    target: PreTrainedModel,
+    tokenizer: Any,
+    dtype: torch.dtype,
+    mlflow: Any,
 ) -> dict[str, Any]:
     config, own = stage.config, stage.config.distil
     data, began = Sequences(sorted(texts.glob("0*.safetensors"))), time.monotonic()
     ends = [*(Template.of(tokenizer, config.prompts.system) or ((), (), ()))[1:], eos_ids(target)]
     always = sorted({token for part in ends for token in part})
-    draft = new_draft(target, own.layers, data.most_frequent(own.vocabulary, scored(target), always))
+    draft = new_draft(
+        target, own.layers, data.most_frequent(own.vocabulary, scored(target), always)
+    )
     training = folder / "training" / _digest(stage.depends)
     train(config, draft, data, _steps(config), dtype, training, mlflow.active_run().info.run_id)
     found_on_texts = measured(draft, *held_out(config, texts, tokenizer, eos_ids(target)))

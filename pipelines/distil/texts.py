@@ -1,12 +1,15 @@
-"""The texts on which a draft is trained: sequences sampled from the target, with what its next-token distributions are
-computed from; and its answers to held-out prompts. Each batch is a safetensors file.
+"""The texts on which a draft is trained: sequences sampled from the target, with what its
+next-token distributions are computed from; and its answers to held-out prompts. Each batch is a
+safetensors file.
 
-A sequence is a conversation in the target's chat template. The target samples the user's first turn, from nothing or
-from the first few tokens of a training prompt, then an answer, the user's next turn, and so on to the end (Magpie,
-arXiv 2406.08464). A target without a template writes texts one after the other. Whole prompts are not used: a draft
-that has learned their answers drafts better there than elsewhere, and a selector trained on them would draft too much.
+A sequence is a conversation in the target's chat template. The target samples the user's first
+turn, from nothing or from the first few tokens of a training prompt, then an answer, the user's
+next turn, and so on to the end (Magpie, arXiv 2406.08464). A target without a template writes texts
+one after the other. Whole prompts are not used: a draft that has learned their answers drafts
+better there than elsewhere, and a selector trained on them would draft too much.
 
-Legend: B, X sequences, T tokens of a sequence, V vocabulary, R tokens that the draft scores, D hidden width.
+Legend: B, X sequences, T tokens of a sequence, V vocabulary, R tokens that the draft scores, D
+    hidden width.
 """
 
 from __future__ import annotations
@@ -37,16 +40,20 @@ from selector.files import atomically
 from selector.schema import InputError
 
 HELD_OUT = "held_out.safetensors"
-TEMPERATURES = (1.0, 0.6, 1.0, 0.3, 0.8)  # of answers, by sequence in turn; a user's turn is sampled at 1
-BEGUN, FEW = 0.75, 4  # share of conversations that begin with tokens of a prompt, and how many tokens at most
+# of answers, by sequence in turn; a user's turn is sampled at 1
+TEMPERATURES = (1.0, 0.6, 1.0, 0.3, 0.8)
+# share of conversations that begin with tokens of a prompt, and how many tokens at most
+BEGUN, FEW = 0.75, 4
 LONGEST_TURN = 96  # tokens of a user's turn that the target samples
-MARKS = "\x02one\x02", "\x02two\x02", "\x02three\x02"  # stand for turns, to find what the template puts between them
-LINEAR = 0.05  # the largest distance of logits from a linear map, as a share of their standard deviation
+# stand for turns, to find what the template puts between them
+MARKS = "\x02one\x02", "\x02two\x02", "\x02three\x02"
+# the largest distance of logits from a linear map, as a share of their standard deviation
+LINEAR = 0.05
 
 
 class Template(NamedTuple):
-    """The tokens that a chat template puts between turns. The target itself samples the first one of `to_answer` and
-    of `to_user`: it ends a turn."""
+    """The tokens that a chat template puts between turns. The target itself samples the first one
+    of `to_answer` and of `to_user`: it ends a turn."""
 
     opening: list[int]  # before the user's first turn
     to_answer: list[int]  # after a user's turn
@@ -87,11 +94,14 @@ class Sampled(NamedTuple):
 
     @property
     def counted_BT(self) -> Tensor:
-        """The positions whose next token was sampled, and not given by a prompt or the template, bool."""
+        """The positions whose next token was sampled, and not given by a prompt or the template,
+        bool."""
         return pad(self.drawn_BT[..., 1:], (0, 1))
 
 
-def starts(template: Template | None, prompts: Sequence[list[int]], chance: random.Random) -> Iterator[Start]:
+def starts(
+    template: Template | None, prompts: Sequence[list[int]], chance: random.Random
+) -> Iterator[Start]:
     """Beginnings of sequences, without end. `prompts` are token ids without the template."""
     temperatures, opening = cycle(TEMPERATURES), template.opening if template else []
     while True:
@@ -111,52 +121,90 @@ def write(
     seed: int,
     tick: Callable[[], None] = lambda: None,
 ) -> Sampled:
-    """Sample one batch of sequences of `length` tokens. Where a target without a template ends its text, the sequence
-    continues with the next of the `further` beginnings. InputError where the target's logits are not a linear map of
-    its last hidden state, or not finite."""
+    """Sample one batch of sequences of `length` tokens. Where a target without a template ends its
+    text, the sequence continues with the next of the `further` beginnings. InputError where the
+    target's logits are not a linear map of its last hidden state, or not finite."""
     table, width = target.get_output_embeddings(), target.config.get_text_config().hidden_size
-    cache = StaticCache(target.config, max_cache_len=length)  # another kind would be copied at every token
+    # another kind would be copied at every token
+    cache = StaticCache(target.config, max_cache_len=length)
     generator = torch.Generator(device=target.device).manual_seed(seed)
     rows = [_GrowingSequence(start, template, further, eos_ids(target)) for start in begun]
     shape = len(rows), length
-    tokens_BT, drawn_BT = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape, dtype=torch.bool)
+    tokens_BT, drawn_BT = (
+        torch.zeros(shape, dtype=torch.int32),
+        torch.zeros(shape, dtype=torch.bool),
+    )
     hidden_BTD = torch.empty(*shape, width, dtype=torch.bfloat16)
     log_total_BT, given = torch.empty(shape), list[Tensor]()
     with table.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0])):
         drawn_B = torch.zeros(len(rows), dtype=torch.int64)
         for t in range(length):
             taken = [row.take(token) for row, token in zip(rows, drawn_B.tolist(), strict=True)]
-            tokens_BT[:, t], drawn_BT[:, t] = (torch.tensor(each) for each in zip(*taken, strict=True))
-            ids_B1, places_B1 = tokens_BT[:, t : t + 1].long().to(target.device), torch.full((len(rows), 1), t)
-            output = target(ids_B1, past_key_values=cache, use_cache=True, position_ids=places_B1.to(target.device))
+            tokens_BT[:, t], drawn_BT[:, t] = (
+                torch.tensor(each) for each in zip(*taken, strict=True)
+            )
+            ids_B1, places_B1 = (
+                tokens_BT[:, t : t + 1].long().to(target.device),
+                torch.full((len(rows), 1), t),
+            )
+            output = target(
+                ids_B1,
+                past_key_values=cache,
+                use_cache=True,
+                position_ids=places_B1.to(target.device),
+            )
             logits_BV, hidden_BD = output.logits[:, -1].float(), given.pop()[:, -1]
             if t == 0:
                 _check_linear(target, logits_BV, hidden_BD)
             hidden_BTD[:, t], log_total_BT[:, t] = hidden_BD.cpu(), logits_BV.logsumexp(-1).cpu()
-            temperatures_B1 = torch.tensor([[row.temperature] for row in rows], device=target.device)
+            temperatures_B1 = torch.tensor(
+                [[row.temperature] for row in rows], device=target.device
+            )
             drawn_B = _sample(logits_BV.div_(temperatures_B1), generator).cpu()
             tick()
     if not log_total_BT.isfinite().all():
-        raise InputError(f"{target.name_or_path}: the model gives numbers that are not finite (NaN or infinity)")
+        raise InputError(
+            f"{target.name_or_path}: the model gives numbers that are not finite (NaN or infinity)"
+        )
     return Sampled(tokens_BT, drawn_BT, hidden_BTD, log_total_BT)
 
 
 def _sample(logits_BV: Tensor, generator: torch.Generator) -> Tensor:
     sums_BV = logits_BV.softmax(-1).cumsum(-1)
-    places_B1 = torch.rand(len(sums_BV), 1, device=sums_BV.device, generator=generator) * sums_BV[:, -1:]
+    places_B1 = (
+        torch.rand(len(sums_BV), 1, device=sums_BV.device, generator=generator) * sums_BV[:, -1:]
+    )
     return torch.searchsorted(sums_BV, places_B1, right=True)[:, 0].clamp(max=sums_BV.shape[1] - 1)
 
 
 def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor) -> None:
     table = target.get_output_embeddings()
-    apart = (linear(hidden_BD, table.weight, getattr(table, "bias", None)).float() - logits_BV).abs().amax()
+    apart = (
+        (linear(hidden_BD, table.weight, getattr(table, "bias", None)).float() - logits_BV)
+        .abs()
+        .amax()
+    )
     if apart > LINEAR * logits_BV.std():
-        raise InputError(f"{target.name_or_path}: its logits are no linear map of the last hidden state: no draft")
+        raise InputError(
+            f"{target.name_or_path}: its logits are no linear map of the last hidden state: no "
+            "draft"
+        )
 
 
 class _GrowingSequence:
-    def __init__(self, start: Start, template: Template | None, further: Iterator[Start], ends: frozenset[int]) -> None:
-        self._template, self._further, self._given, self._said = template, further, deque(start.given), 0
+    def __init__(
+        self,
+        start: Start,
+        template: Template | None,
+        further: Iterator[Start],
+        ends: frozenset[int],
+    ) -> None:
+        self._template, self._further, self._given, self._said = (
+            template,
+            further,
+            deque(start.given),
+            0,
+        )
         self._answers, self._temperature, self._ends = start.answers, start.temperature, ends
 
     @property
@@ -164,7 +212,8 @@ class _GrowingSequence:
         return self._temperature if self._answers else 1.0
 
     def take(self, drawn: int) -> tuple[int, bool]:
-        """The next token, and whether it is the sampled one `drawn`; where a token is given, it is not."""
+        """The next token, and whether it is the sampled one `drawn`; where a token is given, it is
+        not."""
         if self._given:
             return self._given.popleft(), False
         self._said += 1
@@ -187,26 +236,37 @@ def batches(config: Config) -> int:
 
 
 def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer: Any) -> None:
-    """Sample and store the texts that are missing, and answers to the validation prompts at temperature 1."""
+    """Sample and store the texts that are missing, and answers to the validation prompts at
+    temperature 1."""
     own, template = config.distil, Template.of(tokenizer, config.prompts.system)
     prompts = [*_prompts_with_room(config, tokenizer, "train").values()]
     paths = [folder / f"{number:05}.safetensors" for number in range(batches(config))]
     missing = [path for path in paths if not path.exists()]
-    with ticking("sampling texts", len(paths) * own.context, (len(paths) - len(missing)) * own.context) as tick:
+    with ticking(
+        "sampling texts", len(paths) * own.context, (len(paths) - len(missing)) * own.context
+    ) as tick:
         for path in missing:
             seed = seed_of(config.seed, "distil", int(path.stem))
             further = starts(template, prompts, random.Random(seed))
             begun = [next(further) for _ in range(own.batch)]
             save(write(target, template, begun, further, own.context, seed, tick), path)
     if not (folder / HELD_OUT).exists():
-        begun = [_asked(template, ids) for ids in _prompts_with_room(config, tokenizer, "validation").values()]
-        further, seed = starts(template, prompts, random.Random(0)), seed_of(config.seed, "distil", "held out")
+        begun = [
+            _asked(template, ids)
+            for ids in _prompts_with_room(config, tokenizer, "validation").values()
+        ]
+        further, seed = (
+            starts(template, prompts, random.Random(0)),
+            seed_of(config.seed, "distil", "held out"),
+        )
         save(write(target, template, begun, further, own.context, seed), folder / HELD_OUT)
 
 
-def held_out(config: Config, folder: Path, tokenizer: Any, ends: frozenset[int]) -> tuple[Sequences, Tensor, list[str]]:
-    """The sequences with held-out answers; which of their tokens belong to the answer, bool [X, T], up to the first one
-    in `ends`; and the kinds of the prompts."""
+def held_out(
+    config: Config, folder: Path, tokenizer: Any, ends: frozenset[int]
+) -> tuple[Sequences, Tensor, list[str]]:
+    """The sequences with held-out answers; which of their tokens belong to the answer, bool [X, T],
+    up to the first one in `ends`; and the kinds of the prompts."""
     data, template = Sequences([folder / HELD_OUT]), Template.of(tokenizer, config.prompts.system)
     answers_XT = torch.zeros_like(data.drawn_BT)
     prompts = _prompts_with_room(config, tokenizer, "validation")
@@ -228,9 +288,13 @@ def _prompts_with_room(config: Config, tokenizer: Any, split: str) -> dict[Promp
     texts = [prompt.text for prompt in prompts]
     longest = config.distil.context - config.distil.context // 4
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    found = {prompt: ids for prompt, ids in zip(prompts, encoded, strict=True) if 0 < len(ids) <= longest}
+    found = {
+        prompt: ids for prompt, ids in zip(prompts, encoded, strict=True) if 0 < len(ids) <= longest
+    }
     if not found:
-        raise InputError(f"distil.context={config.distil.context}: no {split} prompt leaves room for an answer")
+        raise InputError(
+            f"distil.context={config.distil.context}: no {split} prompt leaves room for an answer"
+        )
     return found
 
 
@@ -244,9 +308,16 @@ class Sequences(Dataset[Sampled]):
 
     def __init__(self, paths: Sequence[Path]) -> None:
         files: list[Any] = [safe_open(path, "pt") for path in paths]
-        parts = [[file.get_tensor(name) for file in files] for name in ("tokens_BT", "drawn_BT", "log_total_BT")]
+        parts = [
+            [file.get_tensor(name) for file in files]
+            for name in ("tokens_BT", "drawn_BT", "log_total_BT")
+        ]
         self.tokens_BT, self.drawn_BT, self._log_total_BT = map(torch.cat, parts)
-        self._places = [(file, row) for file, own in zip(files, parts[0], strict=True) for row in range(len(own))]
+        self._places = [
+            (file, row)
+            for file, own in zip(files, parts[0], strict=True)
+            for row in range(len(own))
+        ]
 
     def __len__(self) -> int:
         return len(self._places)
@@ -254,11 +325,13 @@ class Sequences(Dataset[Sampled]):
     def __getitem__(self, index: int) -> Sampled:
         file, row = self._places[index]
         hidden_TD = file.get_slice("hidden_BTD")[row]
-        return Sampled(self.tokens_BT[index], self.drawn_BT[index], hidden_TD, self._log_total_BT[index])
+        return Sampled(
+            self.tokens_BT[index], self.drawn_BT[index], hidden_TD, self._log_total_BT[index]
+        )
 
     def most_frequent(self, count: int, vocabulary: int, always: Sequence[int]) -> Tensor:
-        """The `count` tokens that the target sampled most often, int64 [R], ascending; all if 0. Those in `always` are
-        among them, and ties go to the smaller ids."""
+        """The `count` tokens that the target sampled most often, int64 [R], ascending; all if 0.
+        Those in `always` are among them, and ties go to the smaller ids."""
         if not 0 < count < vocabulary:
             return torch.arange(vocabulary)
         said_V = torch.bincount(self.tokens_BT[self.drawn_BT].long(), minlength=vocabulary)

@@ -1,10 +1,12 @@
 """Training of a draft with Lightning, and how fast it is expected to decode.
 
-The loss sums two distances of the draft's next-token distributions from the target's (DistillSpec, arXiv 2310.08461).
-The target's logits of the tokens that the draft scores are recomputed from the target's stored hidden states. With the
-stored logsumexp over all tokens they give the exact probabilities.
+The loss sums two distances of the draft's next-token distributions from the target's (DistillSpec,
+arXiv 2310.08461). The target's logits of the tokens that the draft scores are recomputed from the
+target's stored hidden states. With the stored logsumexp over all tokens they give the exact
+probabilities.
 
-Legend: X sequences, T tokens of a sequence, N positions, R tokens that the draft scores, D hidden width.
+Legend: X sequences, T tokens of a sequence, N positions, R tokens that the draft scores, D hidden
+    width.
 """
 
 from __future__ import annotations
@@ -35,13 +37,15 @@ from pipelines.train.fitting import fit
 LONGEST = 32  # drafted tokens of the longest chain that `speed` looks at
 TIMED, BEHIND = 15, 200  # forward passes that are timed, and the tokens before them
 EVERY = 100  # steps between checkpoints
-WEIGHT_DECAY, WARM_UP, LAST = 0.01, 0.05, 0.02  # warm-up: a share of the steps; last: a share of the peak rate
+# warm-up: a share of the steps; last: a share of the peak rate
+WEIGHT_DECAY, WARM_UP, LAST = 0.01, 0.05, 0.02
 ELEMENTS = 1 << 21  # probabilities computed at once
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan 2024) with the settings of torch's own, but in the matrices' precision: torch's is in bfloat16 on
-    every device, and takes half a minute a step on a CPU without instructions for that."""
+    """Muon (Jordan 2024) with the settings of torch's own, but in the matrices' precision: torch's
+    is in bfloat16 on every device, and takes half a minute a step on a CPU without instructions for
+    that."""
 
     momentum, iterations, polynomial = 0.95, 5, (3.4445, -4.775, 2.0315)
 
@@ -53,7 +57,11 @@ class Muon(torch.optim.Optimizer):
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             for own in (each for each in group["params"] if each.grad is not None):
-                mean = self.state[own].setdefault("mean", torch.zeros_like(own)).lerp_(own.grad, 1 - self.momentum)
+                mean = (
+                    self.state[own]
+                    .setdefault("mean", torch.zeros_like(own))
+                    .lerp_(own.grad, 1 - self.momentum)
+                )
                 rate = group["lr"] * 0.2 * max(own.shape) ** 0.5  # updates are as large as AdamW's
                 own.mul_(1 - group["lr"] * WEIGHT_DECAY)
                 own.sub_(self._orthogonal(own.grad.lerp(mean, self.momentum)), alpha=rate)
@@ -72,21 +80,28 @@ class Muon(torch.optim.Optimizer):
 
 
 class DistilModule(pl.LightningModule):
-    """A draft whose loss is the sum of cross-entropy and total variation. Muon trains its matrices, with a linear
-    warm-up to `rate` and a cosine. Embeddings, output layer, norms and biases stay the target's."""
+    """A draft whose loss is the sum of cross-entropy and total variation. Muon trains its matrices,
+    with a linear warm-up to `rate` and a cosine. Embeddings, output layer, norms and biases stay
+    the target's."""
 
     def __init__(self, draft: Any, rate: float, steps: int) -> None:
         super().__init__()
         self.draft, self.rate, self.steps = draft, rate, steps
         self.strict_loading = False  # checkpoints leave out the target's weights
         draft.requires_grad_(False)
-        self.matrices = [own.requires_grad_() for own in stored_weights(draft).values() if own.dim() == 2]
+        self.matrices = [
+            own.requires_grad_() for own in stored_weights(draft).values() if own.dim() == 2
+        ]
 
     def forward(self, batch: Sampled) -> tuple[Tensor, Tensor, Tensor]:
         """The `distances` at the counted positions of a batch."""
-        states_BTD = self.draft.base_model(batch.tokens_BT.long(), use_cache=False).last_hidden_state
+        states_BTD = self.draft.base_model(
+            batch.tokens_BT.long(), use_cache=False
+        ).last_hidden_state
         kept = batch.counted_BT
-        return distances(self.draft, states_BTD[kept], batch.hidden_BTD[kept], batch.log_total_BT[kept])
+        return distances(
+            self.draft, states_BTD[kept], batch.hidden_BTD[kept], batch.log_total_BT[kept]
+        )
 
     def training_step(self, batch: Sampled) -> Tensor:
         loss, overlap, _ = self(batch)
@@ -95,47 +110,67 @@ class DistilModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         own = {f"draft.{name}" for name in stored_weights(self.draft)}
-        checkpoint["state_dict"] = {key: value for key, value in checkpoint["state_dict"].items() if key in own}
+        checkpoint["state_dict"] = {
+            key: value for key, value in checkpoint["state_dict"].items() if key in own
+        }
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = Muon(self.matrices, self.rate)
         warm = max(1, int(WARM_UP * self.steps))
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, self.steps - warm), LAST * self.rate)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(
+            optimizer, max(1, self.steps - warm), LAST * self.rate
+        )
         first = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / warm, 1.0, warm)
         schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [first, cosine], [warm])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def distances(draft: Any, states_ND: Tensor, hidden_ND: Tensor, log_total_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Means of the loss; of the overlap `sum min(p, q)`, the probability that a drafted token is accepted; and of the
-    target's probability of the tokens that the draft scores (`covered`), which bounds the overlap. `states_ND` are the
-    draft's last hidden states; the other two are the target's, as in `Sampled`."""
+def distances(
+    draft: Any, states_ND: Tensor, hidden_ND: Tensor, log_total_N: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Means of the loss; of the overlap `sum min(p, q)`, the probability that a drafted token is
+    accepted; and of the target's probability of the tokens that the draft scores (`covered`), which
+    bounds the overlap. `states_ND` are the draft's last hidden states; the other two are the
+    target's, as in `Sampled`."""
     device = states_ND.device.type
     if torch.is_autocast_enabled(device):
         states_ND = states_ND.to(torch.get_autocast_dtype(device))
-    loss, overlap, covered = _Loss.apply(states_ND, draft.get_output_embeddings().weight, hidden_ND, log_total_N)
+    loss, overlap, covered = _Loss.apply(
+        states_ND, draft.get_output_embeddings().weight, hidden_ND, log_total_N
+    )
     return loss, overlap, covered
 
 
 class _Loss(torch.autograd.Function):
     """The loss and its gradient, a few positions at a time: `[N, R]` would be gigabytes.
 
-    With z the draft's logits and q their softmax, cross-entropy has the gradient `sum(p) q - p`, and `- sum min(p, q)`
-    has `q (sum(b q) - b)`, where b is 1 for the tokens with q < p.
+    With z the draft's logits and q their softmax, cross-entropy has the gradient `sum(p) q - p`,
+    and `- sum min(p, q)` has `q (sum(b q) - b)`, where b is 1 for the tokens with q < p.
     """
 
     @staticmethod
-    def forward(ctx: Any, states_ND: Tensor, rows_RD: Tensor, hidden_ND: Tensor, log_total_N: Tensor) -> Any:
+    def forward(
+        ctx: Any, states_ND: Tensor, rows_RD: Tensor, hidden_ND: Tensor, log_total_N: Tensor
+    ) -> Any:
         rows_RD = rows_RD.to(states_ND.dtype)
         sums, gradient_ND = states_ND.new_zeros(3, dtype=torch.float32), torch.empty_like(states_ND)
         size = max(1, ELEMENTS // len(rows_RD))
-        parts = zip(*(each.split(size) for each in (states_ND, hidden_ND, log_total_N, gradient_ND)), strict=True)
+        parts = zip(
+            *(each.split(size) for each in (states_ND, hidden_ND, log_total_N, gradient_ND)),
+            strict=True,
+        )
         for states_nD, hidden_nD, log_total_n, gradient_nD in parts:
-            p_nR = linear(hidden_nD.to(rows_RD.dtype), rows_RD).float().sub_(log_total_n[:, None]).exp_()
+            p_nR = (
+                linear(hidden_nD.to(rows_RD.dtype), rows_RD)
+                .float()
+                .sub_(log_total_n[:, None])
+                .exp_()
+            )
             log_q_nR = linear(states_nD, rows_RD).float().log_softmax(-1)
             q_nR, covered_n1 = log_q_nR.exp(), p_nR.sum(-1, keepdim=True)
             below_nR = q_nR * (q_nR < p_nR)
-            said_n1 = below_nR.sum(-1, keepdim=True)  # the draft's probability of the tokens that it underrates
+            # the draft's probability of the tokens that it underrates
+            said_n1 = below_nR.sum(-1, keepdim=True)
             overlap = torch.minimum(p_nR, q_nR).sum()
             sums += torch.stack([-(p_nR * log_q_nR).sum(), overlap, covered_n1.sum()])
             slope_nR = q_nR.mul_(covered_n1 + said_n1).sub_(p_nR).sub_(below_nR)
@@ -151,19 +186,32 @@ class _Loss(torch.autograd.Function):
 
 
 def train(
-    config: Config, draft: PreTrainedModel, data: Sequences, steps: int, dtype: torch.dtype, folder: Path, run_id: str
+    config: Config,
+    draft: PreTrainedModel,
+    data: Sequences,
+    steps: int,
+    dtype: torch.dtype,
+    folder: Path,
+    run_id: str,
 ) -> None:
-    """Train a draft in place, from the last checkpoint in `folder` if there is one. The MLflow run gets the curves."""
+    """Train a draft in place, from the last checkpoint in `folder` if there is one. The MLflow run
+    gets the curves."""
     own, seed = config.distil, config.seed
     pl.seed_everything(seed, verbose=False)
     checkpoints = ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_train_steps=EVERY)
     last, order = folder / "last.ckpt", torch.Generator().manual_seed(seed)
-    loader: DataLoader[Sampled] = DataLoader(data, own.sequences, shuffle=True, drop_last=True, generator=order)
+    loader: DataLoader[Sampled] = DataLoader(
+        data, own.sequences, shuffle=True, drop_last=True, generator=order
+    )
     fit(
         DistilModule(draft, own.rate, steps),
         run_id,
         [checkpoints],
-        {"train_dataloaders": loader, "ckpt_path": str(last) if last.exists() else None, "weights_only": False},
+        {
+            "train_dataloaders": loader,
+            "ckpt_path": str(last) if last.exists() else None,
+            "weights_only": False,
+        },
         max_steps=steps,
         max_epochs=own.passes,
         accelerator="cpu" if draft.device.type == "cpu" else "gpu",
@@ -177,29 +225,43 @@ def train(
 def measured(
     draft: PreTrainedModel, held_out: Sequences, answers_XT: Tensor, kinds: Sequence[str]
 ) -> dict[str, float | dict[str, float]]:
-    """`overlap`, `overlap_by_kind` of the prompts, and `covered` of `distances`: means over the tokens of answers."""
+    """`overlap`, `overlap_by_kind` of the prompts, and `covered` of `distances`: means over the
+    tokens of answers."""
     module, covered, overlap = DistilModule(draft, 0.0, 1), MeanMetric(), MeanMetric()
     by_kind: defaultdict[str, MeanMetric] = defaultdict(MeanMetric)
     for number, (answer_T, kind) in enumerate(zip(answers_XT, kinds, strict=True)):
         if own := int(answer_T.sum()):
             one = held_out[number]._replace(drawn_BT=answer_T)
-            _, accepted, said = module(Sampled(*(each.unsqueeze(0).to(draft.device) for each in one)))
+            _, accepted, said = module(
+                Sampled(*(each.unsqueeze(0).to(draft.device) for each in one))
+            )
             covered.update(said.cpu(), own)
             for mean in (overlap, by_kind[kind]):
                 mean.update(accepted.cpu(), own)
     kinds_found = {kind: float(mean.compute()) for kind, mean in sorted(by_kind.items())}
-    return {"overlap": float(overlap.compute()), "overlap_by_kind": kinds_found, "covered": float(covered.compute())}
+    return {
+        "overlap": float(overlap.compute()),
+        "overlap_by_kind": kinds_found,
+        "covered": float(covered.compute()),
+    }
 
 
 def speed(overlap: float, cost: float) -> float:
-    """The largest `(1 + a + .. + a^l) / (1 + l c)` over chain lengths l: a overlap, c cost (arXiv 2211.17192)."""
-    return max(sum(overlap**n for n in range(length + 1)) / (1 + length * cost) for length in range(LONGEST + 1))
+    """The largest `(1 + a + .. + a^l) / (1 + l c)` over chain lengths l: a overlap, c cost (arXiv
+    2211.17192)."""
+    return max(
+        sum(overlap**n for n in range(length + 1)) / (1 + length * cost)
+        for length in range(LONGEST + 1)
+    )
 
 
 @torch.inference_mode()
 def cost(draft: PreTrainedModel, target: PreTrainedModel) -> float:
-    """The time of a draft's forward pass of one token over that of a target's: medians of alternating passes."""
-    text = torch.randint(scored(target), (BEHIND,), generator=torch.Generator().manual_seed(0)).tolist()
+    """The time of a draft's forward pass of one token over that of a target's: medians of
+    alternating passes."""
+    text = torch.randint(
+        scored(target), (BEHIND,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
     models = [CachedModel(model) for model in (draft, target)]
     for model in models:
         model.fill(text)

@@ -1,4 +1,5 @@
-"""What a selector gains on held-out texts of a log over fixed lengths and rules, from exact replay with the same times.
+"""What a selector gains on held-out texts of a log over fixed lengths and rules, from exact replay
+with the same times.
 
 Legend: R roots, X texts, A actions.
 """
@@ -31,8 +32,9 @@ Replays = dict[str, Replayed]  # by method
 
 
 class BatchModes(NamedTuple):
-    """What is compared for one batch size: the best fixed length, the lookup rule, and by level what is exported and
-    the price of time, in tokens per second, where one length serves all requests of a step."""
+    """What is compared for one batch size: the best fixed length, the lookup rule, and by level
+    what is exported and the price of time, in tokens per second, where one length serves all
+    requests of a step."""
 
     fixed: Mode
     rule: Mode
@@ -45,7 +47,9 @@ class BatchModes(NamedTuple):
         found: dict[int, BatchModes] = {}
         for row, mode in ((row, Mode.of(row)) for row in rows):
             fixed = replace(mode.static_only(), action=Action.of(row["static"]), level="")
-            rule = replace(fixed, action=Action.of(row["drafted"]), rule=LookupRule(*row["lookup_rule"]))
+            rule = replace(
+                fixed, action=Action.of(row["drafted"]), rule=LookupRule(*row["lookup_rule"])
+            )
             own = found.setdefault(mode.batch, cls(fixed, rule, {}, {}))
             own.selector[mode.level], own.common[mode.level] = mode, row["common"]
         return found
@@ -53,7 +57,9 @@ class BatchModes(NamedTuple):
 
 def place_of(mode: Mode, mixed: bool = False) -> str:
     """The setting of the figures of a mode's batch size."""
-    return f"{mode.sampling}, {f'{mode.batch} different requests' if mixed else f'batch {mode.batch}'}"
+    return (
+        f"{mode.sampling}, {f'{mode.batch} different requests' if mixed else f'batch {mode.batch}'}"
+    )
 
 
 def selector_at(level: str) -> str:
@@ -62,10 +68,15 @@ def selector_at(level: str) -> str:
 
 
 def measured(
-    modes: BatchModes, test: Timed, predicted: Predictions, profile: LatencyProfile, taken: dict[str, float]
+    modes: BatchModes,
+    test: Timed,
+    predicted: Predictions,
+    profile: LatencyProfile,
+    taken: dict[str, float],
 ) -> Iterator[Figure]:
-    """The figures of one batch size, over all kinds of work and for each; `predicted` are the network's predictions on
-    the held-out texts `test`, and `taken` the seconds of the decisions of all requests of a step, both by level."""
+    """The figures of one batch size, over all kinds of work and for each; `predicted` are the
+    network's predictions on the held-out texts `test`, and `taken` the seconds of the decisions of
+    all requests of a step, both by level."""
     kinds = sorted(set(test.texts.kind_X))
     parts = {ALL: (test, predicted), **{kind: _of_kind(test, predicted, kind) for kind in kinds}}
     for mixed, (kind, part) in product((False, True)[: min(modes.fixed.batch, 2)], parts.items()):
@@ -73,7 +84,9 @@ def measured(
         over = partial(ratio_of_speeds, source_X=None if mixed else part[0].texts.source_number_X)
         for level, mode in modes.selector.items():
             name = selector_at(level)
-            found[name + CHARGED] = found[name].charged(taken[level] if mode.decider == NETWORK else 0.0)
+            found[name + CHARGED] = found[name].charged(
+                taken[level] if mode.decider == NETWORK else 0.0
+            )
             if mixed:
                 found[name + ONE_LENGTH] = found[name + ONE_LENGTH].charged(taken[level])
         yield from compared(place_of(modes.fixed, mixed), found, over, (PLAIN,), kind)
@@ -82,21 +95,39 @@ def measured(
 def entries(table: Table, modes: BatchModes) -> Iterator[dict[str, Any]]:
     """The entries of `by_batch` of one batch size: one for each kind of batch and level."""
     drafted = modes.rule.action.nodes
-    lengths = {"fixed_length": modes.fixed.action.nodes, "rule_lengths": [*(modes.rule.rule or (0, 0)), drafted]}
+    lengths = {
+        "fixed_length": modes.fixed.action.nodes,
+        "rule_lengths": [*(modes.rule.rule or (0, 0)), drafted],
+    }
     for place, level in product(table.settings, modes.selector):
         own = selector_at(level)
-        ratios = {f"selector_over_{key}": (own, rival) for key, rival in (("rule", COPYING), ("fixed", FIXED))}
+        ratios = {
+            f"selector_over_{key}": (own, rival)
+            for key, rival in (("rule", COPYING), ("fixed", FIXED))
+        }
         ratios["charged_over_rule"] = own + CHARGED, COPYING
         ratios["one_length_over_fixed"] = own + ONE_LENGTH, FIXED
         by_kind = {}
         for kind in table.kinds(place):
             speeds = {"selector": own, "fixed": FIXED, "rule": COPYING, "oracle": ORACLE}
-            values = {key: table.of(place, method, replayed(PLAIN), kind).value for key, method in speeds.items()}
-            figures = {key: table.get(place, method, replayed(rival), kind) for key, (method, rival) in ratios.items()}
+            values = {
+                key: table.of(place, method, replayed(PLAIN), kind).value
+                for key, method in speeds.items()
+            }
+            figures = {
+                key: table.get(place, method, replayed(rival), kind)
+                for key, (method, rival) in ratios.items()
+            }
             errors = {key: asdict(each.ratio) for key, each in figures.items() if each}
             by_kind[kind] = {**lengths, **values, **errors}
         mixed = place != place_of(modes.fixed)
-        yield {"batch": modes.fixed.batch, "level": level, "mixed": mixed, **by_kind.pop(ALL), "by_kind": by_kind}
+        yield {
+            "batch": modes.fixed.batch,
+            "level": level,
+            "mixed": mixed,
+            **by_kind.pop(ALL),
+            "by_kind": by_kind,
+        }
 
 
 def _of_kind(timed: Timed, predicted: Predictions, kind: str) -> tuple[Timed, Predictions]:
@@ -111,12 +142,19 @@ def _equal(modes: BatchModes, timed: Timed, predicted: Predictions) -> Replays:
         PLAIN: replay_mode(timed, {}, replace(modes.fixed, action=EMPTY)),
         FIXED: replay_mode(timed, {}, modes.fixed),
         COPYING: replay_mode(timed, {}, modes.rule),
-        ORACLE: fastest_possible(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space),
-        **{selector_at(level): replay_mode(timed, predicted, mode) for level, mode in modes.selector.items()},
+        ORACLE: fastest_possible(
+            timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space
+        ),
+        **{
+            selector_at(level): replay_mode(timed, predicted, mode)
+            for level, mode in modes.selector.items()
+        },
     }
 
 
-def _mixed(modes: BatchModes, timed: Timed, predicted: Predictions, profile: LatencyProfile) -> Replays:
+def _mixed(
+    modes: BatchModes, timed: Timed, predicted: Predictions, profile: LatencyProfile
+) -> Replays:
     batches = MixedBatches(timed, profile, modes.fixed.batch)
     apart = {PLAIN: replace(modes.fixed, action=EMPTY), FIXED: modes.fixed, COPYING: modes.rule}
     found = {name: batches.replay(decide(timed, {}, mode).action_R) for name, mode in apart.items()}
@@ -125,6 +163,8 @@ def _mixed(modes: BatchModes, timed: Timed, predicted: Predictions, profile: Lat
     for level, mode in modes.selector.items():
         tokens_RA, name = predicted[level], selector_at(level)
         ruled_R = decide(timed, {}, mode.without_network()).action_R
-        found[name] = batches.select(tokens_RA, mode.joint) if mode.joint else batches.replay(ruled_R)
+        found[name] = (
+            batches.select(tokens_RA, mode.joint) if mode.joint else batches.replay(ruled_R)
+        )
         found[name + ONE_LENGTH] = batches.select(tokens_RA, modes.common[level], common=True)
     return found

@@ -1,4 +1,5 @@
-"""What an evaluation on a log finds, without decoding: its figures by batch size, the time of decisions, and words."""
+"""What an evaluation on a log finds, without decoding: its figures by batch size, the time of
+decisions, and words."""
 
 from __future__ import annotations
 
@@ -17,7 +18,16 @@ from data_gen.texts.log_labels import VERIFIER
 from data_gen.texts.logs import NO_DRAFTER, LoggedText
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, timed
-from pipelines.evaluate.gains import CHARGED, FIXED, LEVELS, ONE_LENGTH, BatchModes, entries, measured, selector_at
+from pipelines.evaluate.gains import (
+    CHARGED,
+    FIXED,
+    LEVELS,
+    ONE_LENGTH,
+    BatchModes,
+    entries,
+    measured,
+    selector_at,
+)
 from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
 from pipelines.evaluate.table import ALL, Figure, Table, replayed
 from pipelines.latency.stage import load_profile
@@ -40,9 +50,11 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
         "texts": {name: len(own) for name, own in data.items()},
         "roots": {name: int(own.size_X.sum()) for name, own in data.items()},
         "dense": log.is_dense,
-        "levels": list(LEVELS)[: 1 if log.labeller.drafter == NO_DRAFTER else 2],  # without a drafter there are no hits
+        # without a drafter there are no hits
+        "levels": list(LEVELS)[: 1 if log.labeller.drafter == NO_DRAFTER else 2],
         "accepted": {  # of the drafter's longest chain, by the number of its tokens
-            name: own.survivals[VERIFIER].float().nanmean(0).cumsum(0).tolist() for name, own in data.items()
+            name: own.survivals[VERIFIER].float().nanmean(0).cumsum(0).tolist()
+            for name, own in data.items()
         },
         "by_batch": [],
         "exported": not why_untrained(config),
@@ -50,7 +62,11 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     }
     if not found["exported"]:
         return {"logs": found, "summary": None}, Table([])
-    result, profile, sampling = load_result(config), load_profile(config), config.sampling[0].build()
+    result, profile, sampling = (
+        load_result(config),
+        load_profile(config),
+        config.sampling[0].build(),
+    )
     module, rows = load_module(config, result), chosen_of(result)["modes"]
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", data)
@@ -68,18 +84,24 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     return {"logs": found, "summary": None}, Table(figures)
 
 
-def _decision_seconds(selector: Selector, texts: list[LoggedText], sampling: Sampling) -> dict[str, Any]:
-    """Median seconds by level and batch size that the decisions of all requests of a step take together, features
-    included, one process after another; the requests have contexts of `CONTEXT` tokens and one new token each."""
+def _decision_seconds(
+    selector: Selector, texts: list[LoggedText], sampling: Sampling
+) -> dict[str, Any]:
+    """Median seconds by level and batch size that the decisions of all requests of a step take
+    together, features included, one process after another; the requests have contexts of `CONTEXT`
+    tokens and one new token each."""
     steps = {mode.batch: max(TIMED_DECISIONS, 5 * mode.batch) for mode in selector.modes}
-    tokens = np.resize(np.concatenate([text.tokens for text in texts]), CONTEXT + 2 * max(steps.values())).tolist()
+    tokens = np.resize(
+        np.concatenate([text.tokens for text in texts]), CONTEXT + 2 * max(steps.values())
+    ).tolist()
     found: dict[str, Any] = {"context": CONTEXT, **{level: {} for level in LEVELS}}
     for mode in selector.modes:
         known = DrafterKnowledge(tokens[:CONTEXT], sampling, selector.tokens)
         asked, taken = Tuned(mode, selector), []
         for begin in range(CONTEXT, CONTEXT + steps[mode.batch], mode.batch):
             start, features = time.perf_counter(), []
-            for token in tokens[begin : begin + mode.batch]:  # their texts are one, a token longer each time
+            # their texts are one, a token longer each time
+            for token in tokens[begin : begin + mode.batch]:
                 known.committed([token], [1.0])
                 features.append(known.features(mode.level))
             asked.select_jointly(features) if mode.batch > 1 else asked.select(features[0])
@@ -90,43 +112,75 @@ def _decision_seconds(selector: Selector, texts: list[LoggedText], sampling: Sam
 
 def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
     texts, roots, accepted = (logs[key] for key in ("texts", "roots", "accepted"))
-    yield f"{logs['drafter']}: {sum(texts.values())} texts, {texts['test']} held out, {roots['test']:,} positions."
+    yield (
+        f"{logs['drafter']}: {sum(texts.values())} texts, {texts['test']} held out, "
+        f"{roots['test']:,} positions."
+    )
     if not logs["dense"]:
-        yield "The log holds only what its own steps drafted: no other policy can be replayed on it."
+        yield (
+            "The log holds only what its own steps drafted: no other policy can be replayed on it."
+        )
     if depth := len(accepted["test"]):
-        own, others = (f"{accepted[name][-1]:.2f}".replace("nan", "unknown") for name in ("train", "test"))
-        yield f"Accepted of a chain of {depth}: {own} tokens on average on training texts, {others} on others."
+        own, others = (
+            f"{accepted[name][-1]:.2f}".replace("nan", "unknown") for name in ("train", "test")
+        )
+        yield (
+            f"Accepted of a chain of {depth}: {own} tokens on average on training texts, {others} "
+            "on others."
+        )
     for setting, level in product(settings(table), logs["levels"]):
         own, words = selector_at(level), LEVELS[level]
-        over = {rival: table.of(setting, own, replayed(rival)).text(3) for rival in (PLAIN, COPYING, FIXED)}
+        over = {
+            rival: table.of(setting, own, replayed(rival)).text(3)
+            for rival in (PLAIN, COPYING, FIXED)
+        }
         gains = f"{over[COPYING]} of the lookup rule, {over[FIXED]} of the best fixed length"
         yield f"{setting}, {words}: {over[PLAIN]} times plain decoding, {gains}."
-        yield f"  with its decisions {table.of(setting, own + CHARGED, replayed(COPYING)).text(3)} of the rule"
+        yield (
+            f"  with its decisions {table.of(setting, own + CHARGED, replayed(COPYING)).text(3)} "
+            "of the rule"
+        )
         if figure := table.get(setting, own + ONE_LENGTH, replayed(FIXED)):
             yield f"  with one length for all requests {figure.text(3)} of the fixed one"
     for level in logs["levels"] if logs["exported"] else ():
         found = logs["decision_seconds"]
-        times = ", ".join(f"{1e3 * seconds:.2f} ms at {batch}" for batch, seconds in found[level].items())
-        yield f"All decisions of a step, {LEVELS[level]}, features at {found['context']:,} tokens included: {times}."
+        times = ", ".join(
+            f"{1e3 * seconds:.2f} ms at {batch}" for batch, seconds in found[level].items()
+        )
+        yield (
+            f"All decisions of a step, {LEVELS[level]}, features at {found['context']:,} tokens "
+            f"included: {times}."
+        )
     if logs["why"]:
         yield logs["why"]
 
 
 def settings(table: Table) -> list[str]:
     """Those that rules and networks are tuned for: one request, or several with different texts."""
-    return [own for own in table.settings if own.endswith((", batch 1", " different requests"))]  # as of `place_of`
+    # as of `place_of`
+    return [own for own in table.settings if own.endswith((", batch 1", " different requests"))]
 
 
 def metrics(table: Table) -> dict[str, float]:
-    """For MLflow: the speed of every selector over the lookup rule and the best fixed length by setting."""
+    """For MLflow: the speed of every selector over the lookup rule and the best fixed length by
+    setting."""
     measures, shown = (replayed(COPYING), replayed(FIXED)), settings(table)
-    own = [e for e in table.figures if e.setting in shown and e.kind == ALL and e.method.startswith(SELECTOR)]
-    names = {f"test/{each.setting}/{each.method}/{each.measure}": each for each in own if each.measure in measures}
+    own = [
+        e
+        for e in table.figures
+        if e.setting in shown and e.kind == ALL and e.method.startswith(SELECTOR)
+    ]
+    names = {
+        f"test/{each.setting}/{each.method}/{each.measure}": each
+        for each in own
+        if each.measure in measures
+    }
     return {metric_name(name): each.value for name, each in names.items()}
 
 
 def methods(table: Table, setting: str) -> Iterator[dict[str, str]]:
-    """For the report: by method its speed over plain decoding and the lookup rule, and the selectors' over it."""
+    """For the report: by method its speed over plain decoding and the lookup rule, and the
+    selectors' over it."""
     names = table.methods(setting, replayed(PLAIN))
     for method in names:
         over = {"over plain decoding": table.get(setting, method, replayed(PLAIN))}
@@ -134,5 +188,10 @@ def methods(table: Table, setting: str) -> Iterator[dict[str, str]]:
             if (own := selector_at(level)) in names:
                 over[f"selector over it, {words}"] = table.get(setting, own, replayed(method))
         for kind in table.kinds(setting)[1:]:
-            over[f"over the {COPYING}, {kind}"] = table.get(setting, method, replayed(COPYING), kind)
-        yield {"method": method, **{name: each.text(3) if each else "" for name, each in over.items()}}
+            over[f"over the {COPYING}, {kind}"] = table.get(
+                setting, method, replayed(COPYING), kind
+            )
+        yield {
+            "method": method,
+            **{name: each.text(3) if each else "" for name, each in over.items()},
+        }

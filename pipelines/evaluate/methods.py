@@ -1,5 +1,6 @@
-"""The methods that `evaluate` compares under one sampling setting, transformers' own among them: how each decodes, and
-how it is replayed. And the check that greedy decoding with trees gives the tokens of `generate()`.
+"""The methods that `evaluate` compares under one sampling setting, transformers' own among them:
+how each decodes, and how it is replayed. And the check that greedy decoding with trees gives the
+tokens of `generate()`.
 
 Legend: A actions, V vocabulary.
 """
@@ -46,13 +47,18 @@ PLAIN, SELECTOR, STATIC = "plain decoding", "selector", "static tree"
 AT_ROOT = f"{STATIC}, traversal at the root"
 CHAIN, BRANCHING = "static chain", f"{STATIC} with branches"
 BEST_STATIC, COPYING, NETWORK = f"best {STATIC}", "lookup rule", "network"
-ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP = "assisted generation", "assisted generation, tuned", "prompt lookup"
+ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP = (
+    "assisted generation",
+    "assisted generation, tuned",
+    "prompt lookup",
+)
 CHECKED = (Action(1, 4, 0), Action(2, 2, 3), Action(4, 0, 6))  # drafted in the greedy check
 
 
 @dataclass
 class Decoding:
-    """A method's continuation of one prompt. The lists by step are empty where the steps cannot be observed."""
+    """A method's continuation of one prompt. The lists by step are empty where the steps cannot be
+    observed."""
 
     tokens: int  # new ones up to the limit, as replay counts them
     seconds: float  # of all steps, without the prefill
@@ -61,7 +67,8 @@ class Decoding:
     select_seconds: float = 0.0  # of all decisions
     text: list[int] = field(default_factory=list)  # up to the limit
     drafted: list[Action] = field(default_factory=list)  # by step
-    step_roots: list[int] = field(default_factory=list)  # where each step began, counted from the last prompt token
+    # where each step began, counted from the last prompt token
+    step_roots: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -80,27 +87,36 @@ class Method:
         if self.mode.decider == decision.NETWORK:
             return ""
         rule, tree = self.mode.rule, str(self.mode.action)
-        return f"copies of {rule.length} after a match of {rule.least}, else {tree}" if rule else tree
+        return (
+            f"copies of {rule.length} after a match of {rule.least}, else {tree}" if rule else tree
+        )
 
     @property
     def is_decoded(self) -> bool:
-        """Whether it is decoded, too. What only explains the choice of the best tree or the selector is not."""
+        """Whether it is decoded, too. What only explains the choice of the best tree or the
+        selector is not."""
         return self.name == AT_ROOT or not self.name.startswith((BRANCHING, NETWORK, f"{STATIC}, "))
 
     @property
     def identity(self) -> Hashable:
-        """Equal for methods that decode alike. Without drafted trees the verifier makes no difference, and with greedy
-        ones only whether it works bottom-up."""
+        """Equal for methods that decode alike. Without drafted trees the verifier makes no
+        difference, and with greedy ones only whether it works bottom-up."""
         if self.mode.decider == decision.NETWORK:
             return self.name
         action = self.mode.action
         verifier = styled(get_verifier(self.verifier), action.style).name if action.drafts else ""
         return verifier, action, self.mode.rule
 
-    def decode(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int) -> Decoding:
+    def decode(
+        self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int
+    ) -> Decoding:
         """Continue a prompt's token ids by at most `limit` new ones."""
-        decoder = Decoder(pair, sampling, get_verifier(self.verifier), self.chooser or Tuned(self.mode))
-        decoded = decoder.decode(prompt, limit, torch.Generator(device=pair.device).manual_seed(seed))
+        decoder = Decoder(
+            pair, sampling, get_verifier(self.verifier), self.chooser or Tuned(self.mode)
+        )
+        decoded = decoder.decode(
+            prompt, limit, torch.Generator(device=pair.device).manual_seed(seed)
+        )
         steps = decoded.steps
         return Decoding(
             tokens=len(decoded.tokens),
@@ -114,20 +130,26 @@ class Method:
         )
 
     def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
-        """Expected steps and time on labelled texts of one sampling setting, by a machine's latency profile."""
+        """Expected steps and time on labelled texts of one sampling setting, by a machine's latency
+        profile."""
         timed, module = Timed(texts, self.verifier, profile), self.network
         predicted = module.predictions(texts, self.mode) if module else {}
-        return replay_mode(timed, predicted, self.mode, module is not None and not module.is_regressor)
+        return replay_mode(
+            timed, predicted, self.mode, module is not None and not module.is_regressor
+        )
 
 
 def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfile) -> list[Method]:
-    """Plain decoding, and the fastest static trees on texts of one sampling setting: with each verifier; with
-    Traversal, of chains and trees without a trunk; of chains; of trees with branches; and overall."""
+    """Plain decoding, and the fastest static trees on texts of one sampling setting: with each
+    verifier; with Traversal, of chains and trees without a trunk; of chains; of trees with
+    branches; and overall."""
     timed = {name: Timed(texts, name, profile) for name in verifiers}
     tables, first = {name: StaticTable.of(own) for name, own in timed.items()}, timed[verifiers[0]]
     trees_A = first.space.trees
 
-    def best(among: Iterable[str], kind: Callable[[Action], bool] = lambda _: True) -> tuple[str, Action]:
+    def best(
+        among: Iterable[str], kind: Callable[[Action], bool] = lambda _: True
+    ) -> tuple[str, Action]:
         allowed_A = torch.tensor(list(map(kind, trees_A)))
         fastest = {name: tables[name].best(allowed_A) for name in among}
         name = max(fastest, key=lambda name: float(tables[name].speeds()[fastest[name]]))
@@ -138,20 +160,28 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     # the tree of the other verifier is the best static one
     trees |= {f"{STATIC}, {name}": best([name]) for name in tables if name != overall[0]}
     if "traversal" in tables:
-        trees[AT_ROOT] = best(["traversal"], lambda tree: tree.style == IID and (tree.L1 == 0 or tree.K == 1))
+        trees[AT_ROOT] = best(
+            ["traversal"], lambda tree: tree.style == IID and (tree.L1 == 0 or tree.K == 1)
+        )
     trees[CHAIN] = best(tables, lambda tree: tree.K == 1 and tree != EMPTY)
     trees[BRANCHING] = best(tables, lambda tree: tree.K > 1)
     trees[BEST_STATIC] = overall
-    return [Method(name, verifier, Mode(first.sampling, action)) for name, (verifier, action) in trees.items()]
+    return [
+        Method(name, verifier, Mode(first.sampling, action))
+        for name, (verifier, action) in trees.items()
+    ]
 
 
 @dataclass(frozen=True)
 class Assistant:
-    """One way to draft in transformers' own `generate()`, which cannot be replayed: with the draft as the assistant, or
-    by copying from the text."""
+    """One way to draft in transformers' own `generate()`, which cannot be replayed: with the draft
+    as the assistant, or by copying from the text."""
 
-    tokens: int = 0  # of every step; 0 for the library's default, an assistant that stops where it is unsure
-    match: int = 0  # tokens of the longest match that is looked up, where tokens are copied; 0 where the draft drafts
+    # of every step; 0 for the library's default, an assistant that stops where it is unsure
+    tokens: int = 0
+    # tokens of the longest match that is looked up, where tokens are copied; 0 where the draft
+    # drafts
+    match: int = 0
     verifier: ClassVar[str] = "transformers"
 
     @property
@@ -170,19 +200,32 @@ class Assistant:
     def identity(self) -> str:
         return self.name
 
-    def decode(self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int) -> Decoding:
-        """As `Method.decode`. The steps cannot be observed, but are as many as the target's forward passes. A model's
-        prefill counts as its median forward pass."""
+    def decode(
+        self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int
+    ) -> Decoding:
+        """As `Method.decode`. The steps cannot be observed, but are as many as the target's forward
+        passes. A model's prefill counts as its median forward pass."""
         drafts: dict[str, Any] = {"assistant_model": pair.draft}
         if self.match:
-            drafts = {"prompt_lookup_num_tokens": self.tokens, "max_matching_ngram_size": self.match}
+            drafts = {
+                "prompt_lookup_num_tokens": self.tokens,
+                "max_matching_ngram_size": self.match,
+            }
         generate = generation(pair, sampling, prompt, limit, **drafts)
         torch.manual_seed(seed)
         hooked = _forward_seconds(pair, pair.target), _forward_seconds(pair, pair.draft)
-        with hooked[0] as passes, hooked[1] as drafted, quiet(), without_own_settings(pair.target, pair.draft):
+        with (
+            hooked[0] as passes,
+            hooked[1] as drafted,
+            quiet(),
+            without_own_settings(pair.target, pair.draft),
+        ):
             if self.tokens and not self.match:
                 own = pair.draft.generation_config
-                own.num_assistant_tokens, own.num_assistant_tokens_schedule = self.tokens, "constant"
+                own.num_assistant_tokens, own.num_assistant_tokens_schedule = (
+                    self.tokens,
+                    "constant",
+                )
                 own.assistant_confidence_threshold = 0.0
             start = time.perf_counter()
             text = generate()[0, len(prompt) :].tolist()  # which waits for a GPU
@@ -198,12 +241,21 @@ LOOKUPS = tuple(Assistant(tokens, match) for tokens, match in product((4, 10), (
 def tuned_assistants(
     pair: ModelPair, sampling: Sampling, prompts: list[list[int]], limit: int, seed: int
 ) -> list[Assistant]:
-    """The library's default, and the fastest of the `CHAINS` and of the `LOOKUPS` on some prompts."""
-    return [Assistant(), *(_fastest(ways, pair, sampling, prompts, limit, seed) for ways in (CHAINS, LOOKUPS))]
+    """The library's default, and the fastest of the `CHAINS` and of the `LOOKUPS` on some
+    prompts."""
+    return [
+        Assistant(),
+        *(_fastest(ways, pair, sampling, prompts, limit, seed) for ways in (CHAINS, LOOKUPS)),
+    ]
 
 
 def _fastest(
-    ways: Sequence[Assistant], pair: ModelPair, sampling: Sampling, prompts: list[list[int]], limit: int, seed: int
+    ways: Sequence[Assistant],
+    pair: ModelPair,
+    sampling: Sampling,
+    prompts: list[list[int]],
+    limit: int,
+    seed: int,
 ) -> Assistant:
     # by successive halving: after every second prompt the slower half is dropped
     left, tokens_of = list(ways), Counter[Assistant]()
@@ -236,30 +288,40 @@ def generation(
     """The call of the target's `generate()` that continues a prompt."""
     inputs = torch.tensor([prompt], device=pair.device)
     pad, eos = next(iter(pair.eos_ids), 0), sorted(pair.eos_ids) or None
-    config = GenerationConfig(max_new_tokens=limit, eos_token_id=eos, pad_token_id=pad, **sampling.generation)
+    config = GenerationConfig(
+        max_new_tokens=limit, eos_token_id=eos, pad_token_id=pad, **sampling.generation
+    )
     generate: Any = pair.target.generate
-    return partial(generate, inputs, attention_mask=torch.ones_like(inputs), generation_config=config, **drafts)
+    return partial(
+        generate, inputs, attention_mask=torch.ones_like(inputs), generation_config=config, **drafts
+    )
 
 
 def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict[str, Any]:
-    """Compare greedy texts with those of `generate()`: every prompt, and every combination of action, verifier and
-    drafting model. The draft samples, so that trees have branches; or the target drafts for itself, so that deep
-    branches are accepted even if the draft is weak. Texts that diverge at a tie of the target's logits are named.
-    InputError where they diverge elsewhere: all other figures would mean nothing."""
+    """Compare greedy texts with those of `generate()`: every prompt, and every combination of
+    action, verifier and drafting model. The draft samples, so that trees have branches; or the
+    target drafts for itself, so that deep branches are accepted even if the draft is weak. Texts
+    that diverge at a tie of the target's logits are named. InputError where they diverge elsewhere:
+    all other figures would mean nothing."""
     result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": []}
     limit = config.data.tokens
     ways = list(product((pair, replace(pair, draft=pair.target)), CHECKED, config.verifiers))
     expected: dict[str, list[int]] = {}
-    for number in watched(range(max(len(prompts), len(ways))), "comparing greedy texts with generate()"):
+    for number in watched(
+        range(max(len(prompts), len(ways))), "comparing greedy texts with generate()"
+    ):
         prompt, (drafting, action, name) = prompts[number % len(prompts)], ways[number % len(ways)]
         tokens = encode(config, pair, prompt)
         if prompt.id not in expected:
             generate = generation(pair, Sampling(0), tokens, limit)
-            with without_own_settings(pair.target):  # it loses its end-of-sequence tokens, which `generate` has
+            # it loses its end-of-sequence tokens, which `generate` has
+            with without_own_settings(pair.target):
                 expected[prompt.id] = generate()[0, len(tokens) :].tolist()
         text, sampling = expected[prompt.id], Sampling(0, draft_temperature=1.0)
         decoder = Decoder(drafting, sampling, get_verifier(name), FixedTree(action))
-        found = decoder.decode(tokens, limit, torch.Generator(device=pair.device).manual_seed(0)).tokens
+        found = decoder.decode(
+            tokens, limit, torch.Generator(device=pair.device).manual_seed(0)
+        ).tokens
         result["continuations"] += 1
         result["tokens"] += len(text)
         if found != text:
@@ -275,10 +337,15 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
 @torch.inference_mode()
 def _tied(pair: ModelPair, context: list[int], found: int, expected: int) -> bool:
     logits_V = pair.target(torch.tensor([context], device=pair.device)).logits[0, -1].float()
-    return abs(float(logits_V[found] - logits_V[expected])) <= tie(float(logits_V.max()), pair.target.dtype)
+    return abs(float(logits_V[found] - logits_V[expected])) <= tie(
+        float(logits_V.max()), pair.target.dtype
+    )
 
 
 def greedy_summary(greedy: dict[str, Any]) -> str:
-    same = f"all {greedy['continuations']} continuations of {greedy['prompts']} prompts are those of generate()"
+    same = (
+        f"all {greedy['continuations']} continuations of {greedy['prompts']} prompts are those of "
+        "generate()"
+    )
     ties = f"; at a tie of the logits diverge {'; '.join(greedy['ties'])}" if greedy["ties"] else ""
     return f"greedy decoding with trees: {same}{ties}"

@@ -1,7 +1,8 @@
-"""Stage `evaluate`: held-out prompts decoded with every method, and held-out texts replayed; a log's are only replayed.
+"""Stage `evaluate`: held-out prompts decoded with every method, and held-out texts replayed; a
+log's are only replayed.
 
-Every prompt is decoded with every method in turn, in one round or several; the order rotates from round to round.
-Replay uses this machine's latency profile and the clocks of other machines.
+Every prompt is decoded with every method in turn, in one round or several; the order rotates from
+round to round. Replay uses this machine's latency profile and the clocks of other machines.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from pipelines.data.recorded import load_traces, settings_of, traces_folder
 from pipelines.evaluate import methods
 from pipelines.evaluate.logged import evaluated
 from pipelines.evaluate.methods import Assistant, Decoding, Method
-from pipelines.evaluate.table import Figure, Rows, Table, entries, figures, replays, setting_name, summary
+from pipelines.evaluate.table import (
+    Figure,
+    Rows,
+    Table,
+    entries,
+    figures,
+    replays,
+    setting_name,
+    summary,
+)
 from pipelines.evaluate.verdict import Evaluation, metrics, show, title, verdicts
 from pipelines.latency.stage import load_profile
 from pipelines.latency.timings import profile_of, read_timings
@@ -32,7 +42,14 @@ from pipelines.pair.stage import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Journal, Stage, ticking, verify, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import by_setting, judge, statics
-from pipelines.train.result import build, chosen_of, decision_digest, known_digest, load_module, load_result
+from pipelines.train.result import (
+    build,
+    chosen_of,
+    decision_digest,
+    known_digest,
+    load_module,
+    load_result,
+)
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Tuned
@@ -55,17 +72,25 @@ def plan(config: Config) -> list[str]:
     if config.logs.files:
         return ["replay of the held-out texts by batch size"] if not why_untrained(config) else []
     return [
-        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings with every method, in "
-        f"{config.evaluate.rounds} rounds where text is greedy, {config.data.tokens} tokens each; then replay"
+        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings with "
+        "every method, in "
+        f"{config.evaluate.rounds} rounds where text is greedy, {config.data.tokens} tokens "
+        "each; then replay"
     ]
 
 
 def stage_of(config: Config) -> Stage:
-    """The stage with what it depends on; InputError unless training is finished, where a selector can be trained."""
+    """The stage with what it depends on; InputError unless training is finished, where a selector
+    can be trained."""
     if config.logs.files:
         verify(config, "data")
-        shards = {name: shard["sha256"] for name, shard in read_manifest(traces_folder(config))["shards"].items()}
-        return Stage("evaluate", config, {"traces": shards, **known_digest(config)}, Evaluation.files(config))
+        shards = {
+            name: shard["sha256"]
+            for name, shard in read_manifest(traces_folder(config))["shards"].items()
+        }
+        return Stage(
+            "evaluate", config, {"traces": shards, **known_digest(config)}, Evaluation.files(config)
+        )
     profile = load_profile(config)
     inputs = {
         "evaluate": config.evaluate.model_dump(mode="json"),
@@ -115,20 +140,34 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     replayed = list(replays(compared, splits["test"], profile))
     for path, clock in clocks(config, profile).items():
         replayed += _on_clock(config, clock, splits, module, path.stem)
-    contenders: Contenders = {key: [m for m in own if m.is_decoded] for key, own in compared.items()}
+    contenders: Contenders = {
+        key: [m for m in own if m.is_decoded] for key, own in compared.items()
+    }
     if config.evaluate.assisted:
-        tuning = [encode(config, pair, prompt) for prompt in prompts_of(config, pair, "train")[:TUNING_PROMPTS]]
+        tuning = [
+            encode(config, pair, prompt)
+            for prompt in prompts_of(config, pair, "train")[:TUNING_PROMPTS]
+        ]
         for setting in watched(config.sampling, "tuning transformers' own methods"):
             sampling = setting.build()
             seed = seed_of(config.seed, sampling, "assisted")
-            contenders[sampling] += methods.tuned_assistants(pair, sampling, tuning, config.data.tokens, seed)
+            contenders[sampling] += methods.tuned_assistants(
+                pair, sampling, tuning, config.data.tokens, seed
+            )
     greedy = methods.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
-    decoded = decode_prompts(config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends))
+    decoded = decode_prompts(
+        config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends)
+    )
     table = Table([*figures(decoded), *replayed])
     found = {
         "summary": summary(config, table, decoded),
         "methods": entries(table, decoded),
-        "replayed": [_described(each, key) for key, own in compared.items() for each in own if not each.is_decoded],
+        "replayed": [
+            _described(each, key)
+            for key, own in compared.items()
+            for each in own
+            if not each.is_decoded
+        ],
         "decisions": chosen_of(result)["modes"],
         "greedy": greedy,
     }
@@ -142,7 +181,11 @@ def _described(method: Method | Assistant, sampling: Sampling) -> dict[str, Any]
 
 
 def _compared(
-    config: Config, profile: LatencyProfile, splits: dict[str, Texts], result: dict[str, Any], module: SelectorModule
+    config: Config,
+    profile: LatencyProfile,
+    splits: dict[str, Texts],
+    result: dict[str, Any],
+    module: SelectorModule,
 ) -> dict[Sampling, list[Method]]:
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", splits)
@@ -154,27 +197,42 @@ def _compared(
         found[mode.sampling] = [
             *own,
             best,
-            Method(methods.COPYING, best.verifier, tune_lookup_rule(Timed(texts, best.verifier, profile), best.mode)),
+            Method(
+                methods.COPYING,
+                best.verifier,
+                tune_lookup_rule(Timed(texts, best.verifier, profile), best.mode),
+            ),
             Method(methods.SELECTOR, verifier, mode, module, Tuned(mode, selector)),
-            Method(methods.NETWORK, verifier, judged[mode.sampling].mode, module),  # whatever is exported
+            # whatever is exported
+            Method(methods.NETWORK, verifier, judged[mode.sampling].mode, module),
         ]
     return found
 
 
 def clocks(config: Config, profile: LatencyProfile) -> dict[Path, LatencyProfile]:
-    """The step times of other machines and pairs for single requests, with this machine's decisions; InputError where a
-    file cannot be read, and where two have the same name, which is that of their figures."""
-    if repeated := [name for name, n in Counter(path.stem for path in config.evaluate.clocks).items() if n > 1]:
+    """The step times of other machines and pairs for single requests, with this machine's
+    decisions; InputError where a file cannot be read, and where two have the same name, which is
+    that of their figures."""
+    if repeated := [
+        name for name, n in Counter(path.stem for path in config.evaluate.clocks).items() if n > 1
+    ]:
         raise InputError(f"evaluate.clocks: several files are called {repeated[0]}")
     given = False, profile.pair, config.verifiers
-    found = {path: profile_of(read_timings(path), str(path), *given) for path in config.evaluate.clocks}
+    found = {
+        path: profile_of(read_timings(path), str(path), *given) for path in config.evaluate.clocks
+    }
     return {path: replace(own.at_batch(1), decide=profile.decide) for path, own in found.items()}
 
 
 def _on_clock(
-    config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule, name: str
+    config: Config,
+    profile: LatencyProfile,
+    splits: dict[str, Texts],
+    module: SelectorModule,
+    name: str,
 ) -> Iterator[Figure]:
-    """The same network, tuned and judged on another clock, and the static trees that are fastest there."""
+    """The same network, tuned and judged on another clock, and the static trees that are fastest
+    there."""
     found: dict[Sampling, list[Method]] = {}
     for setting, each in _judged(config, profile, splits, module).items():
         mode = each.mode if each.pays and module.is_regressor else each.mode.static_only()
@@ -186,17 +244,29 @@ def _on_clock(
 def _judged(
     config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
 ) -> dict[Sampling, Judged]:
-    train, validation = (by_setting(config, splits[name], profile) for name in ("train", "validation"))
+    train, validation = (
+        by_setting(config, splits[name], profile) for name in ("train", "validation")
+    )
     return dict(zip(settings_of(config), judge(module, validation, statics(train)), strict=True))
 
 
-def decode_prompts(config: Config, pair: ModelPair, prompts: list[Prompt], among: Contenders, journal: Journal) -> Rows:
-    """Every prompt under every setting with every method; those that the journal already holds are not decoded."""
-    finished = {(row["prompt"], row["temperature"], row["top_p"]) for rows in journal.entries for row in rows}
+def decode_prompts(
+    config: Config, pair: ModelPair, prompts: list[Prompt], among: Contenders, journal: Journal
+) -> Rows:
+    """Every prompt under every setting with every method; those that the journal already holds are
+    not decoded."""
+    finished = {
+        (row["prompt"], row["temperature"], row["top_p"])
+        for rows in journal.entries
+        for row in rows
+    }
     tasks = [(prompt, setting) for prompt in prompts for setting in config.sampling]
-    todo = [(prompt, s) for prompt, s in tasks if (prompt.id, s.temperature, s.top_p) not in finished]
+    todo = [
+        (prompt, s) for prompt, s in tasks if (prompt.id, s.temperature, s.top_p) not in finished
+    ]
     with ticking("decoding held-out prompts", len(tasks), len(tasks) - len(todo)) as tick:
-        if todo:  # a process decodes its first tokens more slowly than the others, so these are not used
+        # a process decodes its first tokens more slowly than the others, so these are not used
+        if todo:
             _decode_all(config, pair, *todo[0], among, min(WARM_UP, config.data.tokens))
         for prompt, setting in todo:
             journal.add(_decode_all(config, pair, prompt, setting, among, config.data.tokens))
@@ -205,21 +275,28 @@ def decode_prompts(config: Config, pair: ModelPair, prompts: list[Prompt], among
 
 
 def turns(items: Sequence[T], rounds: int) -> list[list[T]]:
-    """The items once in each round, rotated so that each of them takes different places: every place once in as many
-    rounds as there are items."""
+    """The items once in each round, rotated so that each of them takes different places: every
+    place once in as many rounds as there are items."""
     step = max(1, len(items) // rounds)
     shifts = (number * step % len(items) for number in range(rounds))
     return [[*items[shift:], *items[:shift]] for shift in shifts]
 
 
 def _decode_all(
-    config: Config, pair: ModelPair, prompt: Prompt, setting: SamplingSetting, among: Contenders, limit: int
+    config: Config,
+    pair: ModelPair,
+    prompt: Prompt,
+    setting: SamplingSetting,
+    among: Contenders,
+    limit: int,
 ) -> Rows:
     sampling = setting.build()
     every = among[sampling]
-    seed = seed_of(config.seed, prompt.id, sampling, "evaluate")  # one for all rounds, so that texts are written again
+    # one for all rounds, so that texts are written again
+    seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
     tokens = encode(config, pair, prompt)
-    distinct = list({method.identity: method for method in every}.values())  # what decodes alike decodes once
+    # what decodes alike decodes once
+    distinct = list({method.identity: method for method in every}.values())
     decodings: dict[Any, list[Decoding]] = {method.identity: [] for method in distinct}
     rounds = 1 if setting.temperature > 0 else config.evaluate.rounds
     for order in turns(random.Random(seed).sample(distinct, len(distinct)), rounds):
@@ -228,6 +305,12 @@ def _decode_all(
     rows = []
     for method in every:
         own, about = decodings[method.identity], _described(method, sampling)
-        row = {"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source, **about, **vars(own[0])}
+        row = {
+            "prompt": prompt.id,
+            "kind": prompt.kind,
+            "source": prompt.source,
+            **about,
+            **vars(own[0]),
+        }
         rows.append({**row, "rounds": [[each.tokens, each.seconds] for each in own]})
     return rows

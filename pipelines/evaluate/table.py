@@ -1,10 +1,11 @@
-"""From decoded prompts and replayed texts to the figures of an evaluation: one tidy table, which all that shows them
-reads.
+"""From decoded prompts and replayed texts to the figures of an evaluation: one tidy table, which
+all that shows them reads.
 
-A measure of speed names its rival and, unless it is this machine's, the clock: "replayed over plain decoding". Decoded
-speeds are geometric means over prompts and rounds, and so their ratios are paired. Their bounds are those of a 95%
-interval over *sources* (files that prompts come from), which leaves out clock noise, the training seed and the choice
-of the pair; what was replayed has one standard error to each side. Tokens count up to the limit of a text.
+A measure of speed names its rival and, unless it is this machine's, the clock: "replayed over plain
+decoding". Decoded speeds are geometric means over prompts and rounds, and so their ratios are
+paired. Their bounds are those of a 95% interval over *sources* (files that prompts come from),
+which leaves out clock noise, the training seed and the choice of the pair; what was replayed has
+one standard error to each side. Tokens count up to the limit of a text.
 
 Legend: X prompts, R rounds.
 """
@@ -49,14 +50,17 @@ LEVEL = 0.95
 
 
 def paired(logs_XR: Tensor, source_X: Tensor) -> tuple[float, list[float]]:
-    """The geometric mean of speeds or ratios that were each measured on one prompt in one round, and its 95% interval:
-    a t-interval of the mean logarithm over sources; 0 and infinity for a single source, unless the mean is exactly 1.
+    """The geometric mean of speeds or ratios that were each measured on one prompt in one round,
+    and its 95% interval: a t-interval of the mean logarithm over sources; 0 and infinity for a
+    single source, unless the mean is exactly 1.
 
-    `logs_XR` are their logarithms. A prompt counts with the mean of its rounds, and a source with the mean of its
-    prompts. `source_X` are int64.
+    `logs_XR` are their logarithms. A prompt counts with the mean of its rounds, and a source with
+    the mean of its prompts. `source_X` are int64.
     """
     names, group_X = source_X.unique(return_inverse=True)
-    sums_G = torch.zeros(len(names), dtype=torch.float64).index_add_(0, group_X, logs_XR.double().mean(-1))
+    sums_G = torch.zeros(len(names), dtype=torch.float64).index_add_(
+        0, group_X, logs_XR.double().mean(-1)
+    )
     means_G = sums_G / group_X.bincount()
     value = math.exp(means_G.mean())
     if len(names) == 1:
@@ -67,7 +71,8 @@ def paired(logs_XR: Tensor, source_X: Tensor) -> tuple[float, list[float]]:
 
 
 class Figure(NamedTuple):
-    """One figure. `low` and `high` are None where a single source leaves them open, or where there are none."""
+    """One figure. `low` and `high` are None where a single source leaves them open, or where there
+    are none."""
 
     setting: str
     method: str
@@ -95,8 +100,9 @@ class Figure(NamedTuple):
 
 
 def shares(rows: Rows) -> dict[str, float] | None:
-    """The share of the new tokens by where they come from: drafted and accepted, copied and accepted, or added by the
-    target, one at the end of each step. What a last step yields beyond the limit is left out. None without steps."""
+    """The share of the new tokens by where they come from: drafted and accepted, copied and
+    accepted, or added by the target, one at the end of each step. What a last step yields beyond
+    the limit is left out. None without steps."""
     counts = dict.fromkeys(ORIGINS, 0)
     for row in rows:
         places = pairwise([*row["step_roots"], row["block_tokens"]])
@@ -122,8 +128,12 @@ def replayed(rival: str, clock: str = "") -> str:
     return f"{f'{ON} {clock}' if clock else 'replayed'} over {rival}"
 
 
-def replayed_figure(setting: str, method: str, measure: str, ratio: Ratio, kind: str = ALL) -> Figure:
-    bounds = (ratio.value - ratio.error, ratio.value + ratio.error) if math.isfinite(ratio.error) else ()
+def replayed_figure(
+    setting: str, method: str, measure: str, ratio: Ratio, kind: str = ALL
+) -> Figure:
+    bounds = (
+        (ratio.value - ratio.error, ratio.value + ratio.error) if math.isfinite(ratio.error) else ()
+    )
     return Figure(setting, method, kind, measure, ratio.value, *bounds)
 
 
@@ -135,11 +145,14 @@ def compared(
     kind: str = ALL,
     clock: str = "",
 ) -> Iterator[Figure]:
-    """The replayed speed of every method over each of the `bases`, and of the selectors over every method."""
+    """The replayed speed of every method over each of the `bases`, and of the selectors over every
+    method."""
     for name, replay in replays.items():
         for rival in replays if name.startswith(SELECTOR) else bases:
             if rival != name:
-                yield replayed_figure(setting, name, replayed(rival, clock), over(replay, replays[rival]), kind)
+                yield replayed_figure(
+                    setting, name, replayed(rival, clock), over(replay, replays[rival]), kind
+                )
 
 
 class Table:
@@ -158,7 +171,11 @@ class Table:
 
     def methods(self, setting: str, measure: str) -> list[str]:
         """Those with this measure over all kinds, the largest figure first."""
-        own = [each for each in self.figures if (each.setting, each.kind, each.measure) == (setting, ALL, measure)]
+        own = [
+            each
+            for each in self.figures
+            if (each.setting, each.kind, each.measure) == (setting, ALL, measure)
+        ]
         return [each.method for each in sorted(own, key=lambda each: -each.value)]
 
     @property
@@ -178,15 +195,19 @@ class Table:
     @classmethod
     def read(cls, path: Path) -> Table:
         rows = pandas.read_parquet(path).astype(object)
-        return cls(map(Figure._make, rows.where(rows.notna(), None).itertuples(index=False, name=None)))
+        return cls(
+            map(Figure._make, rows.where(rows.notna(), None).itertuples(index=False, name=None))
+        )
 
 
 def replays(
     methods: Mapping[Sampling, list[Method]], texts: Texts, profile: LatencyProfile, clock: str = ""
 ) -> Iterator[Figure]:
-    """The speed of every method over plain decoding and the best static tree, and of the selector over each of the
-    others; `clock` names another machine's profile."""
-    for setting, own in watched(methods.items(), f"replaying held-out texts{clock and f', {clock}'}"):
+    """The speed of every method over plain decoding and the best static tree, and of the selector
+    over each of the others; `clock` names another machine's profile."""
+    for setting, own in watched(
+        methods.items(), f"replaying held-out texts{clock and f', {clock}'}"
+    ):
         mine = texts.setting_of(setting)
         found = {method.name: method.replay(mine, profile) for method in own}
         over = partial(ratio_of_speeds, source_X=mine.source_number_X)
@@ -209,7 +230,9 @@ def figures(rows: Rows) -> Iterator[Figure]:
 def _of_kind(setting: str, kind: str, methods: dict[str, Rows]) -> Iterator[Figure]:
     for method, own in methods.items():
         at = setting, method, kind
-        tokens_XR, seconds_XR = torch.tensor([row["rounds"] for row in own], dtype=torch.float64).unbind(-1)
+        tokens_XR, seconds_XR = torch.tensor(
+            [row["rounds"] for row in own], dtype=torch.float64
+        ).unbind(-1)
         yield Figure(*at, TOKENS_PER_SECOND, *_interval((tokens_XR / seconds_XR).log(), own))
         yield Figure(*at, EFFICIENCY, total(own, "tokens") / total(own, "steps"))
         for origin, share in (shares(own) or {}).items():
@@ -220,9 +243,12 @@ def _of_kind(setting: str, kind: str, methods: dict[str, Rows]) -> Iterator[Figu
 
 
 def over(mine: Rows, other: Rows) -> tuple[float, float | None, float | None]:
-    """The paired speed of one method over another on the prompts of its rows, and its 95% interval."""
+    """The paired speed of one method over another on the prompts of its rows, and its 95%
+    interval."""
     theirs = {row["prompt"]: row["rounds"] for row in other}
-    both_X2R2 = torch.tensor([[row["rounds"], theirs[row["prompt"]]] for row in mine], dtype=torch.float64)
+    both_X2R2 = torch.tensor(
+        [[row["rounds"], theirs[row["prompt"]]] for row in mine], dtype=torch.float64
+    )
     mine_XR, other_XR = (both_X2R2[..., 0] / both_X2R2[..., 1]).unbind(1)
     return _interval((mine_XR / other_XR).log(), mine)
 
@@ -234,22 +260,35 @@ def _interval(logs_XR: Tensor, rows: Rows) -> tuple[float, float | None, float |
 
 
 def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
-    """The selector's speed over its rivals', as means over sampling settings and for each; and its decisions' share of
-    the time. A bound or an error that a single source leaves open is None."""
+    """The selector's speed over its rivals', as means over sampling settings and for each; and its
+    decisions' share of the time. A bound or an error that a single source leaves open is None."""
     mine = [row for row in rows if row["method"] == SELECTOR]
-    found: dict[str, Any] = {"selector_time_share": total(mine, "select_seconds") / total(mine, "seconds")}
+    found: dict[str, Any] = {
+        "selector_time_share": total(mine, "select_seconds") / total(mine, "seconds")
+    }
     own = [each for each in table.figures if (each.method, each.kind) == (SELECTOR, ALL)]
-    ratios = {name: [each.value for each in own if each.measure == decoded(rival)] for name, rival in FIGURES.items()}
+    ratios = {
+        name: [each.value for each in own if each.measure == decoded(rival)]
+        for name, rival in FIGURES.items()
+    }
     ratios["ratio_vs_static_traversal_gpu_like"] = [
-        each.value for each in own if each.measure.startswith(ON) and each.measure.endswith(f" over {AT_ROOT}")
+        each.value
+        for each in own
+        if each.measure.startswith(ON) and each.measure.endswith(f" over {AT_ROOT}")
     ]
     found |= {name: statistics.mean(values) for name, values in ratios.items() if values}
     found["by_setting"] = []
     for each in config.sampling:
         setting = setting_name(each.temperature, each.top_p)
-        wall, replay = (table.of(setting, SELECTOR, over_it(BEST_STATIC)) for over_it in (decoded, replayed))
+        wall, replay = (
+            table.of(setting, SELECTOR, over_it(BEST_STATIC)) for over_it in (decoded, replayed)
+        )
         entry: dict[str, Any] = {"temperature": each.temperature, "top_p": each.top_p}
-        entry |= {"wall_ratio": wall.value, "wall_interval_95": [wall.low, wall.high], "replay_ratio": replay.value}
+        entry |= {
+            "wall_ratio": wall.value,
+            "wall_interval_95": [wall.low, wall.high],
+            "replay_ratio": replay.value,
+        }
         entry["replay_error"] = None if replay.high is None else replay.high - replay.value
         found["by_setting"].append(entry)
     return found
@@ -262,9 +301,18 @@ def entries(table: Table, rows: Rows) -> Rows:
     listed = []
     for at, own in found.items():
         per_second = table.of(*at, TOKENS_PER_SECOND)
-        entry = {key: own[0][key] for key in ("setting", "method", "verifier", "drafts", "temperature", "top_p")}
-        entry |= {"tokens_per_second": per_second.value, "interval_95": [per_second.low, per_second.high]}
-        entry |= {"block_efficiency": table.of(*at, EFFICIENCY).value, "tokens": total(own, "tokens")}
+        entry = {
+            key: own[0][key]
+            for key in ("setting", "method", "verifier", "drafts", "temperature", "top_p")
+        }
+        entry |= {
+            "tokens_per_second": per_second.value,
+            "interval_95": [per_second.low, per_second.high],
+        }
+        entry |= {
+            "block_efficiency": table.of(*at, EFFICIENCY).value,
+            "tokens": total(own, "tokens"),
+        }
         listed.append(entry | {"prompts": len(own)})
     return listed
 

@@ -1,4 +1,5 @@
-"""What an evaluation found: in words, as tables for the terminal and the report, and as MLflow's metrics."""
+"""What an evaluation found: in words, as tables for the terminal and the report, and as MLflow's
+metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from selector.decision import Mode
 from selector.sampling import Sampling
 
 ASKED = """pair.tokenizer.apply_chat_template(
-    [{"role": "user", "content": "Write a Python function that counts the vowels of a word, and a test of it."}],
+    [{"role": "user", "content": "Write a Python function that counts vowels, and a test of it."}],
     add_generation_prompt=True, return_tensors="pt", return_dict=True,
 )"""
 BEGUN = 'pair.tokenizer("def main():", return_tensors="pt", return_token_type_ids=False)'
@@ -31,14 +32,18 @@ from data_gen.models.pair import ModelPair
 
 pair = ModelPair.load("{target}", "{draft}", "{device}", "{dtype}")
 inputs = {inputs}.to(pair.device)
-ours = {{"custom_generate": speculative_generate, "draft_model": pair.draft, "selector": "{selector}"}}
+ours = {{"custom_generate": speculative_generate, "draft_model": pair.draft}}
+ours["selector"] = "{selector}"
 text = pair.target.generate(**inputs, **ours, max_new_tokens=200, {settings})
 print(pair.tokenizer.decode(text[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
 Cells = dict[str, str]  # of one row of a table, by column
-SHOWN = ("method", "drafts", "tokens/step", "decoded", "replayed")  # on the terminal, which is narrow
+# on the terminal, which is narrow
+SHOWN = ("method", "drafts", "tokens/step", "decoded", "replayed")
 NOTE = (
-    "Decoded: held-out prompts, two methods compared on the same prompt in the same round, with 95% intervals over "
-    "sources. Replayed: held-out texts, ± one standard error over sources. Neither includes the training seed or the "
+    "Decoded: held-out prompts, two methods compared on the same prompt in the same round, with "
+    "95% intervals over "
+    "sources. Replayed: held-out texts, ± one standard error over sources. Neither includes the "
+    "training seed or the "
     "choice of the pair. Best static tree: the fastest tree of all verifiers on the training texts."
 )
 
@@ -69,53 +74,85 @@ class Evaluation:
     def settings(self) -> list[tuple[str, Mode]]:
         """The sampling settings, and what decides under each of them."""
         rows = zip(self.found["summary"]["by_setting"], self.found["decisions"], strict=True)
-        return [(setting_name(row["temperature"], row["top_p"]), Mode.of(mode)) for row, mode in rows]
+        return [
+            (setting_name(row["temperature"], row["top_p"]), Mode.of(mode)) for row, mode in rows
+        ]
 
 
 def title(config: Config, evaluation: Evaluation) -> str:
     if "logs" in evaluation.found:
-        return f"{config.name}: what a selector gains on logs of {evaluation.found['logs']['drafter']}"
-    target, draft = (name.rstrip("/").rpartition("/")[2] for name in (config.pair.target, config.pair.draft))
+        return (
+            f"{config.name}: what a selector gains on logs of {evaluation.found['logs']['drafter']}"
+        )
+    target, draft = (
+        name.rstrip("/").rpartition("/")[2] for name in (config.pair.target, config.pair.draft)
+    )
     own = config.pair.draft == Pair.model_fields["draft"].default
-    return f"{config.name}: {target} with {'its draft' if own else draft} on {load_profile(config).device}"
+    return (
+        f"{config.name}: {target} with {'its draft' if own else draft} on "
+        f"{load_profile(config).device}"
+    )
 
 
 def metrics(evaluation: Evaluation) -> dict[str, float]:
-    """MLflow's metrics: the selector's speed over every rival by sampling setting, and its mean over the best static
-    tree, by which selectors are compared."""
+    """MLflow's metrics: the selector's speed over every rival by sampling setting, and its mean
+    over the best static tree, by which selectors are compared."""
     if "logs" in evaluation.found:
         return logged.metrics(evaluation.table)
     rows = evaluation.found["summary"]["by_setting"]
     found = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
-        own = [each for each in evaluation.table.figures if each[:3] == (setting, SELECTOR, figures.ALL)]
+        own = [
+            each
+            for each in evaluation.table.figures
+            if each[:3] == (setting, SELECTOR, figures.ALL)
+        ]
         measured = {metric_name(each.measure): each.value for each in own}
         found |= named({EXPORTED: row["replay_ratio"], **measured}, row)
     return found
 
 
 def verdicts(evaluation: Evaluation) -> list[str]:
-    """A line for each sampling setting: what is exported, and whether that is a loss; what is faster in replay; and the
-    selector's gain in wall-clock time over the lookup rule and the best static tree. Of a log what replay tells."""
+    """A line for each sampling setting: what is exported, and whether that is a loss; what is
+    faster in replay; and the selector's gain in wall-clock time over the lookup rule and the best
+    static tree. Of a log what replay tells."""
     if "logs" in evaluation.found:
         return list(logged.in_words(evaluation.found["logs"], evaluation.table))
-    return [f"{setting}: {_verdict(evaluation.table, setting, mode)}" for setting, mode in evaluation.settings]
+    return [
+        f"{setting}: {_verdict(evaluation.table, setting, mode)}"
+        for setting, mode in evaluation.settings
+    ]
 
 
 def _verdict(found: Table, setting: str, mode: Mode) -> str:
-    name, own, wall = exported(mode), *(found.of(setting, SELECTOR, over(PLAIN)) for over in (replayed, decoded))
-    said = f"the {name} is exported. It is {own} times as fast as plain decoding in replay and {wall} times in "
+    name, own, wall = (
+        exported(mode),
+        *(found.of(setting, SELECTOR, over(PLAIN)) for over in (replayed, decoded)),
+    )
+    said = (
+        f"the {name} is exported. It is {own} times as fast as plain decoding in replay and {wall} "
+        "times in "
+    )
     said += "decoding."
     if name == PLAIN:
         said = "plain decoding is exported: on the validation texts nothing was surely faster."
     if wall.high is not None and wall.high < 1:
         said = f"A LOSS, so plain decoding is exported: {said.replace('is exported', 'was chosen')}"
-    others = [found.get(setting, each, replayed(PLAIN)) for each in (BEST_STATIC, COPYING, NETWORK) if each != name]
+    others = [
+        found.get(setting, each, replayed(PLAIN))
+        for each in (BEST_STATIC, COPYING, NETWORK)
+        if each != name
+    ]
     best = max(filter(None, others), key=lambda each: each.value)
     if round(best.value, 2) > round(own.value, 2):
         said += f" The {best.method} is faster in replay: {best} times."
-    gains = [f"over the {x} {_stands(found.of(setting, SELECTOR, decoded(x)))}" for x in (COPYING, BEST_STATIC)]
-    return f"{said} In wall-clock time, prompt by prompt, the selector's gain {' and '.join(gains)}."
+    gains = [
+        f"over the {x} {_stands(found.of(setting, SELECTOR, decoded(x)))}"
+        for x in (COPYING, BEST_STATIC)
+    ]
+    return (
+        f"{said} In wall-clock time, prompt by prompt, the selector's gain {' and '.join(gains)}."
+    )
 
 
 def _stands(ratio: Figure) -> str:
@@ -123,13 +160,23 @@ def _stands(ratio: Figure) -> str:
         return "is zero (both decode alike)"
     if ratio.low is None or ratio.high is None:
         return f"has no interval ({ratio.text(3)})"
-    words = "is there" if ratio.low > 1 else "is a loss" if ratio.high < 1 else "cannot be told from none"
+    words = (
+        "is there"
+        if ratio.low > 1
+        else "is a loss"
+        if ratio.high < 1
+        else "cannot be told from none"
+    )
     return f"{words} ({ratio.text(3)})"
 
 
 def losses(evaluation: Evaluation) -> list[Sampling]:
-    """The sampling settings under which the selector was surely slower than plain decoding, which is exported there."""
-    walls = ((mode, evaluation.table.of(name, SELECTOR, decoded(PLAIN))) for name, mode in evaluation.settings)
+    """The sampling settings under which the selector was surely slower than plain decoding, which
+    is exported there."""
+    walls = (
+        (mode, evaluation.table.of(name, SELECTOR, decoded(PLAIN)))
+        for name, mode in evaluation.settings
+    )
     return [mode.sampling for mode, wall in walls if wall.high is not None and wall.high < 1]
 
 
@@ -140,7 +187,8 @@ def exported(mode: Mode) -> str:
 
 
 def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
-    """By sampling setting every method, the fastest first: its speed over plain decoding, the selector's over it."""
+    """By sampling setting every method, the fastest first: its speed over plain decoding, the
+    selector's over it."""
     found, shown = evaluation.table, dict[str, list[tuple[float, Cells]]]()
     if "logs" in evaluation.found:
         return {own: list(logged.methods(found, own)) for own in logged.settings(found)}
@@ -159,7 +207,10 @@ def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
             "tokens/s": _text(found.get(setting, name, figures.TOKENS_PER_SECOND), 0),
         }
         shown.setdefault(setting, []).append((speed.value if speed else 1.0, cells))
-    return {setting: [cells for _, cells in sorted(rows, key=lambda row: -row[0])] for setting, rows in shown.items()}
+    return {
+        setting: [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
+        for setting, rows in shown.items()
+    }
 
 
 def _text(figure: Figure | None, digits: int = 2) -> str:
@@ -173,13 +224,16 @@ def _label(entry: dict[str, Any]) -> str:
 
 
 def origins(evaluation: Evaluation) -> list[Cells]:
-    """What the selector's tokens came from by sampling setting and kind of prompts, and its decoded speed there."""
+    """What the selector's tokens came from by sampling setting and kind of prompts, and its decoded
+    speed there."""
     found, rows = evaluation.table, list[Cells]()
     for setting, _ in evaluation.settings:
         for kind in found.kinds(setting):
             cells = {"setting": setting, "prompts": kind}
             for origin in figures.ORIGINS:
-                cells[origin] = f"{found.of(setting, SELECTOR, f'{figures.SHARE} {origin}', kind).value:.0%}"
+                cells[origin] = (
+                    f"{found.of(setting, SELECTOR, f'{figures.SHARE} {origin}', kind).value:.0%}"
+                )
             for words, rival in (("over plain", PLAIN), ("over the rule", COPYING)):
                 cells[words] = _text(found.get(setting, SELECTOR, decoded(rival), kind))
             rows.append(cells)
@@ -198,13 +252,18 @@ def show(title: str, evaluation: Evaluation) -> None:
         shown = [{name: row[name] for name in SHOWN} for row in rows]
         console.print(table(shown, f"{setting}: speed of all methods over plain decoding"))
     console.print(NOTE, soft_wrap=True)
-    console.print(f"Decisions take {evaluation.found['summary']['selector_time_share']:.2%} of the time.")
+    console.print(
+        f"Decisions take {evaluation.found['summary']['selector_time_share']:.2%} of the time."
+    )
 
 
 def next_step(config: Config, evaluation: Evaluation) -> tuple[str, str]:
-    """What to do with the run's output; and a program that decodes with the exported selector, where there is one."""
+    """What to do with the run's output; and a program that decodes with the exported selector,
+    where there is one."""
     if "logs" in evaluation.found:
-        return "docs/logs.md says how an engine decides with the selector." * evaluation.found["logs"]["exported"], ""
+        return "docs/logs.md says how an engine decides with the selector." * evaluation.found[
+            "logs"
+        ]["exported"], ""
     if all(exported(mode) == PLAIN for _, mode in evaluation.settings):
         return "Decode without a draft: drafting does not pay with this pair on this machine.", ""
     folder, own = config.folder / "selector", config.pair

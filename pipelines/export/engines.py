@@ -1,8 +1,9 @@
 """`espalier export --engine NAME`: an engine's settings, and what they are predicted to gain.
 
-All requests of a batch draft chains of one length, and a step takes as long as the engine's timings say for that batch
-and length. So with b requests and chains of L tokens, `tokens per second = b E[tokens | L] / T(b, L)`, by replay. For
-every batch size the draft makes as many forward passes as the longest chain needs.
+All requests of a batch draft chains of one length, and a step takes as long as the engine's timings
+say for that batch and length. So with b requests and chains of L tokens,
+`tokens per second = b E[tokens | L] / T(b, L)`, by replay. For every batch size the draft makes as
+many forward passes as the longest chain needs.
 
 Legend: R roots, A actions.
 """
@@ -65,7 +66,8 @@ class Settings:
 
     @property
     def ranges(self) -> list[tuple[int, int, int]]:
-        """First and last batch size, and their length. A size between two timed ones is padded to the larger one."""
+        """First and last batch size, and their length. A size between two timed ones is padded to
+        the larger one."""
         last = [list(alike)[-1] for _, alike in groupby(self.lengths, key=lambda each: each.length)]
         firsts = [1, *(each.batch + 1 for each in last)]
         return [(first, each.batch, each.length) for first, each in zip(firsts, last, strict=False)]
@@ -88,16 +90,22 @@ class Engine:
     read: str  # the version whose source the template follows
     suffix: str  # of the file with the settings
     default: int  # the length over which gains are stated: its own, or its documentation's
-    samples: bool = True  # whether it can draft samples at the request's temperature, and not the most probable tokens
+    # whether it can draft samples at the request's temperature, and not the most probable tokens
+    samples: bool = True
     blocks: bool = False  # whether it has block verification
     one_length: bool = False  # whether all batch sizes have the same length
 
     def files(self, settings: Settings) -> dict[str, str]:
         """The files' contents by name, that of the settings first."""
         sampling = settings.sampling
-        name = f"temperature-{sampling.temperature:g}" + (f"-top_p-{sampling.top_p:g}" if sampling.top_p < 1 else "")
+        name = f"temperature-{sampling.temperature:g}" + (
+            f"-top_p-{sampling.top_p:g}" if sampling.top_p < 1 else ""
+        )
         predicted = json.dumps([asdict(each) for each in settings.lengths], indent=1) + "\n"
-        return {f"{name}.{self.suffix}": self.macros.settings(settings), f"{name}.prediction.json": predicted}
+        return {
+            f"{name}.{self.suffix}": self.macros.settings(settings),
+            f"{name}.prediction.json": predicted,
+        }
 
     def command(self, settings: Settings, folder: Path) -> str:
         return str(self.macros.command(settings, str(folder / next(iter(self.files(settings))))))
@@ -107,26 +115,36 @@ class Engine:
         return TEMPLATES.get_template(f"{self.name}.j2").module
 
     def verifiers(self, labelled: tuple[str, ...], temperature: float) -> tuple[str, str]:
-        """The labelled verifiers that verify chains as the engine does with the exported settings, and by default: at
-        temperature 0 each does. InputError where there is none."""
+        """The labelled verifiers that verify chains as the engine does with the exported settings,
+        and by default: at temperature 0 each does. InputError where there is none."""
         standard = [each for each in labelled if each in STANDARD or temperature == 0]
         block = [each for each in labelled if each in BLOCK and self.blocks]
         if not (standard or block):
             known = ", ".join(STANDARD)
-            raise InputError(f"verifiers: {self.name} verifies chains as one of {known} does: add one of them")
+            raise InputError(
+                f"verifiers: {self.name} verifies chains as one of {known} does: add one of them"
+            )
         return (block + standard)[0], (standard + block)[0]
 
     def refusal(self, sampling: Sampling) -> str:
         """Why it cannot serve a sampling setting as the labels suppose; empty if it can."""
-        own, sampled = sampling.draft_temperature in (None, sampling.temperature), sampling.draft.temperature > 0
+        own, sampled = (
+            sampling.draft_temperature in (None, sampling.temperature),
+            sampling.draft.temperature > 0,
+        )
         if sampling.temperature and sampling.min_p:
             return "the engine does not apply min_p where it speculates"
         if sampled and not own:
             return "the engine has no draft temperature"
         if sampled and not self.samples:
-            return "the engine drafts the most probable tokens: make labels with draft_temperature: 0"
+            return (
+                "the engine drafts the most probable tokens: make labels with draft_temperature: 0"
+            )
         if sampled and not sampling.cuts_nothing:
-            return "the engine's drafts follow the temperature alone: make labels with draft_temperature: 0"
+            return (
+                "the engine's drafts follow the temperature alone: make labels with "
+                "draft_temperature: 0"
+            )
         return ""
 
 
@@ -136,15 +154,20 @@ ENGINES = {
 }
 
 
-def best_lengths(engine: Engine, texts: Texts, verifiers: tuple[str, str], profile: LatencyProfile) -> list[BestLength]:
-    """The best timed length for each timed batch size, ascending. The texts are of one sampling setting;
-    `verifiers` are those of `Engine.verifiers`.
+def best_lengths(
+    engine: Engine, texts: Texts, verifiers: tuple[str, str], profile: LatencyProfile
+) -> list[BestLength]:
+    """The best timed length for each timed batch size, ascending. The texts are of one sampling
+    setting; `verifiers` are those of `Engine.verifiers`.
 
     The longest chain is the one with the largest geometric mean of the speeds over all batch sizes.
     """
     assert profile.batches is not None
     sizes = profile.batches.sizes
-    most = [min(int(target.sizes[-1]) - 1, ActionSpace.default().depth) for target in profile.batches.target]
+    most = [
+        min(int(target.sizes[-1]) - 1, ActionSpace.default().depth)
+        for target in profile.batches.target
+    ]
     replays = [_replay_of_chains(texts, verifiers[0], profile.at_batch(batch)) for batch in sizes]
 
     def fastest(longest: int) -> list[tuple[int, Replayed]]:
@@ -162,20 +185,30 @@ def best_lengths(engine: Engine, texts: Texts, verifiers: tuple[str, str], profi
     for batch, timed, (length, own) in zip(sizes, most, best, strict=True):
         gain = None
         if engine.default <= timed:
-            usual = _replay_of_chains(texts, verifiers[1], profile.at_batch(batch))(engine.default, engine.default)
+            usual = _replay_of_chains(texts, verifiers[1], profile.at_batch(batch))(
+                engine.default, engine.default
+            )
             gain = ratio_of_speeds(own, usual, texts.source_number_X)
         result.append(BestLength(batch, length, own.block_efficiency, batch * own.speed, gain))
     return result
 
 
-def _replay_of_chains(texts: Texts, verifier: str, profile: LatencyProfile) -> Callable[[int, int], Replayed]:
+def _replay_of_chains(
+    texts: Texts, verifier: str, profile: LatencyProfile
+) -> Callable[[int, int], Replayed]:
     timed = Timed(replace(texts, space=replace(ActionSpace.default(), max_K=1)), verifier, profile)
     seconds_RA, drafting_RA = timed.seconds(), timed.on(replace(profile, target=FREE)).seconds()
 
     @cache
     def replayed(length: int, passes: int) -> Replayed:
         seconds_R = seconds_RA[:, length] + drafting_RA[:, passes] - drafting_RA[:, length]
-        return replay(timed.survivals_RS, torch.full_like(texts.length_R, length), seconds_R, texts.size_X, timed.space)
+        return replay(
+            timed.survivals_RS,
+            torch.full_like(texts.length_R, length),
+            seconds_R,
+            texts.size_X,
+            timed.space,
+        )
 
     return replayed
 
@@ -189,7 +222,10 @@ def serve(config: Config, name: str) -> None:
     profile = LatencyProfile.load(timed)
     depends = {
         "latency": sha256(timed),
-        "traces": {file: shard["sha256"] for file, shard in read_manifest(traces_folder(config))["shards"].items()},
+        "traces": {
+            file: shard["sha256"]
+            for file, shard in read_manifest(traces_folder(config))["shards"].items()
+        },
         "pair": list(pair),
         "read": engine.read,
     }
@@ -203,12 +239,18 @@ def serve(config: Config, name: str) -> None:
         if not refused:
             verifiers = engine.verifiers(config.verifiers, sampling.temperature)
             lengths = best_lengths(engine, texts.setting_of(sampling), verifiers, profile)
-            refused = "" if any(each.length for each in lengths) else "drafting pays at no batch size"
+            refused = (
+                "" if any(each.length for each in lengths) else "drafting pays at no batch size"
+            )
         if refused:
             stage.say(f"{sampling}: nothing is written, {refused}")
         sections.append((Settings(*pair, verifiers[0] in BLOCK, sampling, lengths), refused))
     page = TEMPLATES.get_template("README.j2")
-    files = {"README.md": page.render(engine=engine, device=profile.device, sections=sections, folder=folder)}
+    files = {
+        "README.md": page.render(
+            engine=engine, device=profile.device, sections=sections, folder=folder
+        )
+    }
     for settings, refused in sections:
         files |= {} if refused else engine.files(settings)
     with mlflow_run(config, f"export-{name}", ("sampling", "verifiers")) as mlflow:

@@ -1,4 +1,5 @@
-"""The code of a registered model, which MLflow stores with it. The artefact's TorchScript answers."""
+"""The code of a registered model, which MLflow stores with it. The artefact's TorchScript
+answers."""
 
 from __future__ import annotations
 
@@ -19,14 +20,19 @@ class Registered:
 
     @torch.inference_mode()
     def predict(self, frame: Any, params: Any = None) -> Any:
-        """The actions as a DataFrame with the columns `K`, `L1`, `L2` and `style`. The given one has a column for each
-        scalar and each hidden state, or for the early scalars alone. `params` are not used."""
+        """The actions as a DataFrame with the columns `K`, `L1`, `L2` and `style`. The given one
+        has a column for each scalar and each hidden state, or for the early scalars alone. `params`
+        are not used."""
         features = self.config["features"]
         names = [scalar["name"] for scalar in features["scalars"]]
         names = names if set(names) <= set(frame.columns) else names[: features["early"]]
-        given = {name: np.stack(list(frame[name])) for name in features["hidden_states"] if name in frame}
+        given = {
+            name: np.stack(list(frame[name])) for name in features["hidden_states"] if name in frame
+        }
         given["scalars"] = frame[names].to_numpy()
-        index_B, _ = self.module({name: torch.from_numpy(values.astype(np.float32)) for name, values in given.items()})
+        index_B, _ = self.module(
+            {name: torch.from_numpy(values.astype(np.float32)) for name, values in given.items()}
+        )
         chosen = [self.config["actions"][index] for index in index_B.tolist()]
         return type(frame)(chosen, columns=["K", "L1", "L2", "style"])
 

@@ -1,7 +1,7 @@
 """Stage `export`: the chosen module as an artefact directory, compared with the trained module.
 
-The artefact also becomes a version of a registered MLflow model, which `mlflow.pyfunc.load_model` and `load_selector`
-load.
+The artefact also becomes a version of a registered MLflow model, which `mlflow.pyfunc.load_model`
+and `load_selector` load.
 """
 
 from __future__ import annotations
@@ -30,19 +30,29 @@ from selector.train.replay import Ratio
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "export")
 MODEL = "espalier-selector"  # in the registry of MLflow
 CODE = Path(__file__).with_name("registered.py")
-ABOUT = f"""Chooses what to draft at every step of speculative decoding. Each export is a version; the alias, a run's
-name, is that of its last one. `load_selector("models:/{MODEL}@alias")` and `mlflow.pyfunc.load_model` load it."""
+ABOUT = f"""Chooses what to draft at every step of speculative decoding. Each export is a version;
+the alias, a run's name, is that of its last one. `load_selector("models:/{MODEL}@alias")` and
+`mlflow.pyfunc.load_model` load it."""
 
 
 def plan(config: Config) -> list[str]:
     if why_untrained(config):
         return []
-    engine = [f"write {config.folder / 'engines' / config.export.engine}"] if config.export.engine else []
-    return [*engine, f"write {config.folder / 'selector'} and compare it with the trained module on validation texts"]
+    engine = (
+        [f"write {config.folder / 'engines' / config.export.engine}"]
+        if config.export.engine
+        else []
+    )
+    return [
+        *engine,
+        f"write {config.folder / 'selector'} and compare it with the trained module on "
+        "validation texts",
+    ]
 
 
 def stage_of(config: Config) -> Stage:
-    """The stage with what it depends on; InputError before the end of training, or with another's evaluation."""
+    """The stage with what it depends on; InputError before the end of training, or with another's
+    evaluation."""
     decides, evaluation = decision_digest(config, load_result(config)), list[str]()
     path = config.folder / "evaluation.json"
     if path.exists():
@@ -67,32 +77,46 @@ def run(config: Config) -> None:
         stage.replace()
         splits = load_traces(config, load_profile(config).pair)
         summary = evaluation.found["summary"] if evaluation else None  # a log's has none
-        selector = build(config, folder, splits, summary, losses(evaluation) if evaluation and summary else [])
+        selector = build(
+            config, folder, splits, summary, losses(evaluation) if evaluation and summary else []
+        )
         figures: dict[str, str] = {}  # the selector's speed over the best static tree
         for row in (summary or {}).get("by_setting", []):
-            replayed = Ratio(row["replay_ratio"], math.inf if row["replay_error"] is None else row["replay_error"])
+            replayed = Ratio(
+                row["replay_ratio"],
+                math.inf if row["replay_error"] is None else row["replay_error"],
+            )
             figures |= named({EXPORTED: str(replayed)}, row)
         if config.logs.files and evaluation:
             gains = metrics(evaluation.table)
             figures = {name.replace("/", " "): f"{value:.3f}" for name, value in gains.items()}
         register(stage, mlflow, selector, folder, figures)
         compared = selector.config.metrics["actions_compared"]
-        found = f"its actions equal the trained module's at all {compared} roots of the validation texts"
+        found = (
+            f"its actions equal the trained module's at all {compared} roots of the validation "
+            "texts"
+        )
         mlflow.log_metric("roots compared", compared)
         describe(mlflow, found)
     stage.say(f"{folder}: {found}")
     stage.finish()
 
 
-def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path, figures: dict[str, str]) -> None:
-    """Log the artefact directory as a model of the current run and make it a version of the registered model `MODEL`,
-    whose alias is the run's name and whose tags are the figures; a warning where there is no registry."""
+def register(
+    stage: Stage, mlflow: Any, selector: Selector, folder: Path, figures: dict[str, str]
+) -> None:
+    """Log the artefact directory as a model of the current run and make it a version of the
+    registered model `MODEL`, whose alias is the run's name and whose tags are the figures; a
+    warning where there is no registry."""
     from mlflow.models import ModelSignature
     from mlflow.types.schema import Array, ColSpec, Schema
 
     own, names = selector.config, selector.schema.names
     example = pd.DataFrame(list(zip(*own.ranges, strict=True)), columns=list(names))
-    columns = [ColSpec("double", name, required=at < selector.schema.first) for at, name in enumerate(names)]
+    columns = [
+        ColSpec("double", name, required=at < selector.schema.first)
+        for at, name in enumerate(names)
+    ]
     for name, width in own.hidden_states.items():
         example[name] = [[0.0] * width] * len(example)
         columns.append(ColSpec(Array("double"), name, required=False))
@@ -106,9 +130,18 @@ def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path, figure
         input_example=example,
         pip_requirements=["torch", "numpy", "pandas"],
     )
-    tags = {"pair": own.pair["fingerprint"], "verifier": selector.verifier, "objective": own.objective, **figures}
+    tags = {
+        "pair": own.pair["fingerprint"],
+        "verifier": selector.verifier,
+        "objective": own.objective,
+        **figures,
+    }
     about = "\n".join([f"{selector}\n", *(f"- {name}: {value}" for name, value in figures.items())])
-    client, alias, run = mlflow.MlflowClient(), alias_of(stage.config.name), mlflow.active_run().info.run_id
+    client, alias, run = (
+        mlflow.MlflowClient(),
+        alias_of(stage.config.name),
+        mlflow.active_run().info.run_id,
+    )
     facts = {"description": about, "tags": tags, "model_id": logged.model_id}
     try:
         try:
@@ -125,6 +158,7 @@ def register(stage: Stage, mlflow: Any, selector: Selector, folder: Path, figure
 
 
 def alias_of(name: str) -> str:
-    """The alias of a run's last export. MLflow allows no dots, and keeps `latest` and names such as `v2` to itself."""
+    """The alias of a run's last export. MLflow allows no dots, and keeps `latest` and names such as
+    `v2` to itself."""
     alias = re.sub(r"\W", "-", name)
     return f"run-{alias}" if re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE) else alias

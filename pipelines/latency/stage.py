@@ -1,4 +1,5 @@
-"""Stage `latency`: this machine's latency profile, checked against real decoding steps; or an engine's step times."""
+"""Stage `latency`: this machine's latency profile, checked against real decoding steps; or an
+engine's step times."""
 
 from __future__ import annotations
 
@@ -46,7 +47,11 @@ OTHERS = (
     *((3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 0, 6), (4, 2, 6)),
 )
 GREEDY_TREES = (4, 0, 1), (3, 0, 2), (2, 2, 4), (4, 0, 4)
-FITTED = [*map(Action.of, TREES), *(Action(*shape, GREEDY) for shape in GREEDY_TREES), *map(Action.copy, (2, 8, 16))]
+FITTED = [
+    *map(Action.of, TREES),
+    *(Action(*shape, GREEDY) for shape in GREEDY_TREES),
+    *map(Action.copy, (2, 8, 16)),
+]
 CHECKED = [*map(Action.of, OTHERS), Action.copy(4)]
 PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted
 UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
@@ -60,8 +65,8 @@ def profile_path(config: Config) -> Path:
 
 
 def context_lengths(config: Config) -> tuple[int, ...]:
-    """The contexts that are timed, in tokens, ascending: a short prompt, half-way through the text of a prompt of mean
-    length, and the end of the longest text. Times are linear in between."""
+    """The contexts that are timed, in tokens, ascending: a short prompt, half-way through the text
+    of a prompt of mean length, and the end of the longest text. Times are linear in between."""
     tokenizer, form, new = pairs.tokenizer_of(config), config.prompts.form, config.data.tokens
     kept, _ = form.fit(tokenizer, pairs.all_prompts(config))
     ordered = sorted(len(form.cut(tokenizer, ids)) for ids in form.whole(tokenizer, kept))
@@ -70,43 +75,62 @@ def context_lengths(config: Config) -> tuple[int, ...]:
 
 
 def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfile:
-    """The run's profile; InputError where it was measured on another machine or with another pair."""
+    """The run's profile; InputError where it was measured on another machine or with another
+    pair."""
     path = profile_path(config)
     verify(config, "latency")
     profile = LatencyProfile.load(path)
     here = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     if profile.device != here and not config.logs.files:
-        raise InputError(f"{path} was measured on {profile.device}; this is {here}: run the latency stage again")
+        raise InputError(
+            f"{path} was measured on {profile.device}; this is {here}: run the latency stage again"
+        )
     if pair is not None and profile.pair != pair.fingerprint:
         raise InputError(f"{path} was measured with another pair: run the latency stage again")
     return profile
 
 
-def decision_seconds(config: Config, pair: ModelPair, profile: LatencyProfile, level: str, prompt: list[int]) -> float:
-    """Seconds of a decision in real decoding, features included: the mean without the slowest tenth. The lookup rule
-    decides at the level `match`, else an untrained network, which may choose chains and lookups. `data.tokens` new
-    tokens are decoded, and every step drafts `DRAFTED` of them. InputError where they end too early."""
+def decision_seconds(
+    config: Config, pair: ModelPair, profile: LatencyProfile, level: str, prompt: list[int]
+) -> float:
+    """Seconds of a decision in real decoding, features included: the mean without the slowest
+    tenth. The lookup rule decides at the level `match`, else an untrained network, which may choose
+    chains and lookups. `data.tokens` new tokens are decoded, and every step drafts `DRAFTED` of
+    them. InputError where they end too early."""
     space, verifier = ActionSpace.of_pairs(), config.train.verifier
     own = (FULL, pairs.hidden_widths(config)) if level == FULL else (LIGHT, [])
     module = SelectorModule("regressor", *own, config.train.network, space=space.to_json()).eval()
     chains = map(space.index, map(space.chain, range(space.depth + 1)))
     allowed = (*chains, *range(len(space.trees), len(space)))
     rule = LookupRule(2, space.lookups[-1]) if level == MATCH else None
-    mode = Mode(Sampling(), space.chain(4), () if rule else (level,), 100.0, allowed=allowed, rule=rule)
-    selector = Selector(module.state_dict(), config_of(module, verifier, mode.action, [mode]), profile, [mode])
+    mode = Mode(
+        Sampling(), space.chain(4), () if rule else (level,), 100.0, allowed=allowed, rule=rule
+    )
+    selector = Selector(
+        module.state_dict(), config_of(module, verifier, mode.action, [mode]), profile, [mode]
+    )
     chooser = Overruled(Tuned(mode, selector), repeat(space.chain(DRAFTED)))
     decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)
     if not (steps := decoder.decode(prompt, config.data.tokens, generator).steps[2:]):
-        raise InputError("prompts: their continuations end before a third decoding step, which could be timed")
+        raise InputError(
+            "prompts: their continuations end before a third decoding step, which could be timed"
+        )
     return timing.usual([step.seconds["select"] for step in steps])
 
 
 def plan(config: Config) -> list[str]:
     path = config.latency.timings
     if config.logs.files or reads_only(config):
-        return [f"read {len(timings.read_timings(path))} step times of an engine from {path}"] if path else []
-    return [f"{config.latency.repeats} decoding steps with each of {len(FITTED + CHECKED)} trees and lookups"]
+        return (
+            [f"read {len(timings.read_timings(path))} step times of an engine from {path}"]
+            if path
+            else []
+        )
+    return [
+        f"{config.latency.repeats} decoding steps with each of {len(FITTED + CHECKED)} trees and "
+        "lookups"
+    ]
 
 
 def reads_only(config: Config) -> bool:
@@ -130,11 +154,16 @@ def run(config: Config) -> None:
     stage = stage_of(config, pair.fingerprint)
     if not stage.begin():
         return
-    prompts = [pairs.encode(config, pair, prompt) for prompt in pairs.prompts_of(config, pair, "train")[:PROMPTS]]
+    prompts = [
+        pairs.encode(config, pair, prompt)
+        for prompt in pairs.prompts_of(config, pair, "train")[:PROMPTS]
+    ]
     lengths, tokens = context_lengths(config), [token for prompt in prompts for token in prompt]
-    texts = [list(islice(cycle(tokens), max(2, length - timing.GROWN))) for length in lengths]  # they grow to these
+    # they grow to these
+    texts = [list(islice(cycle(tokens), max(2, length - timing.GROWN))) for length in lengths]
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
-        others = [name for name in config.verifiers if name != config.train.verifier]  # they differ only at branches
+        # they differ only at branches
+        others = [name for name in config.verifiers if name != config.train.verifier]
         cases: list[timing.Case] = [*product([config.train.verifier], FITTED + CHECKED)]
         cases += product(others, (each for each in FITTED if each.K > 1 and each.style == IID))
         steps = config.latency.repeats * len(cases)
@@ -148,12 +177,17 @@ def run(config: Config) -> None:
             for level in watched(DECISIONS, "timing decisions")
         }
         profile = replace(profile, decide=decide, distinct=distinct(config, pair, prompts))
-        rows, matrices = check(profile, config.train.verifier, samples), timing.matrix_seconds(pair.target)
+        rows, matrices = (
+            check(profile, config.train.verifier, samples),
+            timing.matrix_seconds(pair.target),
+        )
         stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows, "matrices": matrices})
         mlflow.log_artifact(str(profile_path(config)))
         for row in rows:
-            mlflow.log_metric(f"predicted over measured/{row['action']}".translate(PLAIN), row["ratio"])
+            mlflow.log_metric(
+                f"predicted over measured/{row['action']}".translate(PLAIN), row["ratio"]
+            )
         describe(mlflow, in_words(profile))
     if matrices:
         console.print(of_matrices(matrices))
@@ -164,7 +198,8 @@ def run(config: Config) -> None:
 
 
 def stage_of(config: Config, pair: str | None = None) -> Stage:
-    """The stage with what it depends on. `pair` is the pair's fingerprint: the recorded one if it is not given."""
+    """The stage with what it depends on. `pair` is the pair's fingerprint: the recorded one if it
+    is not given."""
     if config.logs.files and config.latency.timings:
         own = config.latency.timings, log_of(config).fingerprint, profile_path(config)
         return timings.stage_of(config, "latency", *own)
@@ -184,13 +219,25 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
     return Stage("latency", config, depends, (profile_path(config),))
 
 
-def check(profile: LatencyProfile, verifier: str, samples: Sequence[timing.Sample]) -> list[dict[str, Any]]:
-    """Predicted and measured step times in seconds with one verifier, of trees and lookups outside of the fit."""
+def check(
+    profile: LatencyProfile, verifier: str, samples: Sequence[timing.Sample]
+) -> list[dict[str, Any]]:
+    """Predicted and measured step times in seconds with one verifier, of trees and lookups outside
+    of the fit."""
     rows = []
     for action in CHECKED:
-        if taken := [own for own in samples if (own.verifier, own.step.action, own.lag) == (verifier, action, 0)]:
+        if taken := [
+            own
+            for own in samples
+            if (own.verifier, own.step.action, own.lag) == (verifier, action, 0)
+        ]:
             predicted, measured = timing.times(profile, taken)
-            row = {"action": str(action), "predicted": predicted, "measured": measured, "ratio": predicted / measured}
+            row = {
+                "action": str(action),
+                "predicted": predicted,
+                "measured": measured,
+                "ratio": predicted / measured,
+            }
             rows.append({**row, "steps": len(taken)})
     return rows
 
@@ -198,35 +245,59 @@ def check(profile: LatencyProfile, verifier: str, samples: Sequence[timing.Sampl
 def unsteady(rows: list[dict[str, Any]]) -> str:
     """A warning where predicted step times are far from measured ones, else an empty string."""
     error = statistics.mean(abs(row["ratio"] - 1) for row in rows) if rows else 0.0
-    words = f"predicted step times are {error:.0%} away from measured ones, in the mean: measure again at a quiet hour"
+    words = (
+        f"predicted step times are {error:.0%} away from measured ones, in the mean: measure again "
+        "at a quiet hour"
+    )
     return words if error > UNSTEADY else ""
 
 
-def distinct(config: Config, pair: ModelPair, prompts: list[list[int]]) -> dict[str, list[list[float]]]:
+def distinct(
+    config: Config, pair: ModelPair, prompts: list[list[int]]
+) -> dict[str, list[list[float]]]:
     """`LatencyProfile.distinct` of every sampling setting."""
     found = {}
     for setting in watched(config.sampling, "counting distinct nodes"):
         sampling = setting.build()
-        written = generated_by_target(pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "distinct"))
+        written = generated_by_target(
+            pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "distinct")
+        )
         texts = [(text.tokens, text.start) for text in written]
         found[str(sampling)] = distinct_nodes(pair.draft, texts, sampling.draft, config.seed)
     return found
 
 
 def in_words(profile: LatencyProfile) -> str:
-    length, verifier = profile.draft.lengths[len(profile.draft.lengths) // 2], next(iter(profile.verify))
-    chains = (1e3 * profile.action_seconds(Action(1, drafted, 0), length, verifier) for drafted in (0, 1, 8))
-    steps = "a step of {:.2f} ms plain, {:.2f} ms with one drafted token, {:.2f} ms with eight".format(*chains)
-    decisions = ", ".join(f"{1e3 * seconds:.3f} ms ({level})" for level, seconds in profile.decide.items())
+    length, verifier = (
+        profile.draft.lengths[len(profile.draft.lengths) // 2],
+        next(iter(profile.verify)),
+    )
+    chains = (
+        1e3 * profile.action_seconds(Action(1, drafted, 0), length, verifier)
+        for drafted in (0, 1, 8)
+    )
+    steps = (
+        "a step of {:.2f} ms plain, {:.2f} ms with one drafted token, {:.2f} ms with eight".format(
+            *chains
+        )
+    )
+    decisions = ", ".join(
+        f"{1e3 * seconds:.3f} ms ({level})" for level, seconds in profile.decide.items()
+    )
     return f"{steps};\na decision {decisions}"
 
 
 def of_matrices(matrices: list[dict[str, float]]) -> Table:
     rows = []
     for own in matrices:
-        cells = {f"{name} ms": f"{1e3 * seconds:.1f}" for name, seconds in own.items() if name != "rows"}
+        cells = {
+            f"{name} ms": f"{1e3 * seconds:.1f}" for name, seconds in own.items() if name != "rows"
+        }
         rows.append({"rows": f"{own['rows']:.0f}", **cells})
-    title = "The target's matrices, by rows: as torch multiplies them, and laid out once, as they are used here"
+    title = (
+        "The target's matrices, by rows: as torch multiplies them, and laid out once, as they are "
+        "used here"
+    )
     return table(rows, title)
 
 

@@ -26,7 +26,8 @@ class Row(BaseModel, extra="forbid"):
 
     batch: Annotated[int, Field(gt=0, le=MOST_REQUESTS)]  # requests that are decoded together
     context: Annotated[Count, Field(gt=0)]  # tokens of each request before the step
-    verified: Annotated[float, Field(ge=0, lt=2**31)]  # mean tokens of a request, with the root; 0 without a pass
+    # mean tokens of a request, with the root; 0 without a pass
+    verified: Annotated[float, Field(ge=0, lt=2**31)]
     passes: Count  # forward passes of the draft
     seconds: Annotated[float, Field(gt=0, lt=3600)]  # of the whole step
 
@@ -36,50 +37,71 @@ def engine_path(config: Config) -> Path:
 
 
 def run(stage: Stage, path: Path, drafts: bool = True) -> None:
-    """Read an engine's step times into the profile that is the stage's output; `drafts` as in `profile_of`."""
+    """Read an engine's step times into the profile that is the stage's output; `drafts` as in
+    `profile_of`."""
     rows, config, (output,) = read_timings(path), stage.config, stage.outputs
-    profile = profile_of(rows, str(path), config.latency.stepped, stage.depends["pair"], config.verifiers, drafts)
+    profile = profile_of(
+        rows, str(path), config.latency.stepped, stage.depends["pair"], config.verifiers, drafts
+    )
     if not stage.begin():
         return
     stage.replace()
     write_json(output, profile.to_json())
     if remark := misfit(rows if drafts else rows[rows["passes"] == 0], profile):
         stage.say(remark)
-    stage.say(f"{output}: {len(rows)} timed steps, of up to {rows['batch'].max()} requests together")
+    stage.say(
+        f"{output}: {len(rows)} timed steps, of up to {rows['batch'].max()} requests together"
+    )
     stage.finish()
 
 
 def stage_of(config: Config, name: str, path: Path, pair: str, output: Path) -> Stage:
-    """The stage with what it depends on: the step times in `path` (else InputError), and the pair's fingerprint."""
+    """The stage with what it depends on: the step times in `path` (else InputError), and the pair's
+    fingerprint."""
     depends = {"timings": sha256(path), "stepped": config.latency.stepped, "pair": pair}
     return Stage(name, config, {**depends, "verifiers": list(config.verifiers)}, (output,))
 
 
 def read_timings(path: Path) -> pd.DataFrame:
-    """The rows of a CSV file with the columns of `Row`; InputError where the file or a row is not valid."""
+    """The rows of a CSV file with the columns of `Row`; InputError where the file or a row is not
+    valid."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:  # pandas would drop the cells beyond the header
-            rows = TypeAdapter(list[Row]).validate_python([*csv.DictReader(file, restkey="a cell too many")])
+        # pandas would drop the cells beyond the header
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = TypeAdapter(list[Row]).validate_python(
+                [*csv.DictReader(file, restkey="a cell too many")]
+            )
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except ValidationError as error:
         first, (number, column) = error.errors()[0], error.errors()[0]["loc"]
         raise InputError(f"{path} line {int(number) + 2}: {column}: {first['msg']}") from error
     except (ValueError, csv.Error) as error:
-        raise InputError(f"{path}: not a CSV file in UTF-8: {' '.join(str(error).split())}") from error
+        raise InputError(
+            f"{path}: not a CSV file in UTF-8: {' '.join(str(error).split())}"
+        ) from error
     frame = pd.DataFrame([row.model_dump() for row in rows], columns=list(Row.model_fields))
     again = frame.duplicated(list(Row.model_fields)[:-1])
     if again.any():
-        raise InputError(f"{path} line {again.idxmax() + 2}: the step of an earlier line again; keep one, the median")
+        raise InputError(
+            f"{path} line {again.idxmax() + 2}: the step of an earlier line again; keep one, the "
+            "median"
+        )
     return frame
 
 
 def profile_of(
-    rows: pd.DataFrame, name: str, stepped: bool, pair: str, verifiers: Sequence[str], drafts: bool = True
+    rows: pd.DataFrame,
+    name: str,
+    stepped: bool,
+    pair: str,
+    verifiers: Sequence[str],
+    drafts: bool = True,
 ) -> LatencyProfile:
-    """The latency profile of an engine, from the rows of `read_timings`; `stepped` as in `selector.latency.along`.
-    Without a drafter (`drafts`), only rows without draft passes count. Verification is part of the timed steps, so it
-    costs nothing more. InputError where drafting cannot be told from it, or one of them would take no time."""
+    """The latency profile of an engine, from the rows of `read_timings`; `stepped` as in
+    `selector.latency.along`. Without a drafter (`drafts`), only rows without draft passes count.
+    Verification is part of the timed steps, so it costs nothing more. InputError where drafting
+    cannot be told from it, or one of them would take no time."""
     rows = rows if drafts else rows[rows["passes"] == 0]
     if rows.empty:
         raise InputError(f"{name}: no rows")
@@ -89,11 +111,20 @@ def profile_of(
             int(context): _steps(own, f"{name}: batch {batch}, context {context}", drafts)
             for context, own in together.groupby("context")
         }
-        # a step's first draft pass has width 2 (`draft_passes`), and what drafting costs once per step goes with it
-        draft.append(Table(list(steps), [1, 2], [[own, own + once] for own, once, _ in steps.values()]))
+        # a step's first draft pass has width 2 (`draft_passes`), and what drafting costs once per
+        # step goes with it
+        draft.append(
+            Table(list(steps), [1, 2], [[own, own + once] for own, once, _ in steps.values()])
+        )
         timed = [(list(seconds), list(seconds.values())) for *_, seconds in steps.values()]
         sizes = sorted({size for own, _ in timed for size in own})
-        target.append(Table(list(steps), sizes, [[along(*own, size, stepped) for size in sizes] for own in timed]))
+        target.append(
+            Table(
+                list(steps),
+                sizes,
+                [[along(*own, size, stepped) for size in sizes] for own in timed],
+            )
+        )
     return LatencyProfile(
         device=f"an engine: {name}",
         pair=pair,
@@ -106,8 +137,9 @@ def profile_of(
 
 
 def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, dict[Any, float]]:
-    """Seconds of a draft pass, of drafting once per step, and of the rest of a step by verified tokens; the first two
-    are 0 without a drafter. Rows without draft passes are taken as they are. The others are fitted by least squares,
+    """Seconds of a draft pass, of drafting once per step, and of the rest of a step by verified
+    tokens; the first two are 0 without a drafter. Rows without draft passes are taken as they are.
+    The others are fitted by least squares,
 
         seconds = target(verified) + once + passes x draft,   target(0) = 0,
 
@@ -115,7 +147,10 @@ def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, 
     """
     sizes = sorted(set(rows["verified"].tolist()) - {0})
     if not sizes or sizes[0] < 1:
-        raise InputError(f"{place}: {'a row verifies less than a token' if sizes else 'no row verifies anything'}")
+        raise InputError(
+            f"{place}: "
+            f"{'a row verifies less than a token' if sizes else 'no row verifies anything'}"
+        )
     plain, drafted = rows[rows["passes"] == 0], rows[rows["passes"] > 0]
     target = plain[plain["verified"] > 0].groupby("verified")["seconds"].mean().to_dict()
     left = drafted["seconds"] - drafted["verified"].map(target).fillna(0)
@@ -126,16 +161,26 @@ def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, 
         columns += [drafted["verified"] == size for size in unknown]
         if not columns:
             break
-        found, _, rank, _ = np.linalg.lstsq(np.stack(columns, axis=1).astype(float), left.to_numpy())
+        found, _, rank, _ = np.linalg.lstsq(
+            np.stack(columns, axis=1).astype(float), left.to_numpy()
+        )
         if rank == len(columns) and not (constant and found[1] < 0):
             draft, once = (float(found[0]) if drafts else 0.0), float(found[1]) if constant else 0.0
             target |= dict(zip(unknown, found[drafts + constant :].tolist(), strict=True))
             break
     else:
-        raise InputError(f"{place}: drafting cannot be told from verification: add a row of 0 verified tokens")
+        raise InputError(
+            f"{place}: drafting cannot be told from verification: add a row of 0 verified tokens"
+        )
     if draft < -1e-12 or min(target.values()) < 1e-12:
-        raise InputError(f"{place}: by least squares, a pass of the draft or the target takes no time")
-    return max(0.0, draft), once, {own if own % 1 else int(own): target[own] for own in sorted(target)}
+        raise InputError(
+            f"{place}: by least squares, a pass of the draft or the target takes no time"
+        )
+    return (
+        max(0.0, draft),
+        once,
+        {own if own % 1 else int(own): target[own] for own in sorted(target)},
+    )
 
 
 def misfit(rows: pd.DataFrame, profile: LatencyProfile) -> str:
@@ -147,5 +192,9 @@ def misfit(rows: pd.DataFrame, profile: LatencyProfile) -> str:
         predicted = own.target.at(length, row.verified) + (row.passes > 0) * own.draft.at(length, 2)
         predicted += max(row.passes - 1, 0) * own.draft.at(length, 1)
         if (error := abs(predicted / row.seconds - 1)) > worst:
-            worst, place = error, f"batch {row.batch}, context {length}, {row.verified:g} verified, {row.passes} passes"
+            worst, place = (
+                error,
+                f"batch {row.batch}, context {length}, {row.verified:g} verified, {row.passes} "
+                "passes",
+            )
     return f"the step times miss a row by {worst:.1%}, the most ({place})" if worst > MISFIT else ""

@@ -1,7 +1,7 @@
 """An engine's log as the source of a run's texts, in place of a pair of models.
 
-The stages are those of a pair. Where `logs.files` names logs, `latency` reads the engine's step times, `data` stores
-what each text says of every position, and nothing is decoded.
+The stages are those of a pair. Where `logs.files` names logs, `latency` reads the engine's step
+times, `data` stores what each text says of every position, and nothing is decoded.
 """
 
 from __future__ import annotations
@@ -19,11 +19,17 @@ from selector.schema import InputError, sha256
 
 OF_LOG = "log:"
 LONGEST_LOOKUP = 20  # tokens
-SQUARED = 0.03  # weight of the squared error; with 1, lookups of 20 tokens would outweigh the drafter's chains
-TIMELESS = "No step times were given: add --timings FILE to train a selector, to measure its gain and to export it."
+# weight of the squared error; with 1, lookups of 20 tokens would outweigh the drafter's chains
+SQUARED = 0.03
+TIMELESS = (
+    "No step times were given: add --timings FILE to train a selector, to measure its gain and to "
+    "export it."
+)
 UNMEASURED = (
-    "WARNING: no selector is written, because a log of steps alone cannot tell whether it gains. Log dense steps, set "
-    "logs.drafter=none for copies, whose labels are always exact, or export it all the same with logs.force=true."
+    "WARNING: no selector is written, because a log of steps alone cannot tell whether it gains. "
+    "Log dense steps, set "
+    "logs.drafter=none for copies, whose labels are always exact, or export it all the same with "
+    "logs.force=true."
 )
 
 
@@ -42,14 +48,20 @@ class Log:
 
     @cached_property
     def is_dense(self) -> bool:
-        """Whether it is known at every position what would have been accepted, so that every policy can be replayed."""
+        """Whether it is known at every position what would have been accepted, so that every policy
+        can be replayed."""
         survivals = (text.of(self.labeller.drafter) for text in self.logs.all)
-        return not self.labeller.space.depth or all(own.shape[1] > 0 and not (own != own).any() for own in survivals)
+        return not self.labeller.space.depth or all(
+            own.shape[1] > 0 and not (own != own).any() for own in survivals
+        )
 
     @property
     def work(self) -> list[Work]:
         """All texts by split, as the data stage takes them."""
-        return [Work(split, self.labeller.sampling, (), given=tuple(own)) for split, own in self.splits.items()]
+        return [
+            Work(split, self.labeller.sampling, (), given=tuple(own))
+            for split, own in self.splits.items()
+        ]
 
     def shard(self, work: Work) -> Shard:
         """The rows of some texts."""
@@ -57,8 +69,13 @@ class Log:
 
     def __str__(self) -> str:
         roots, own = sum(text.roots for text in self.logs.all), self.labeller
-        texts = f"{len(self.logs.all)} texts, {len(self.splits['test'])} held out, {roots:,} positions"
-        return f"{texts}; {own.drafter} of up to {own.space.depth} tokens, lookups of up to {LONGEST_LOOKUP}"
+        texts = (
+            f"{len(self.logs.all)} texts, {len(self.splits['test'])} held out, {roots:,} positions"
+        )
+        return (
+            f"{texts}; {own.drafter} of up to {own.space.depth} tokens, lookups of up to "
+            f"{LONGEST_LOOKUP}"
+        )
 
 
 def log_of(config: Config) -> Log:
@@ -81,7 +98,8 @@ def files_of(config: Config) -> dict[str, str]:
     """The checksums of the logs by path."""
     found = {}
     for path in [*config.logs.files, *config.logs.test]:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # it would be empty once it is read
+        # it would be empty once it is read
+        if path.exists() and not (path.is_file() or path.is_dir()):
             raise InputError(f"{path}: a pipe, no file: write the log to a file first")
         manifest = path / "manifest.json"
         found[str(path)] = sha256(manifest if manifest.exists() else path)
@@ -101,7 +119,8 @@ def depends(config: Config) -> dict[str, Any]:
 
 
 def why_untrained(config: Config) -> str:
-    """Why a selector cannot be trained on the run's log; empty where it can, and where there is no log."""
+    """Why a selector cannot be trained on the run's log; empty where it can, and where there is no
+    log."""
     if not config.logs.files:
         return ""
     if not (log_of(config).is_dense or config.logs.force):

@@ -1,4 +1,5 @@
-"""Stage `pair`: checks that the pair loads, and writes the prompts. Every stage loads both from here."""
+"""Stage `pair`: checks that the pair loads, and writes the prompts. Every stage loads both from
+here."""
 
 from __future__ import annotations
 
@@ -17,7 +18,15 @@ from data_gen.models.gguf import resolved
 from data_gen.models.pair import ModelPair
 from data_gen.models.self_check import check_once
 from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
-from data_gen.texts.prompts import SETS, Prompt, read_prompts, read_set, split_of, take_evenly, write_prompts
+from data_gen.texts.prompts import (
+    SETS,
+    Prompt,
+    read_prompts,
+    read_set,
+    split_of,
+    take_evenly,
+    write_prompts,
+)
 from pipelines.config import DISTILLED, SHIPPED, SMOLLM2, Config
 from pipelines.pair.log import log_of
 from pipelines.run import Stage, read_record, verify
@@ -30,13 +39,14 @@ PROMPTS = Path(__file__).with_name("prompts.jsonl")  # those that come with Espa
 
 
 def target_name(config: Config) -> str:
-    """The target's directory or hub id; a GGUF file is converted to a directory first, else InputError."""
+    """The target's directory or hub id; a GGUF file is converted to a directory first, else
+    InputError."""
     return resolved(config.pair.target, "target")
 
 
 def pair_names(config: Config) -> tuple[str, str]:
-    """Directories or hub ids of the target and its draft. InputError where a GGUF file cannot be converted, or a
-    draft is not distilled yet."""
+    """Directories or hub ids of the target and its draft. InputError where a GGUF file cannot be
+    converted, or a draft is not distilled yet."""
     target, own = target_name(config), config.pair
     if own.draft == SMOLLM2:
         return target, str(SHIPPED)
@@ -49,8 +59,8 @@ def pair_names(config: Config) -> tuple[str, str]:
 
 
 def load_pair(config: Config) -> ModelPair:
-    """The run's pair on the configured device, with the configured number of threads. InputError where it is missing,
-    does not load, has too short a context, or computes token trees wrongly."""
+    """The run's pair on the configured device, with the configured number of threads. InputError
+    where it is missing, does not load, has too short a context, or computes token trees wrongly."""
     own = config.pair
     if own.threads:
         torch.set_num_threads(own.threads)
@@ -59,16 +69,18 @@ def load_pair(config: Config) -> ModelPair:
     if needed > have:
         most = have - needed + config.prompts.tokens
         raise InputError(
-            f"prompts.tokens={config.prompts.tokens} and data.tokens={config.data.tokens} ask for up to {needed} "
-            f"positions; the pair has {have}" + (f": set prompts.tokens={most}" if most >= 2 else "")
+            f"prompts.tokens={config.prompts.tokens} and data.tokens={config.data.tokens} ask "
+            f"for up to {needed} "
+            f"positions; the pair has {have}"
+            + (f": set prompts.tokens={most}" if most >= 2 else "")
         )
     check_models(pair, needed)
     return pair
 
 
 def known_fingerprint(config: Config) -> str:
-    """The pair's fingerprint as the latency or the pair stage recorded it, or what stands in its place for a log;
-    InputError where neither has been run."""
+    """The pair's fingerprint as the latency or the pair stage recorded it, or what stands in its
+    place for a log; InputError where neither has been run."""
     if config.logs.files:
         return log_of(config).fingerprint
     for stage, key in (("latency", "pair"), ("pair", "fingerprint")):
@@ -79,7 +91,8 @@ def known_fingerprint(config: Config) -> str:
 
 
 def check_models(pair: ModelPair, longest: int) -> None:
-    """InputError where a model of the pair computes token trees wrongly in a text of up to `longest` tokens."""
+    """InputError where a model of the pair computes token trees wrongly in a text of up to
+    `longest` tokens."""
     for model, name in zip((pair.target, pair.draft), pair.names, strict=True):
         check_once(model, name, longest)
 
@@ -90,16 +103,21 @@ def tokenizer_of(config: Config) -> Any:
 
 
 def hidden_widths(config: Config) -> list[int]:
-    """Widths of the hidden-state features, the target's and twice the draft's, from the models' configs alone."""
+    """Widths of the hidden-state features, the target's and twice the draft's, from the models'
+    configs alone."""
     names = pair_names(config)
-    target, draft = (int(text_config(*each).hidden_size) for each in zip(names, ("target", "draft"), strict=True))
+    target, draft = (
+        int(text_config(*each).hidden_size) for each in zip(names, ("target", "draft"), strict=True)
+    )
     return [target, draft, draft]
 
 
 def recipe(config: Config) -> Recipe:
     data, form = config.data, config.prompts.form
     hidden = data.features == FULL
-    return Recipe(config.verifiers, form, data.tokens, data.siblings, data.stride, hidden, config.seed)
+    return Recipe(
+        config.verifiers, form, data.tokens, data.siblings, data.stride, hidden, config.seed
+    )
 
 
 def prompts_path(config: Config) -> Path:
@@ -108,7 +126,8 @@ def prompts_path(config: Config) -> Path:
 
 
 def all_prompts(config: Config) -> list[Prompt]:
-    """The prompts of all splits; InputError if they are missing or have changed since the pair stage."""
+    """The prompts of all splits; InputError if they are missing or have changed since the pair
+    stage."""
     path = prompts_path(config)
     if config.prompts.sets:
         if not path.exists():
@@ -124,22 +143,32 @@ def by_split(config: Config, prompts: Iterable[Prompt]) -> dict[str, list[Prompt
     return found
 
 
-def prompts_of(config: Config, pair: ModelPair, split: str, count: int | None = None) -> list[Prompt]:
-    """`count` prompts of a split, kinds in turn; all if None. Longer ones may be left out, as `prompts.longer` says.
-    InputError where there are fewer."""
+def prompts_of(
+    config: Config, pair: ModelPair, split: str, count: int | None = None
+) -> list[Prompt]:
+    """`count` prompts of a split, kinds in turn; all if None. Longer ones may be left out, as
+    `prompts.longer` says. InputError where there are fewer."""
     kept, _ = config.prompts.form.fit(pair.tokenizer, all_prompts(config))
     prompts = by_split(config, kept)[split]
     if not prompts:
         raise no_prompts(config, prompts_path(config), kept, split)
     if count is not None and count > len(prompts):
-        raise InputError(f"{prompts_path(config)} holds {len(prompts)} prompts for {split}; {count} are asked for")
+        raise InputError(
+            f"{prompts_path(config)} holds {len(prompts)} prompts for {split}; {count} are asked "
+            "for"
+        )
     return take_evenly(prompts, count)
 
 
 def no_prompts(config: Config, path: Path, prompts: list[Prompt], split: str) -> InputError:
-    shares = f"prompts.validation={config.prompts.validation:g}, prompts.test={config.prompts.test:g}"
+    shares = (
+        f"prompts.validation={config.prompts.validation:g}, prompts.test={config.prompts.test:g}"
+    )
     sources = len({prompt.source for prompt in prompts})
-    return InputError(f"{path}: {shares}: none of the {sources} sources falls to {split}: add some, or change a share")
+    return InputError(
+        f"{path}: {shares}: none of the {sources} sources falls to {split}: add some, or change "
+        "a share"
+    )
 
 
 def encode(config: Config, pair: ModelPair, prompt: Prompt) -> list[int]:
@@ -147,14 +176,18 @@ def encode(config: Config, pair: ModelPair, prompt: Prompt) -> list[int]:
 
 
 def prompts_depend(config: Config, *splits: str) -> dict[str, Any]:
-    """What determines the prompt tokens of some splits, except the pair: the prompts' form and a hash of all texts."""
+    """What determines the prompt tokens of some splits, except the pair: the prompts' form and a
+    hash of all texts."""
     found = by_split(config, sorted(all_prompts(config), key=lambda prompt: prompt.id))
-    lines = "\0".join(f"{p.id}\0{p.kind}\0{p.source}\0{p.text}" for split in splits for p in found[split])
+    lines = "\0".join(
+        f"{p.id}\0{p.kind}\0{p.source}\0{p.text}" for split in splits for p in found[split]
+    )
     return {**asdict(config.prompts.form), "texts": hashlib.sha256(lines.encode()).hexdigest()[:16]}
 
 
 def plan(config: Config) -> list[str]:
-    """What the stage would do. Local prompts are read and counted; those of data sets, unless there is no tokenizer."""
+    """What the stage would do. Local prompts are read and counted; those of data sets, unless there
+    is no tokenizer."""
     models = f"load {config.pair.target} and {config.pair.draft} and compare their vocabularies"
     sets = config.prompts.sets
     if not sets:
@@ -162,7 +195,10 @@ def plan(config: Config) -> list[str]:
     if all(own.file is not None for own in sets):
         with suppress(InputError):
             return [models, *(said for _, said in _taken_from_sets(config, tokenizer_of(config)))]
-    places = (f"{own.name}: {own.prompts or 'all'} prompts from {own.file or SETS[own.name].hub}" for own in sets)
+    places = (
+        f"{own.name}: {own.prompts or 'all'} prompts from {own.file or SETS[own.name].hub}"
+        for own in sets
+    )
     return [models, *places]
 
 
@@ -178,8 +214,9 @@ def run(config: Config) -> None:
 
 
 def prepared_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
-    """The kept prompts of all splits; those of data sets are written first. Prints how many are cut or left out.
-    InputError where a data set cannot be read or has too few prompts, or the file cannot be read."""
+    """The kept prompts of all splits; those of data sets are written first. Prints how many are cut
+    or left out. InputError where a data set cannot be read or has too few prompts, or the file
+    cannot be read."""
     if config.prompts.sets:
         _write_prompts(config, tokenizer, prompts_path(config))
     kept, said = config.prompts.form.fit(tokenizer, all_prompts(config))
@@ -193,7 +230,9 @@ def _write_prompts(config: Config, tokenizer: Any, path: Path) -> None:
         "pair": config.pair.target,
         "template": tokenizer.chat_template if config.prompts.chat else None,
         "files": {str(file): sha256(file) for file in files},
-        "prompts": config.prompts.model_dump(mode="json", include={"sets", "tokens", "longer", "chat", "system"}),
+        "prompts": config.prompts.model_dump(
+            mode="json", include={"sets", "tokens", "longer", "chat", "system"}
+        ),
     }
     stage = Stage("prompts", config, inputs, (path,))
     if not stage.begin():
@@ -213,7 +252,10 @@ def _taken_from_sets(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prom
         prompts, records = read_set(own.name, own.file, own.kind)
         kept, said = config.prompts.form.fit(tokenizer, prompts)
         if len(kept) < (own.prompts or 1):
-            raise InputError(f"prompts.sets: {own.name} gives {len(kept)} prompts, not {own.prompts or 1}: {said}")
+            raise InputError(
+                f"prompts.sets: {own.name} gives {len(kept)} prompts, not {own.prompts or 1}: "
+                f"{said}"
+            )
         taken = take_evenly(kept, own.prompts)
         kinds = Counter(prompt.kind for prompt in taken)
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))

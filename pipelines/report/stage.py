@@ -33,7 +33,8 @@ def plan(config: Config) -> list[str]:
 
 
 def stage_of(config: Config) -> Stage:
-    """The stage with what it depends on; InputError unless there is an evaluation of this selector."""
+    """The stage with what it depends on; InputError unless there is an evaluation of this
+    selector."""
     verify(config, "evaluate")
     path, figures = Evaluation.files(config)
     if not path.exists():
@@ -87,12 +88,18 @@ def page(config: Config, evaluation: Evaluation) -> None:
 
 
 def ratios(evaluation: Evaluation) -> dict[str, str]:
-    """For each sampling setting a plot (base64 PNG) by its description: every method's speed over the best tree."""
+    """For each sampling setting a plot (base64 PNG) by its description: every method's speed over
+    the best tree."""
     found, pictures = evaluation.table, {}
     for setting, _ in evaluation.settings:
-        own = [found.of(setting, name, decoded(BEST_STATIC)) for name in found.methods(setting, decoded(BEST_STATIC))]
+        own = [
+            found.of(setting, name, decoded(BEST_STATIC))
+            for name in found.methods(setting, decoded(BEST_STATIC))
+        ]
         own.sort(key=lambda each: each.method == SELECTOR)  # the selector on top
-        beside = {each.method: found.get(setting, each.method, replayed(BEST_STATIC)) for each in own}
+        beside = {
+            each.method: found.get(setting, each.method, replayed(BEST_STATIC)) for each in own
+        }
         words = f"Speed of every method over the best static tree's at {setting}. "
         words += f"The selector's: decoded {own[-1]}, replayed {beside[SELECTOR]}."
         right = 1.5 * max(each.value for each in (*own, *beside.values()) if each is not None)
@@ -103,7 +110,9 @@ def ratios(evaluation: Evaluation) -> dict[str, str]:
             colour = "tab:orange" if each.method == SELECTOR else "tab:blue"
             low, high = each.low or 0.0, min(each.high or 2 * right, 2 * right)
             spread = [[each.value - low], [high - each.value]]
-            axis.errorbar(each.value, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
+            axis.errorbar(
+                each.value, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5
+            )
             if (replay := beside[each.method]) is not None:
                 axis.plot(replay.value, y, "D", color=colour, markerfacecolor="white", markersize=5)
         axis.set(title=setting, xlabel="speed over the best static tree", xlim=(0, right))

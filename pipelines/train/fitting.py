@@ -1,4 +1,5 @@
-"""Training with Lightning: the whole learning-rate schedule, the best epoch by replay, an MLflow run, and Ctrl-C."""
+"""Training with Lightning: the whole learning-rate schedule, the best epoch by replay, an MLflow
+run, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback, LearningRateMonitor, ModelCheckpoint, RichProgressBar
+from pytorch_lightning.callbacks import (
+    Callback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    RichProgressBar,
+)
 from pytorch_lightning.loggers import MLFlowLogger
 from torch import Tensor
 
@@ -22,7 +28,8 @@ from selector.train.module import Roots, SelectorModule
 
 OWN = ("train", "validation")  # the splits that training reads
 MONITOR = "validation/replay"
-RATE, BATCH, FASTEST = 3e-3, 256, 1e-2  # peak learning rates: up to this batch size, and the highest
+# peak learning rates: up to this batch size, and the highest
+RATE, BATCH, FASTEST = 3e-3, 256, 1e-2
 POLICY_NETWORK = {"width": 128, "hidden": [512, 32]}  # DDTE, app. E
 REMARKS = (  # Lightning's warnings that do not apply to data in memory and a reused folder
     ".*does not have many workers.*",
@@ -33,11 +40,15 @@ REMARKS = (  # Lightning's warnings that do not apply to data in memory and a re
 )
 
 
-def module_of(config: Config, objective: str, level: str, hidden_widths: list[int], **further: Any) -> SelectorModule:
-    """An untrained module: a regressor with the network of `config.train`, or a policy with the paper's. `further`
-    arguments are those of `SelectorModule`."""
+def module_of(
+    config: Config, objective: str, level: str, hidden_widths: list[int], **further: Any
+) -> SelectorModule:
+    """An untrained module: a regressor with the network of `config.train`, or a policy with the
+    paper's. `further` arguments are those of `SelectorModule`."""
     pl.seed_everything(config.seed, verbose=False)
-    rate = config.train.learning_rate or min(FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5)
+    rate = config.train.learning_rate or min(
+        FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5
+    )
     network = config.train.network if objective == "regressor" else POLICY_NETWORK
     return SelectorModule(objective, level, hidden_widths, network, rate, **further)
 
@@ -57,15 +68,20 @@ def fitted(
     run_id: str,
     further: dict[str, tuple[Tensor, Tensor]] | None = None,
 ) -> SelectorModule:
-    """Train a module on a verifier's labels for all epochs, and return it as it was at the best one: by replay of
-    `judged`, or by the validation loss if that is empty. The checkpoint is `best.ckpt` in `folder`; the MLflow run gets
-    the curves. `judged` and `further` are those of `SelectorModule` and `Roots`."""
+    """Train a module on a verifier's labels for all epochs, and return it as it was at the best
+    one: by replay of `judged`, or by the validation loss if that is empty. The checkpoint is
+    `best.ckpt` in `folder`; the MLflow run gets the curves. `judged` and `further` are those of
+    `SelectorModule` and `Roots`."""
     own = {name: splits[name] for name in OWN}
-    roots = Roots(module, own, verifier, config.train.batch, config.seed, config.data.stride, further)
+    roots = Roots(
+        module, own, verifier, config.train.batch, config.seed, config.data.stride, further
+    )
     module.begin_at(own["train"], verifier, roots.rows["train"])
     module.judged = judged
     monitor, mode = (MONITOR, "max") if judged else ("validation/loss", "min")
-    checkpoints = ModelCheckpoint(folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
+    checkpoints = ModelCheckpoint(
+        folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False
+    )
     fit(
         module,
         run_id,
@@ -76,12 +92,21 @@ def fitted(
         num_sanity_val_steps=0,
         log_every_n_steps=50,
     )
-    return SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu").eval()
+    return SelectorModule.load_from_checkpoint(
+        checkpoints.best_model_path, map_location="cpu"
+    ).eval()
 
 
-def fit(module: pl.LightningModule, run_id: str, hooks: list[Callback], data: dict[str, Any], **settings: Any) -> None:
-    """Train a module with Lightning; the MLflow run gets the curves, and Ctrl-C raises KeyboardInterrupt. `data` are
-    further arguments of `Trainer.fit`, and `settings` of the trainer."""
+def fit(
+    module: pl.LightningModule,
+    run_id: str,
+    hooks: list[Callback],
+    data: dict[str, Any],
+    **settings: Any,
+) -> None:
+    """Train a module with Lightning; the MLflow run gets the curves, and Ctrl-C raises
+    KeyboardInterrupt. `data` are further arguments of `Trainer.fit`, and `settings` of the
+    trainer."""
     for name in ("utilities.rank_zero", "accelerators.cuda"):  # they remark on the hardware
         logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.WARNING)
     with warnings.catch_warnings():
@@ -101,7 +126,8 @@ def fit(module: pl.LightningModule, run_id: str, hooks: list[Callback], data: di
 
 
 class StopBetweenBatches(Callback):
-    """Lets Ctrl-C take effect at the next batch: in the middle of a write it would leave MLflow's database locked."""
+    """Lets Ctrl-C take effect at the next batch: in the middle of a write it would leave MLflow's
+    database locked."""
 
     def __init__(self) -> None:
         self.pressed = False

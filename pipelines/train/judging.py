@@ -1,7 +1,7 @@
 """What a selector is judged by: replay of whole texts against the best static tree, case by case.
 
-A case is a sampling setting, or for a log a batch size. `train` and `texts` hold one entry for each; `bases` are the
-modes of the best static trees.
+A case is a sampling setting, or for a log a batch size. `train` and `texts` hold one entry for
+each; `bases` are the modes of the best static trees.
 """
 
 from __future__ import annotations
@@ -23,13 +23,22 @@ from selector.train.data import Texts, Timed
 from selector.train.mixed import MixedBatches
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds
-from selector.train.tuning import Judged, StaticTable, best_static, decide, judge_mode, tune_lookup_rule
+from selector.train.tuning import (
+    Judged,
+    StaticTable,
+    best_static,
+    decide,
+    judge_mode,
+    tune_lookup_rule,
+)
 
-DRAFTING = 1.1  # an engine's step times lack the draft's passes over prompts and over tokens that were copied
+# an engine's step times lack the draft's passes over prompts and over tokens that were copied
+DRAFTING = 1.1
 
 
 def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
-    """The texts with the trained verifier's labels, for each of the run's settings and the profile's batch sizes."""
+    """The texts with the trained verifier's labels, for each of the run's settings and the
+    profile's batch sizes."""
     found = []
     for setting in settings_of(config):
         whole = Timed(texts.setting_of(setting), config.train.verifier, profile)
@@ -46,8 +55,8 @@ def statics(train: list[Timed]) -> list[Mode]:
 def step_times(
     module: SelectorModule, texts: Texts, bases: list[Mode], verifier: str, profile: LatencyProfile
 ) -> tuple[Tensor, Tensor]:
-    """What a policy is trained with: step times of all roots [R, A], and at each root [R] the tokens per second of its
-    setting's static tree, by the labels."""
+    """What a policy is trained with: step times of all roots [R, A], and at each root [R] the
+    tokens per second of its setting's static tree, by the labels."""
     seconds_RA = torch.zeros(len(texts.length_R), len(module.space))
     speed_R = torch.zeros(len(texts.length_R))
     setting_R = texts.setting_X[texts.text_R]
@@ -55,25 +64,35 @@ def step_times(
         mine = setting_R == texts.settings.index(base.sampling)
         own, at = timed(texts, base.sampling, verifier, profile), module.space.index(base.action)
         seconds_RA[mine] = own.seconds((module.level,))
-        efficiency_RA = module.space.efficiencies(own.texts.labels(verifier, slice(None), module.space))
+        efficiency_RA = module.space.efficiencies(
+            own.texts.labels(verifier, slice(None), module.space)
+        )
         speed_R[mine] = efficiency_RA[:, at] / own.seconds_of(torch.full((len(efficiency_RA),), at))
     return seconds_RA, speed_R
 
 
 def judge(module: SelectorModule, texts: list[Timed], bases: list[Mode]) -> list[Judged]:
-    """A module's best mode in every case, by each of its `ways` of asking, and its speed over the best static tree."""
+    """A module's best mode in every case, by each of its `ways` of asking, and its speed over the
+    best static tree."""
     found = []
     for (own, base), (way, level) in product(zip(texts, bases, strict=True), module.ways):
         predicted = {name: module.scores(own.texts, name) for name in way}
-        found.append(tuning.tune_mode(own, predicted, replace(base, level=level), not module.is_regressor))
+        found.append(
+            tuning.tune_mode(own, predicted, replace(base, level=level), not module.is_regressor)
+        )
     return found
 
 
 def judge_jointly(
-    own: Timed, predicted_RA: Tensor, alone: Judged, rule: Judged, base: Mode, profile: LatencyProfile
+    own: Timed,
+    predicted_RA: Tensor,
+    alone: Judged,
+    rule: Judged,
+    base: Mode,
+    profile: LatencyProfile,
 ) -> tuple[Judged, float]:
-    """A log's network that decides for several requests of a step at once, and the price of time where one length
-    serves them all, in tokens per second. `profile` is that of all batch sizes."""
+    """A log's network that decides for several requests of a step at once, and the price of time
+    where one length serves them all, in tokens per second. `profile` is that of all batch sizes."""
     batches = MixedBatches(own, profile, own.batch)
     begin = batches.replay(decide(own, {}, rule.mode).action_R).speed
     price, common = (batches.speed_of(predicted_RA, begin, common=one) for one in (False, True))
@@ -84,17 +103,27 @@ def judge_jointly(
 def _among(batches: MixedBatches, mode: Mode, replayed: Replayed, base: Mode) -> Judged:
     """A mode as it is judged by the replay of requests with different texts."""
     static = batches.replay(decide(batches.timed, {}, base).action_R)
-    return Judged(mode, ratio_of_speeds(replayed, static), replayed, torch.arange(len(replayed.tokens_X)))
+    return Judged(
+        mode, ratio_of_speeds(replayed, static), replayed, torch.arange(len(replayed.tokens_X))
+    )
 
 
 def lead(texts: Timed, rule: Mode) -> float:
-    """How many times the rule's speed a network must have: one that drafts must gain more than step times say."""
-    return DRAFTING if texts.texts.schema is LOG and texts.space.depth and not rule.action.drafts else 1.0
+    """How many times the rule's speed a network must have: one that drafts must gain more than step
+    times say."""
+    return (
+        DRAFTING
+        if texts.texts.schema is LOG and texts.space.depth and not rule.action.drafts
+        else 1.0
+    )
 
 
-def judge_rules(train: list[Timed], others: list[Timed], bases: list[Mode], profile: LatencyProfile) -> list[Judged]:
-    """Lookup rules, tuned on the training texts and judged on others, in every case; several requests
-    have different texts. A log's drafts with a model only where that is surely ahead of copies alone by `DRAFTING`."""
+def judge_rules(
+    train: list[Timed], others: list[Timed], bases: list[Mode], profile: LatencyProfile
+) -> list[Judged]:
+    """Lookup rules, tuned on the training texts and judged on others, in every case; several
+    requests have different texts. A log's drafts with a model only where that is surely ahead of
+    copies alone by `DRAFTING`."""
 
     def judged_rule(own: Timed, judged: Timed, base: Mode, drafts: bool = True) -> Judged:
         if own.batch == 1:
@@ -104,7 +133,9 @@ def judge_rules(train: list[Timed], others: list[Timed], bases: list[Mode], prof
         return _among(other, mode, other.replay(decide(judged, {}, mode).action_R), base)
 
     found = []
-    for own, judged, base in watched([*zip(train, others, bases, strict=True)], "tuning lookup rules"):
+    for own, judged, base in watched(
+        [*zip(train, others, bases, strict=True)], "tuning lookup rules"
+    ):
         rule = judged_rule(own, judged, base)
         if own.texts.schema is LOG and rule.mode.action.drafts:
             alone = judged_rule(own, judged, base, drafts=False)
@@ -113,23 +144,41 @@ def judge_rules(train: list[Timed], others: list[Timed], bases: list[Mode], prof
     return found
 
 
-def keep_if_ahead(judged: Judged, rule: Judged, static: Mode, longest: int = 0, times: float = 1.0) -> Judged:
-    """The network where it is two standard errors ahead of the better one of the lookup rule, or so many `times` its
-    speed, and the static tree: less may be luck, since it was tuned on these texts. Else the rule where it is one ahead
-    of the tree, as it has few parameters, or where `lead` lets it only copy; else the tree. Beyond the `longest` text
-    of the network's training, unless that is 0, the rule decides."""
+def keep_if_ahead(
+    judged: Judged, rule: Judged, static: Mode, longest: int = 0, times: float = 1.0
+) -> Judged:
+    """The network where it is two standard errors ahead of the better one of the lookup rule, or so
+    many `times` its speed, and the static tree: less may be luck, since it was tuned on these
+    texts. Else the rule where it is one ahead of the tree, as it has few parameters, or where
+    `lead` lets it only copy; else the tree. Beyond the `longest` text of the network's training,
+    unless that is 0, the rule decides."""
     unsure = times > 1 and static.action.drafts  # the tree is not that far ahead of copies alone
-    if judged.is_ahead_of(rule, times) if unsure or rule.ratio.value > 1 else judged.ratio.is_ahead(tuning.SURE, times):
-        return replace(judged, mode=replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest))
+    if (
+        judged.is_ahead_of(rule, times)
+        if unsure or rule.ratio.value > 1
+        else judged.ratio.is_ahead(tuning.SURE, times)
+    ):
+        return replace(
+            judged,
+            mode=replace(
+                judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest
+            ),
+        )
     return rule if unsure or rule.ratio.is_ahead(tuning.TIE) else Judged(static, Ratio(1.0, 0.0))
 
 
 def untuned(module: SelectorModule, timed: Timed) -> list[Mode]:
-    """By level, the mode for a log on which nothing can be replayed: the price of time at each root is its own best
-    ratio (`rho` = 1), and the static tree is the best one by the network's predictions."""
+    """By level, the mode for a log on which nothing can be replayed: the price of time at each root
+    is its own best ratio (`rho` = 1), and the static tree is the best one by the network's
+    predictions."""
     trees = timed.space.trees
     efficiency_A = module.scores(timed.texts).mean(0)[: len(trees)]
     speed_A = efficiency_A / timed.seconds().mean(0)[: len(trees)]
     best, efficiencies = int(speed_A.argmax()), tuple(efficiency_A.tolist())
-    fixed = Mode(timed.sampling, trees[best], speed=float(speed_A[best]), mean_efficiency=efficiencies)
-    return [replace(fixed, batch=timed.batch, feature_levels=(own,), level=own) for own in module.schema.levels]
+    fixed = Mode(
+        timed.sampling, trees[best], speed=float(speed_A[best]), mean_efficiency=efficiencies
+    )
+    return [
+        replace(fixed, batch=timed.batch, feature_levels=(own,), level=own)
+        for own in module.schema.levels
+    ]

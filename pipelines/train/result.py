@@ -1,5 +1,5 @@
-"""The result of training, as later stages read it; and the chosen module as an artefact directory, which must decide as
-the trained module does.
+"""The result of training, as later stages read it; and the chosen module as an artefact directory,
+which must decide as the trained module does.
 
 Legend: R roots, A actions, F scalars, N ways to decide.
 """
@@ -44,14 +44,20 @@ def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
         "seed": config.seed,
         "stride": config.data.stride,
         "scalars": (LOG if config.logs.files else PAIR).fingerprint,
-        "traces": {name: s["sha256"] for name, s in read_manifest(traces_folder(config))["shards"].items()},
+        "traces": {
+            name: s["sha256"] for name, s in read_manifest(traces_folder(config))["shards"].items()
+        },
         "latency": profile.to_json(),
     }
 
 
 def known_digest(config: Config) -> dict[str, str]:
     """`decision_digest` of the run; for a log on which nothing can be trained, why."""
-    return {"untrained": why} if (why := why_untrained(config)) else decision_digest(config, load_result(config))
+    return (
+        {"untrained": why}
+        if (why := why_untrained(config))
+        else decision_digest(config, load_result(config))
+    )
 
 
 def load_result(config: Config) -> dict[str, Any]:
@@ -75,7 +81,8 @@ def load_module(config: Config, result: dict[str, Any]) -> SelectorModule:
         module = SelectorModule.load_from_checkpoint(path, map_location="cpu").eval()
     except Exception as error:  # torch raises many kinds for a damaged file
         raise InputError(f"{path} is damaged: run the train stage again") from error
-    unseen_F = torch.tensor([not scalar.learned for scalar in module.schema.scalars])  # their scale is infinite
+    # their scale is infinite
+    unseen_F = torch.tensor([not scalar.learned for scalar in module.schema.scalars])
     for key, values in module.state_dict().items():
         if not (values.isfinite() | (unseen_F if key.endswith("scale_F") else False)).all():
             raise InputError(f"{path}: a weight is not finite: run the train stage again")
@@ -91,10 +98,15 @@ def decision_digest(config: Config, result: dict[str, Any]) -> dict[str, str]:
 
 
 def build(
-    config: Config, folder: Path, splits: dict[str, Texts], evaluation: Any = None, plain: Collection[Sampling] = ()
+    config: Config,
+    folder: Path,
+    splits: dict[str, Texts],
+    evaluation: Any = None,
+    plain: Collection[Sampling] = (),
 ) -> Selector:
-    """Write the artefact of the chosen module, with an evaluation's figures; it decodes plainly under the sampling
-    settings `plain`. InputError if it chooses other actions than the trained module."""
+    """Write the artefact of the chosen module, with an evaluation's figures; it decodes plainly
+    under the sampling settings `plain`. InputError if it chooses other actions than the trained
+    module."""
     result, profile = load_result(config), load_profile(config)
     module, chosen = load_module(config, result), chosen_of(result)
     texts = splits["validation"]
@@ -113,7 +125,9 @@ def build(
     }
     verifier, modes = config.train.verifier, []
     for row, mode in ((row, Mode.of(row)) for row in chosen["modes"]):
-        modes.append(replace(mode.static_only(), action=EMPTY).row() if mode.sampling in plain else row)
+        modes.append(
+            replace(mode.static_only(), action=EMPTY).row() if mode.sampling in plain else row
+        )
 
     def check(written: Path) -> None:
         def texts_of(mode: Mode) -> Timed:
@@ -123,19 +137,31 @@ def build(
             raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
 
     # the median static tree is drafted at roots without features, whatever the sampling setting
-    fallback = sorted((Action.of(mode["action"]) for mode in modes), key=lambda action: action.nodes)[len(modes) // 2]
-    return write_artefact(folder, module, profile, verifier, fallback, modes, facts, check, texts.tokens)
+    fallback = sorted(
+        (Action.of(mode["action"]) for mode in modes), key=lambda action: action.nodes
+    )[len(modes) // 2]
+    return write_artefact(
+        folder, module, profile, verifier, fallback, modes, facts, check, texts.tokens
+    )
 
 
 @torch.no_grad()
 def count_differing(module: SelectorModule, folder: Path, texts_of: Callable[[Mode], Timed]) -> int:
-    """The number of roots, in the texts of all modes, at which the trained module, the artefact's TorchScript or its
-    path for one root chooses an action that is worse than the best one by more than `TIE`."""
-    differing, selector, script, first = 0, load_selector(folder), load_script(folder), module.schema.levels[0]
+    """The number of roots, in the texts of all modes, at which the trained module, the artefact's
+    TorchScript or its path for one root chooses an action that is worse than the best one by more
+    than `TIE`."""
+    differing, selector, script, first = (
+        0,
+        load_selector(folder),
+        load_script(folder),
+        module.schema.levels[0],
+    )
     for mode in selector.modes:
         mine = texts_of(mode)
         rows = (~mine.texts.unknown_R).nonzero()[:, 0]
-        trained_R = decide(mine, module.predictions(mine.texts, mode), mode, not module.is_regressor).action_R[rows]
+        trained_R = decide(
+            mine, module.predictions(mine.texts, mode), mode, not module.is_regressor
+        ).action_R[rows]
         scalars, hidden = mine.texts.features(rows, module.is_full)
         scalars[:, module.schema.index("batch")] = mode.batch
         views = [{SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}]
@@ -144,7 +170,9 @@ def count_differing(module: SelectorModule, folder: Path, texts_of: Callable[[Mo
         views = views[:1] if mode.level == first else views
         action_R, scores_RA = _in_turn(script, views, module.space)
         chosen = trained_R, action_R, _one_by_one(Tuned(mode, selector), views, module.space)
-        lost_NR = torch.stack([scores_RA.amax(-1) - scores_RA.gather(-1, a.unsqueeze(-1))[:, 0] for a in chosen])
+        lost_NR = torch.stack(
+            [scores_RA.amax(-1) - scores_RA.gather(-1, a.unsqueeze(-1))[:, 0] for a in chosen]
+        )
         differing += int((lost_NR > TIE).any(0).sum())
     return differing
 
@@ -152,12 +180,16 @@ def count_differing(module: SelectorModule, folder: Path, texts_of: Callable[[Mo
 def _one_by_one(tuned: Tuned, views: list[Features], space: ActionSpace) -> torch.Tensor:
     actions = []
     for row in range(len(views[0][SCALARS_KEY])):
-        answers = (tuned.select({name: values[row] for name, values in view.items()}) for view in views)
+        answers = (
+            tuned.select({name: values[row] for name, values in view.items()}) for view in views
+        )
         actions.append(space.index(next(filter(None, answers))))
     return torch.tensor(actions)
 
 
-def _in_turn(ask: torch.nn.Module, views: list[Features], space: ActionSpace) -> tuple[torch.Tensor, torch.Tensor]:
+def _in_turn(
+    ask: torch.nn.Module, views: list[Features], space: ActionSpace
+) -> tuple[torch.Tensor, torch.Tensor]:
     action_R, scores_RA = ask(views[0])
     for view in views[1:]:
         (later_R, later_RA), asked_R = ask(view), space.needs_draft_A[action_R]

@@ -1,7 +1,8 @@
-"""Stage `train`: selectors on all positions of the training texts, judged by replay of whole validation texts.
+"""Stage `train`: selectors on all positions of the training texts, judged by replay of whole
+validation texts.
 
-The best one is kept, and decides only in those cases, sampling settings or batch sizes, where that pays by two standard
-errors.
+The best one is kept, and decides only in those cases, sampling settings or batch sizes, where that
+pays by two standard errors.
 """
 
 from __future__ import annotations
@@ -37,14 +38,17 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
 
 
 def kinds(config: Config) -> list[tuple[str, str]]:
-    """Objective and feature level of the selectors that are trained: a policy uses all features in the traces."""
+    """Objective and feature level of the selectors that are trained: a policy uses all features in
+    the traces."""
     if config.logs.files:
         return [("regressor", DRAFTER)]
     levels = {
         "regressor": (LIGHT, FULL) if config.data.features == FULL else (LIGHT,),
         "policy": (config.data.features,),
     }
-    return [(objective, level) for objective in config.train.objectives for level in levels[objective]]
+    return [
+        (objective, level) for objective in config.train.objectives for level in levels[objective]
+    ]
 
 
 def plan(config: Config) -> list[str]:
@@ -56,7 +60,9 @@ def plan(config: Config) -> list[str]:
 
 def stage_of(config: Config) -> Stage:
     """The stage with what it depends on; InputError without a latency profile or traces."""
-    return Stage("train", config, inputs(config, load_profile(config)), (config.folder / "training",))
+    return Stage(
+        "train", config, inputs(config, load_profile(config)), (config.folder / "training",)
+    )
 
 
 def run(config: Config) -> None:
@@ -77,7 +83,9 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, folder: Path) -> dict[str, Any]:
+def _train(
+    config: Config, splits: dict[str, Texts], profile: LatencyProfile, folder: Path
+) -> dict[str, Any]:
     with mlflow_run(config, "train", SECTIONS) as mlflow:
         log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
@@ -86,13 +94,19 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         bases = judging.statics(train) if dense else []
         judged_rules = judging.judge_rules(train, validation, bases, profile) if dense else []
         train = [] if dense else train  # its labels take memory that the networks' training needs
-        found, rate = {}, f", rate {config.train.learning_rate:g}" if config.train.learning_rate else ""
+        found, rate = (
+            {},
+            f", rate {config.train.learning_rate:g}" if config.train.learning_rate else "",
+        )
         for objective, level in kinds(config):
             name = f"{objective}-{level}"
             with nested_run(mlflow, f"train-{name}{rate}") as nested:
                 log_traces(mlflow, traces_folder(config), OWN)
                 run_id = nested.info.run_id
-                given: dict[str, Any] = {"schema": texts.schema.name, "space": texts.space.to_json()}
+                given: dict[str, Any] = {
+                    "schema": texts.schema.name,
+                    "space": texts.space.to_json(),
+                }
                 given |= {"squared_weight": SQUARED} if config.logs.files else {}
                 module = module_of(config, objective, *seen(level, texts), **given)
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
@@ -100,7 +114,10 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
                 mlflow.log_params(facts)
                 facts |= {"checkpoint": f"{name}/best.ckpt", "run_id": run_id}
                 if dense:
-                    found[name] = {**facts, **row_of(module, validation, judged_rules, bases, profile)}
+                    found[name] = {
+                        **facts,
+                        **row_of(module, validation, judged_rules, bases, profile),
+                    }
                     mlflow.log_metrics(figures(found[name]))
                 else:
                     modes = [mode for own in train for mode in judging.untuned(module, own)]
@@ -108,17 +125,23 @@ def _train(config: Config, splits: dict[str, Texts], profile: LatencyProfile, fo
         result = {"chosen": choose(found) if dense else name, "selectors": found}
         mlflow.set_tag("chosen", result["chosen"])
         decides = [Mode.of(mode).place for mode in chosen_of(result)["modes"] if mode["decides"]]
-        words = f"{result['chosen']} is kept, and decides at {'; '.join(decides) or 'no sampling setting'}"
+        words = (
+            f"{result['chosen']} is kept, and decides at "
+            f"{'; '.join(decides) or 'no sampling setting'}"
+        )
         describe(mlflow, words, figures(chosen_of(result)) if dense else {})
         write_json(folder / "result.json", result)
     return result
 
 
 def figures(row: dict[str, Any]) -> dict[str, float]:
-    """MLflow's metrics, as speeds over the best static tree: of the network alone and of what is kept, as means over
-    sampling settings and for each of them."""
+    """MLflow's metrics, as speeds over the best static tree: of the network alone and of what is
+    kept, as means over sampling settings and for each of them."""
     alone = [mode["replay"]["value"] for mode in row["modes"]]
-    found = {"kept_ratio": row["metrics"]["validation/replay_gated"], "replayed_ratio": statistics.mean(alone)}
+    found = {
+        "kept_ratio": row["metrics"]["validation/replay_gated"],
+        "replayed_ratio": statistics.mean(alone),
+    }
     for mode, own in zip(row["modes"], alone, strict=True):
         kept = own if mode["decides"] else mode["replay_rule"]["value"] if mode["rule"] else 1.0
         found |= named({"replayed_ratio": own, "kept_ratio": kept}, mode)
@@ -134,45 +157,71 @@ def trained(
     folder: Path,
     run_id: str,
 ) -> SelectorModule:
-    """Train a module on the training texts, and return it as of its best epoch by replay of the validation texts: of
-    several batch sizes for the smallest and the middle one. Without `bases` it is that of the least loss."""
+    """Train a module on the training texts, and return it as of its best epoch by replay of the
+    validation texts: of several batch sizes for the smallest and the middle one. Without `bases` it
+    is that of the least loss."""
     verifier, further = config.train.verifier, None
     if not module.is_regressor:
         given = bases, verifier, validation[0].profile
         further = {name: judging.step_times(module, splits[name], *given) for name in OWN}
     sizes = sorted({own.batch for own in validation})
-    few = [each for each in zip(validation, bases, strict=False) if each[0].batch in (sizes[0], sizes[len(sizes) // 2])]
-    judged = [(texts, replace(base, feature_levels=way, rho=1.0)) for texts, base in few for way, _ in module.ways]
+    few = [
+        each
+        for each in zip(validation, bases, strict=False)
+        if each[0].batch in (sizes[0], sizes[len(sizes) // 2])
+    ]
+    judged = [
+        (texts, replace(base, feature_levels=way, rho=1.0))
+        for texts, base in few
+        for way, _ in module.ways
+    ]
     return fitted(config, module, splits, verifier, judged, folder, run_id, further)
 
 
 def row_of(
-    module: SelectorModule, validation: list[Timed], rules: list[Judged], bases: list[Mode], profile: LatencyProfile
+    module: SelectorModule,
+    validation: list[Timed],
+    rules: list[Judged],
+    bases: list[Mode],
+    profile: LatencyProfile,
 ) -> dict[str, Any]:
-    """What `result.json` holds of a selector's decisions: metrics over all cases, and the modes of each, with the best
-    static tree and the lookup rule beside them."""
+    """What `result.json` holds of a selector's decisions: metrics over all cases, and the modes of
+    each, with the best static tree and the lookup rule beside them."""
     modes, ratios = [], []
-    longest = 0 if module.schema is LOG else module.longest  # logs are replayed for their whole texts
-    for own, rule, base in watched([*zip(validation, rules, bases, strict=True)], "tuning decisions"):
+    # logs are replayed for their whole texts
+    longest = 0 if module.schema is LOG else module.longest
+    for own, rule, base in watched(
+        [*zip(validation, rules, bases, strict=True)], "tuning decisions"
+    ):
         times = judging.lead(own, rule.mode)
         for each in judging.judge(module, [own], [base]):
             network, common = each, 0.0
             if own.batch > 1:
                 predicted_RA = module.scores(own.texts, each.mode.level)
-                network, common = judging.judge_jointly(own, predicted_RA, each, rule, base, profile)
+                network, common = judging.judge_jointly(
+                    own, predicted_RA, each, rule, base, profile
+                )
             best = judging.keep_if_ahead(network, rule, base, longest, times)
             mode = replace(best.mode, level=each.mode.level)
-            row = mode.row() | {"replay": asdict(network.ratio), "replay_rule": asdict(rule.ratio), "common": common}
+            row = mode.row() | {
+                "replay": asdict(network.ratio),
+                "replay_rule": asdict(rule.ratio),
+                "common": common,
+            }
             row |= {"static": list(base.action), "drafted": list(rule.mode.action)}
             modes.append(row | {"lookup_rule": list(rule.mode.rule or ())})
             ratios.append(best.ratio)
     gated = statistics.mean(ratio.value for ratio in ratios)
     error = statistics.mean(ratio.error for ratio in ratios)  # at most: the cases share prompts
-    return {"metrics": {"validation/replay_gated": gated, "validation/replay_error": error}, "modes": modes}
+    return {
+        "metrics": {"validation/replay_gated": gated, "validation/replay_error": error},
+        "modes": modes,
+    }
 
 
 def choose(found: dict[str, dict[str, Any]]) -> str:
-    """The fastest selector on the validation texts, if one standard error ahead of the light regressor; else that."""
+    """The fastest selector on the validation texts, if one standard error ahead of the light
+    regressor; else that."""
     speeds = {name: float(row["metrics"]["validation/replay_gated"]) for name, row in found.items()}
     best, plain = max(speeds, key=speeds.__getitem__), f"regressor-{LIGHT}"
     error = found[best]["metrics"]["validation/replay_error"]
@@ -193,8 +242,13 @@ def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
             cells[name + kept] = f"{Ratio(**own['replay'])}{' *' if own['decides'] else ''}"
         rows.append(cells)
     caption = (
-        "* This one decides under the setting: a network that is two standard errors ahead of the better one of the "
-        "best static tree and the lookup rule, or a rule that is one ahead. Else the static tree is drafted."
+        "* This one decides under the setting: a network that is two standard errors ahead of "
+        "the better one of the "
+        "best static tree and the lookup rule, or a rule that is one ahead. Else the static tree "
+        "is drafted."
     )
-    title = "Validation texts, replayed: speed over the best static tree\n(± one standard error over sources)"
+    title = (
+        "Validation texts, replayed: speed over the best static tree\n(± one standard error over "
+        "sources)"
+    )
     return table(rows, title, caption)

@@ -3,7 +3,8 @@
 Legend: B roots, S modes, L context lengths, A actions, D hidden width, F scalars.
 """
 
-# Annotations are not postponed, because TorchScript reads those of a module's attributes as objects.
+# Annotations are not postponed, because TorchScript reads those of a module's attributes as
+# objects.
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,15 +26,18 @@ FARTHER = 1e3  # added to the distance of a mode that does not cover the setting
 
 
 class DeployedSelector(nn.Module):
-    """The network in evaluation mode, and the decision of the nearest mode, with one machine's times.
+    """The network in evaluation mode, and the decision of the nearest mode, with one machine's
+    times.
 
-    Far from the mode's temperature or top-p (`Sampling.covers`), and on longer texts than those of its training, the
-    lookup rule and the static tree of that mode decide. Raises InputError where the profile has no times for a mode.
+    Far from the mode's temperature or top-p (`Sampling.covers`), and on longer texts than those of
+    its training, the lookup rule and the static tree of that mode decide. Raises InputError where
+    the profile has no times for a mode.
     """
 
     settings_S3: Tensor  # `Mode.key`
     lengths_L: Tensor  # measured context lengths
-    early_SLA: Tensor  # seconds of a step that is decided before the draft's forward pass over the root
+    # seconds of a step that is decided before the draft's forward pass over the root
+    early_SLA: Tensor
     late_SLA: Tensor  # seconds of a step that is decided after it
     speed_S: Tensor
     rho_S: Tensor
@@ -48,7 +52,9 @@ class DeployedSelector(nn.Module):
     hidden_widths: list[int]
     hidden_names: list[str]
 
-    def __init__(self, module: SelectorModule, profile: LatencyProfile, modes: Sequence[Mode], verifier: str) -> None:
+    def __init__(
+        self, module: SelectorModule, profile: LatencyProfile, modes: Sequence[Mode], verifier: str
+    ) -> None:
         super().__init__()
         self.network, self.regressor = module.network, module.is_regressor
         self.hidden_widths = list(module.hparams["hidden_widths"])
@@ -56,46 +62,64 @@ class DeployedSelector(nn.Module):
         self.scalars, self.early = len(module.schema.scalars), module.schema.first
         index = module.schema.index
         self.setting_at = [index("temperature"), index("top_p")]
-        self.length_at, self.match_at, self.batch_at = index("context_length"), index("match"), index("batch")
+        self.length_at, self.match_at, self.batch_at = (
+            index("context_length"),
+            index("match"),
+            index("batch"),
+        )
         self.never, self.doubling, self.any_level = NEVER, of_batch(2), ANY_LEVEL
         self.far, self.farther = list(FAR[:2]), FARTHER
         space, rules = module.space, [mode.rule or LookupRule(NO_MATCH, 0) for mode in modes]
 
         def times(mode: Mode, levels: Sequence[str]) -> tuple[Tensor, Tensor]:
-            return profile.at_batch(mode.batch).table(space.actions, verifier, levels, mode.sampling)
+            return profile.at_batch(mode.batch).table(
+                space.actions, verifier, levels, mode.sampling
+            )
 
-        firsts = [[level for level in mode.feature_levels if level in (TEXT, EARLY)] for mode in modes]
+        firsts = [
+            [level for level in mode.feature_levels if level in (TEXT, EARLY)] for mode in modes
+        ]
         early = [times(*each) for each in zip(modes, firsts, strict=True)]
         tables = {
             "settings_S3": [mode.key for mode in modes],
             "speed_S": [mode.speed for mode in modes],
             "rho_S": [mode.rho for mode in modes],
-            "longest_S": [float(mode.longest or NO_LIMIT) * (mode.decider == NETWORK) for mode in modes],
+            "longest_S": [
+                float(mode.longest or NO_LIMIT) * (mode.decider == NETWORK) for mode in modes
+            ],
             "allowed_SA": [mode.mask(space).tolist() for mode in modes],
             "late_S": [float(mode.sees_all) for mode in modes],
             "least_S": [float(rule.least) for rule in rules],
             "copied_SA": [[action == rule.lookup for action in space] for rule in rules],
             "static_SA": [[action == mode.action for action in space] for mode in modes],
-            "level_S": [float(LOG.levels.index(mode.level)) if mode.level else ANY_LEVEL for mode in modes],
+            "level_S": [
+                float(LOG.levels.index(mode.level)) if mode.level else ANY_LEVEL for mode in modes
+            ],
         }
         for name, values in tables.items():
             self.register_buffer(name, torch.tensor(values))
         self.register_buffer("lengths_L", early[0][0])
         self.register_buffer("early_SLA", torch.stack([seconds_LA for _, seconds_LA in early]))
-        self.register_buffer("late_SLA", torch.stack([times(mode, mode.feature_levels)[1] for mode in modes]))
+        self.register_buffer(
+            "late_SLA", torch.stack([times(mode, mode.feature_levels)[1] for mode in modes])
+        )
         self.register_buffer("sums_SA", space.sums_SA.clone())
         self.eval()
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The position of the chosen action, int64 [] or [B], and scores, float32 [A] or [B, A]. An error where the
-        scalars are of another width or dtype, or not finite.
+        """The position of the chosen action, int64 [] or [B], and scores, float32 [A] or [B, A]. An
+        error where the scalars are of another width or dtype, or not finite.
 
-        `features` are float32 [F] and [D], or [B, F] and [B, D], or the scalars of the schema's first level alone.
+        `features` are float32 [F] and [D], or [B, F] and [B, D], or the scalars of the schema's
+        first level alone.
         """
         scalars = features["scalars"]
         count, dtype = scalars.size(-1), scalars.dtype
         if dtype != torch.float32 or (count != self.early and count != self.scalars):
-            raise ValueError(f"scalars are {dtype} [{count}]; float32 [{self.scalars}] or [{self.early}] is needed")
+            raise ValueError(
+                f"scalars are {dtype} [{count}]; float32 [{self.scalars}] or [{self.early}] is "
+                "needed"
+            )
         if not bool(scalars.sum().isfinite()):
             raise ValueError("scalars are not finite")
         single = scalars.dim() == 1
@@ -115,8 +139,11 @@ class DeployedSelector(nn.Module):
             return best[0], scores[0]
         return best, scores
 
-    def decide(self, scalars_BF: Tensor, states: list[Tensor], passed_B1: Tensor) -> tuple[Tensor, Tensor]:
-        """As `forward`, for a batch padded with zeros; `passed_B1` is float32, 1 where all scalars are known."""
+    def decide(
+        self, scalars_BF: Tensor, states: list[Tensor], passed_B1: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As `forward`, for a batch padded with zeros; `passed_B1` is float32, 1 where all scalars
+        are known."""
         batch_B1 = self.doubling * scalars_BF[:, self.batch_at].clamp(min=1).log2().unsqueeze(-1)
         setting_B3 = torch.cat([scalars_BF[:, self.setting_at], batch_B1], dim=-1)
         distance_BS3 = (setting_B3.unsqueeze(1) - self.settings_S3).abs()
@@ -155,5 +182,7 @@ def load_script(folder: Path) -> torch.jit.ScriptModule:
 def torchscript() -> Iterator[None]:
     """Suppresses the warning that TorchScript is deprecated."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r".?torch\.jit\.\w+.? is deprecated", category=DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", message=r".?torch\.jit\.\w+.? is deprecated", category=DeprecationWarning
+        )
         yield

@@ -35,7 +35,9 @@ CARD = Template(
 )
 
 
-def config_of(module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[Mode]) -> ArtefactConfig:
+def config_of(
+    module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[Mode]
+) -> ArtefactConfig:
     """The contents of `config.json` for a trained module, without the pair and the figures."""
     widths = module.hparams["hidden_widths"]
     return ArtefactConfig(
@@ -62,11 +64,13 @@ def write_artefact(
     check: Callable[[Path], None] = lambda _: None,
     tokens: TokenStatistics | None = None,
 ) -> Selector:
-    """Writes the directory under a temporary name, checks it, renames it over an earlier one, and loads the selector.
+    """Writes the directory under a temporary name, checks it, renames it over an earlier one, and
+    loads the selector.
 
     Args:
         modes: `Mode.row` of each sampling setting; further entries are kept in `config.json`.
-        facts: further entries of `config.json`, among them `pair` (names and fingerprint) and `metrics`.
+        facts: further entries of `config.json`, among them `pair` (names and fingerprint) and
+            `metrics`.
         check: called with the temporary directory; if it raises, an earlier directory is unchanged.
         tokens: statistics by token, for a log's selector.
     """
@@ -83,10 +87,16 @@ def write_artefact(
             (partial / FILE).write_bytes(safetensors.numpy.save(tokens.to_tensors()))
         (partial / "latency.json").write_text(json_text(profile.to_json()))
         versions = {name: version(name) for name in ("torch", "pytorch-lightning")}
-        config = replace(config, pair=facts["pair"], facts={"modes": list(modes), "versions": versions, **facts})
+        config = replace(
+            config, pair=facts["pair"], facts={"modes": list(modes), "versions": versions, **facts}
+        )
         (partial / "config.json").write_text(json_text(config.to_json()))
         (partial / "README.md").write_text(CARD.render(config=config, of_log=config.schema == LOG))
-        names = sorted(path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file())
-        (partial / CHECKSUMS).write_text("".join(f"{sha256(partial / name)}  {name}\n" for name in names))
+        names = sorted(
+            path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file()
+        )
+        (partial / CHECKSUMS).write_text(
+            "".join(f"{sha256(partial / name)}  {name}\n" for name in names)
+        )
         check(partial)
     return load_selector(folder)

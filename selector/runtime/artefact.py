@@ -18,7 +18,17 @@ from selector.actions import Action, ActionSpace
 from selector.decision import Mode
 from selector.files import check_tensors, first_line, read_tensors
 from selector.latency import LatencyProfile, number
-from selector.schema import FORMAT, FULL, HIDDEN_STATES, LOG, SCALARS_KEY, SCHEMAS, InputError, Schema, sha256
+from selector.schema import (
+    FORMAT,
+    FULL,
+    HIDDEN_STATES,
+    LOG,
+    SCALARS_KEY,
+    SCHEMAS,
+    InputError,
+    Schema,
+    sha256,
+)
 from selector.train.network import RootNetwork
 
 NAMED = f"espalier-selector-{FORMAT}"
@@ -34,7 +44,8 @@ class ArtefactConfig:
     """The contents of `config.json`."""
 
     schema: Schema
-    ranges: list[tuple[float, float]]  # of the scalars at the training roots, to which the network's inputs are clamped
+    # of the scalars at the training roots, to which the network's inputs are clamped
+    ranges: list[tuple[float, float]]
     objective: str  # `regressor` or `policy`
     feature_level: str  # of the network's input where everything is known
     verifier: str
@@ -42,8 +53,10 @@ class ArtefactConfig:
     space: ActionSpace
     fallback: Action  # for a root without features
     modes: tuple[Mode, ...]
-    pair: dict[str, Any] = field(default_factory=dict)  # names of the models and their `fingerprint`
-    facts: dict[str, Any] = field(default_factory=dict)  # `metrics`, `run_id`, `provenance`, `versions`
+    # names of the models and their `fingerprint`
+    pair: dict[str, Any] = field(default_factory=dict)
+    # `metrics`, `run_id`, `provenance`, `versions`
+    facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def regressor(self) -> bool:
@@ -60,10 +73,14 @@ class ArtefactConfig:
         return dict(self.facts["metrics"])
 
     def static_speeds(self, mode: Mode, latency: LatencyProfile) -> Tensor:
-        """Tokens per second of each of `space.trees` under a mode's setting, at the middle measured context length."""
+        """Tokens per second of each of `space.trees` under a mode's setting, at the middle measured
+        context length."""
         own = latency.at_batch(mode.batch)
         length = own.draft.lengths[len(own.draft.lengths) // 2]
-        seconds = [own.action_seconds(tree, length, self.verifier, (), mode.sampling) for tree in self.space.trees]
+        seconds = [
+            own.action_seconds(tree, length, self.verifier, (), mode.sampling)
+            for tree in self.space.trees
+        ]
         return torch.tensor(mode.mean_efficiency) / torch.tensor(seconds)
 
     def to_json(self) -> dict[str, Any]:
@@ -91,20 +108,29 @@ class ArtefactConfig:
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> ArtefactConfig:
-        """Raises ValueError, KeyError, TypeError or AttributeError where the parts do not fit together."""
+        """Raises ValueError, KeyError, TypeError or AttributeError where the parts do not fit
+        together."""
         features, known = values["features"], SCHEMAS[values["schema"]]
         config = cls(
             schema=known,
-            ranges=[(number(each["lowest"]), number(each["highest"])) for each in features["scalars"]],
+            ranges=[
+                (number(each["lowest"]), number(each["highest"])) for each in features["scalars"]
+            ],
             hidden_states=features["hidden_states"],
             space=ActionSpace.of_json(values["space"]),
             fallback=Action.of(values["fallback"]),
             modes=tuple(map(Mode.of, values["modes"])),
             **{name: values[name] for name in ("objective", "feature_level", "verifier", "pair")},
         )
-        if not config._fits() or features["early"] != known.first or values["actions"] != config.to_json()["actions"]:
+        if (
+            not config._fits()
+            or features["early"] != known.first
+            or values["actions"] != config.to_json()["actions"]
+        ):
             raise ValueError("its parts do not fit together")
-        config.facts.update({name: value for name, value in values.items() if name not in config.to_json()})
+        config.facts.update(
+            {name: value for name, value in values.items() if name not in config.to_json()}
+        )
         return config
 
     def _fits(self) -> bool:
@@ -137,40 +163,58 @@ def read_config(path: Path) -> ArtefactConfig:
         if not (other := _other_version(values)):
             return ArtefactConfig.of_json(values)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InputError(f"{path}: damaged ({type(error).__name__}); export the selector again") from error
+        raise InputError(
+            f"{path}: damaged ({type(error).__name__}); export the selector again"
+        ) from error
     raise InputError(f"{path}: {other}")
 
 
 def _other_version(values: dict[str, Any]) -> str:
     if values["format"] != NAMED:
         return f"{values['format']}; this program reads {NAMED}: export the selector again"
-    ours, theirs = list(SCHEMAS[values["schema"]].names), [each["name"] for each in values["features"]["scalars"]]
+    ours, theirs = (
+        list(SCHEMAS[values["schema"]].names),
+        [each["name"] for each in values["features"]["scalars"]],
+    )
     differing = ", ".join(sorted({*ours} ^ {*theirs})[:3]) or "their order"
-    return "" if ours == theirs else f"its scalars are not this program's ({differing}): train and export it again"
+    return (
+        ""
+        if ours == theirs
+        else f"its scalars are not this program's ({differing}): train and export it again"
+    )
 
 
 def read_weights(path: Path, config: ArtefactConfig) -> dict[str, Array]:
-    """`model.safetensors`; InputError where an array of the network is missing, of another shape or not finite."""
+    """`model.safetensors`; InputError where an array of the network is missing, of another shape or
+    not finite."""
     weights, bias = read_tensors(path), re.compile(re.escape(config.prefix) + r"mlp\.(\d+)\.bias")
-    sizes = {int(found[1]): each.size for name, each in weights.items() if (found := bias.fullmatch(name))}
+    sizes = {
+        int(found[1]): each.size
+        for name, each in weights.items()
+        if (found := bias.fullmatch(name))
+    }
     outputs = len(config.space.sums_SA) if config.regressor else len(config.space)
     width = np.size(weights.get(f"{config.prefix}blocks.0.0.bias", ()))
     hidden = [sizes[i] for i in sorted(sizes)][:-1]
     with torch.device("meta"):  # for its shapes alone
         widths = list(config.hidden_states.values())
-        network = RootNetwork(config.schema, widths, outputs, width, hidden, policy=not config.regressor)
+        network = RootNetwork(
+            config.schema, widths, outputs, width, hidden, policy=not config.regressor
+        )
     check_tensors(
-        path, weights, {config.prefix + name: tuple(each.shape) for name, each in network.state_dict().items()}
+        path,
+        weights,
+        {config.prefix + name: tuple(each.shape) for name, each in network.state_dict().items()},
     )
     return weights
 
 
 def local_folder(folder: str | Path) -> Path:
-    """The directory itself, or the local copy of a repository on the hub or of a version in MLflow's registry, which
-    is downloaded if necessary.
+    """The directory itself, or the local copy of a repository on the hub or of a version in
+    MLflow's registry, which is downloaded if necessary.
 
-    `folder` is a directory, `organisation/name`, `models:/name/version` or `models:/name@alias`. Raises InputError
-    where there is no such directory and the download fails.
+    `folder` is a directory, `organisation/name`, `models:/name/version` or `models:/name@alias`.
+    Raises InputError where there is no such directory and the download fails.
     """
     name = str(folder)
     try:
@@ -184,7 +228,8 @@ def local_folder(folder: str | Path) -> Path:
             from huggingface_hub import snapshot_download
 
             return Path(snapshot_download(name))
-    except Exception as error:  # a missing library, the network, the stores and their caches raise many kinds
+    # a missing library, the network, the stores and their caches raise many kinds
+    except Exception as error:
         raise InputError(f"{name}: {failure}: {first_line(error)}") from error
     return Path(folder)
 
@@ -195,7 +240,9 @@ def check_files(folder: Path) -> None:
     try:
         lines = listing.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{listing}: missing or unreadable; this is no selector directory") from error
+        raise InputError(
+            f"{listing}: missing or unreadable; this is no selector directory"
+        ) from error
     listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     if not {"selector.pt", "model.safetensors", "config.json", "latency.json"} <= set(listed):
         raise InputError(f"{listing}: damaged; export the selector again")
@@ -205,11 +252,15 @@ def check_files(folder: Path) -> None:
             raise InputError(f"{path}: {state}; export the selector again")
 
 
-def checked(features: Features, widths: dict[str, int], most_axes: int, early: int | None = None) -> Features:
-    """The features named in `widths`, with these sizes of their last axes, on the CPU; or the first `early` scalars.
+def checked(
+    features: Features, widths: dict[str, int], most_axes: int, early: int | None = None
+) -> Features:
+    """The features named in `widths`, with these sizes of their last axes, on the CPU; or the first
+    `early` scalars.
 
-    `most_axes` is 1 for one root, and 2 where a batch is accepted, too. Raises InputError, which names the feature,
-    where one is missing, of another shape or dtype than the schema's, or not finite.
+    `most_axes` is 1 for one root, and 2 where a batch is accepted, too. Raises InputError, which
+    names the feature, where one is missing, of another shape or dtype than the schema's, or not
+    finite.
     """
     scalars = features.get(SCALARS_KEY)
     if early is not None and isinstance(scalars, Tensor) and scalars.shape[-1:] == (early,):
@@ -218,14 +269,20 @@ def checked(features: Features, widths: dict[str, int], most_axes: int, early: i
     for name, width in widths.items():
         value = features.get(name)
         if not isinstance(value, Tensor):
-            raise InputError(f"features: {name} {'is missing' if value is None else 'is no tensor'}")
+            raise InputError(
+                f"features: {name} {'is missing' if value is None else 'is no tensor'}"
+            )
         shape = value.shape
         if value.dtype != torch.float32 or not 0 < len(shape) <= most_axes or shape[-1] != width:
-            raise InputError(f"features: {name} is {value.dtype} {list(shape)}; torch.float32 [{width}] is needed")
+            raise InputError(
+                f"features: {name} is {value.dtype} {list(shape)}; torch.float32 [{width}] is "
+                "needed"
+            )
         read[name] = value if value.is_cpu else value.cpu()
     if len(read) > 1 and len({value.shape[:-1] for value in read.values()}) > 1:
         raise InputError("features: batches of different sizes")
     for name, value in read.items():
-        if not math.isfinite(float(value.sum())):  # one call, because the sum keeps any NaN or infinity
+        # one call, because the sum keeps any NaN or infinity
+        if not math.isfinite(float(value.sum())):
             raise InputError(f"features: {name} is not finite")
     return read

@@ -1,19 +1,22 @@
-"""A loaded selector: it makes the decisions of an artefact directory and needs only torch and NumPy.
+"""A loaded selector: it makes the decisions of an artefact directory and needs only torch and
+NumPy.
 
-At one root it decides over NumPy arrays, by the forward pass of `selector.train.network` and the rule of
-`selector.decision`, because the dozens of calls cost torch ten times as much.
+At one root it decides over NumPy arrays, by the forward pass of `selector.train.network` and the
+rule of `selector.decision`, because the dozens of calls cost torch ten times as much.
 
-Requests that are decoded together share the draft's forward passes. A step in which nothing is drafted takes f seconds;
-drafting adds c once, each of the draft's forward passes p, and each verified token of one request t:
+Requests that are decoded together share the draft's forward passes. A step in which nothing is
+drafted takes f seconds; drafting adds c once, each of the draft's forward passes p, and each
+verified token of one request t:
 
     T = f(contexts) + c [max_b passes_b > 0] + p max_b passes_b + t sum_b drafted_b.
 
-At the speed g of the whole batch, a verified token costs `g t` tokens, and a pass of the draft `g p`. For each number m
-of passes, every request takes its best action with up to m passes. The m with the largest sum minus `g (c + p m)` is
-chosen.
+At the speed g of the whole batch, a verified token costs `g t` tokens, and a pass of the draft
+`g p`. For each number m of passes, every request takes its best action with up to m passes. The m
+with the largest sum minus `g (c + p m)` is chosen.
 
-Legend: B roots or requests, A actions, K those that may be chosen, T trees, F scalars, D hidden width, I inputs and O
-outputs of a layer, S survivals, L context lengths, C contexts, V verified tokens.
+Legend: B roots or requests, A actions, K those that may be chosen, T trees, F scalars, D hidden
+width, I inputs and O outputs of a layer, S survivals, L context lengths, C contexts, V verified
+tokens.
 """
 
 from __future__ import annotations
@@ -55,26 +58,32 @@ class StepClock(NamedTuple):
     target_CV: Array  # the rest of a step, by verified tokens
 
     def prices(self, context: float, batch: int) -> list[float]:
-        """Seconds of one more verified token of one request, of one forward pass of the draft over all, and of drafting
-        once, at a mean context."""
+        """Seconds of one more verified token of one request, of one forward pass of the draft over
+        all, and of drafting once, at a mean context."""
         each = self.token_C / batch, self.draft_C, self.drafting_C
         return [float(np.interp(context, self.contexts_C, own_C)) for own_C in each]
 
     @property
     def token_C(self) -> Array:
         """Seconds of one more verified token of every request."""
-        return (self.target_CV[:, -1] - self.target_CV[:, 0]) / (self.verified_V[-1] - self.verified_V[0])
+        return (self.target_CV[:, -1] - self.target_CV[:, 0]) / (
+            self.verified_V[-1] - self.verified_V[0]
+        )
 
 
 def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
     """The clock of a batch size; InputError where the profile holds times of one request alone."""
     timed = profile.at_batch(batch)
     draft, target = timed.draft, timed.target
-    lengths = target.lengths if len(target.lengths) > 1 else [*target.lengths, target.lengths[0] + 1]
+    lengths = (
+        target.lengths if len(target.lengths) > 1 else [*target.lengths, target.lengths[0] + 1]
+    )
     rows = [[target.at(length, size) for size in target.sizes] for length in lengths]
     draft_C2 = np.array([[draft.at(length, width) for width in (1, 2)] for length in lengths])
     drafts = draft_C2[:, 0], draft_C2[:, 1] - draft_C2[:, 0]
-    return StepClock(np.array(lengths, float), *drafts, np.array(target.sizes, float), np.array(rows))
+    return StepClock(
+        np.array(lengths, float), *drafts, np.array(target.sizes, float), np.array(rows)
+    )
 
 
 class Shapes(NamedTuple):
@@ -89,15 +98,23 @@ class Shapes(NamedTuple):
         """Raises ValueError where an action has branches."""
         if any(action.K > 1 for action in actions):
             raise ValueError("requests of one batch draft chains or lookups, not trees")
-        drafted, copies = np.array([a.nodes for a in actions]), np.array([a.copies for a in actions])
+        drafted, copies = (
+            np.array([a.nodes for a in actions]),
+            np.array([a.copies for a in actions]),
+        )
         return cls(drafted, np.where(copies, 0, drafted), copies)
 
 
 def joint_choice(
-    tokens_BA: Array, shapes: Shapes, speed: float, token_seconds: float, pass_seconds: float, once_seconds: float = 0.0
+    tokens_BA: Array,
+    shapes: Shapes,
+    speed: float,
+    token_seconds: float,
+    pass_seconds: float,
+    once_seconds: float = 0.0,
 ) -> Array:
-    """Positions of the requests' actions, int64 [B], from predicted block efficiencies, float64; `speed` is g, and the
-    times are those of `StepClock.prices`. Replay compiles it."""
+    """Positions of the requests' actions, int64 [B], from predicted block efficiencies, float64;
+    `speed` is g, and the times are those of `StepClock.prices`. Replay compiles it."""
     order_A = np.argsort(shapes.passes_A, kind="mergesort")  # stable: ties keep their order
     passes_A = shapes.passes_A[order_A]
     worth_AB = (tokens_BA - speed * token_seconds * shapes.drafted_A).T.copy()[order_A]
@@ -114,7 +131,8 @@ class Selector:
 
     Attributes:
         actions: the action table; `scores` follows its order.
-        feature_levels: the level of the features that `select` and `scores` take: `light`, `full` or `drafter`.
+        feature_levels: the level of the features that `select` and `scores` take: `light`, `full`
+            or `drafter`.
         fallback: the action for a root without features.
         latency: the profile that the decisions are based on.
         tokens: statistics by token, for the features of a log's selector.
@@ -141,43 +159,56 @@ class Selector:
     def __repr__(self) -> str:
         pair, settings = self.config.pair, dict.fromkeys(str(mode.sampling) for mode in self.modes)
         return (
-            f"Selector({pair['target']} / {pair['draft']}, {self.verifier}; a {self.config.objective} with "
-            f"{self.config.feature_level} features, {len(self.actions)} actions; {'; '.join(settings)})"
+            f"Selector({pair['target']} / {pair['draft']}, {self.verifier}; a "
+            f"{self.config.objective} with "
+            f"{self.config.feature_level} features, {len(self.actions)} actions; "
+            f"{'; '.join(settings)})"
         )
 
     def select(self, features: Features | None) -> Action:
-        """The action for one root; `fallback` without features. The mode that is nearest to the features' sampling
-        setting and number of requests decides, as `Tuned.select`.
+        """The action for one root; `fallback` without features. The mode that is nearest to the
+        features' sampling setting and number of requests decides, as `Tuned.select`.
 
-        `features` are `{name: tensor}` as in the schema, float32 [F] and [D], or the scalars of its first level alone.
-        Raises InputError where one is missing, of another shape or dtype, or not finite, or a setting is out of range.
+        `features` are `{name: tensor}` as in the schema, float32 [F] and [D], or the scalars of its
+        first level alone. Raises InputError where one is missing, of another shape or dtype, or not
+        finite, or a setting is out of range.
         """
         if features is None:
             return self.fallback
-        chosen = self._tuned_of(checked(features, self.widths, 1, self.schema.first)).select(features, final=True)
+        chosen = self._tuned_of(checked(features, self.widths, 1, self.schema.first)).select(
+            features, final=True
+        )
         assert chosen is not None
         return chosen
 
     def scores(self, features: Features) -> Tensor:
         """Scores of all actions, float32 [A], or [B, A] for a batch. The highest is chosen.
 
-        Those of a regressor are `E - price T` in tokens. Actions that may not be chosen have `decision.NEVER`.
-        Raises InputError as `select`.
+        Those of a regressor are `E - price T` in tokens. Actions that may not be chosen have
+        `decision.NEVER`. Raises InputError as `select`.
         """
         read = checked(features, self.widths, 2, self.schema.first)
         if read[SCALARS_KEY].dim() == 1:
             return torch.from_numpy(self._tuned_of(read).scores(read))
-        roots = [dict(zip(read, values, strict=True)) for values in zip(*read.values(), strict=True)]
+        roots = [
+            dict(zip(read, values, strict=True)) for values in zip(*read.values(), strict=True)
+        ]
         return torch.stack([self.scores(root) for root in roots])
 
     def _tuned_of(self, read: Features) -> Tuned:
         scalars_F = read[SCALARS_KEY].numpy()
         temperature, top_p, batch = (scalars_F[self.schema.index(name)].item() for name in ASKED_BY)
-        level = self.schema.levels[int(len(scalars_F) > self.schema.first)] if self.schema == LOG else ""
+        level = (
+            self.schema.levels[int(len(scalars_F) > self.schema.first)]
+            if self.schema == LOG
+            else ""
+        )
         asked = temperature, top_p, batch, level
         if asked not in self._known:
             modes = [mode for mode in self.modes if mode.level == level]
-            self._known[asked] = Tuned(nearest(modes or self.modes, Sampling(temperature, top_p), batch), self)
+            self._known[asked] = Tuned(
+                nearest(modes or self.modes, Sampling(temperature, top_p), batch), self
+            )
         return self._known[asked]
 
     def at(
@@ -190,18 +221,22 @@ class Selector:
         top_k: int = 0,
         min_p: float = 0.0,
     ) -> Tuned:
-        """The selector under the mode that is nearest to a sampling setting and a number of requests.
+        """The selector under the mode that is nearest to a sampling setting and a number of
+        requests.
 
-        Where no mode covers the setting (`Sampling.covers`), the lookup rule and the static tree of the nearest one
-        decide: they lose less there than a network outside of its training data. A warning says so, once.
+        Where no mode covers the setting (`Sampling.covers`), the lookup rule and the static tree of
+        the nearest one decide: they lose less there than a network outside of its training data. A
+        warning says so, once.
 
         Args:
-            shapes: the actions that an engine can draft, `(K, L1, L2)` or `(K, L1, L2, style)`; None for all.
-            level: `text` or `drafter`, for a log's selector; None to use the level of the features that are given.
+            shapes: the actions that an engine can draft, `(K, L1, L2)` or `(K, L1, L2, style)`;
+                None for all.
+            level: `text` or `drafter`, for a log's selector; None to use the level of the features
+                that are given.
 
         Raises:
-            InputError: the setting, the batch or the level is out of range, no tree is left, or a shape is not in the
-                action space.
+            InputError: the setting, the batch or the level is out of range, no tree is left, or a
+                shape is not in the action space.
         """
         asked, less = Sampling(temperature, top_p, top_k, min_p), None
         if self.schema == LOG and level is None:
@@ -220,60 +255,83 @@ class Selector:
                 raise InputError(f"shapes: {error}") from error
             if min(positions, default=len(self.actions)) >= len(self.space.trees):
                 raise InputError("shapes: no tree is left")
-            mode = mode.restricted(self.space, positions, self.config.static_speeds(mode, self.latency))
+            mode = mode.restricted(
+                self.space, positions, self.config.static_speeds(mode, self.latency)
+            )
         return Tuned(mode, self, less)
 
-    def check_pair(self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()) -> None:
-        """Warn, once, where the models or the machine are not those that the selector was trained for.
+    def check_pair(
+        self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()
+    ) -> None:
+        """Warn, once, where the models or the machine are not those that the selector was trained
+        for.
 
         Args:
-            target, draft: directories or hub ids of the models that decode. Of paths the last part is compared, and
-                only where the weights are not known.
-            device: as `LatencyProfile.device`, of which the part before the first comma is compared; "" if not known.
+            target, draft: directories or hub ids of the models that decode. Of paths the last part
+                is compared, and only where the weights are not known.
+            device: as `LatencyProfile.device`, of which the part before the first comma is
+                compared; "" if not known.
             weights: as `LatencyProfile.weights`, of the models that decode.
         """
-        own, theirs = [str(self.config.pair.get(role)) for role in ("target", "draft")], [target, draft]
+        own, theirs = (
+            [str(self.config.pair.get(role)) for role in ("target", "draft")],
+            [target, draft],
+        )
         if weights and self.latency.weights:
             same = list(weights) == self.latency.weights
             theirs = [f"{name} with other weights" if name in own else name for name in theirs]
         else:
             same = [Path(name).name for name in own] == [Path(name).name for name in theirs]
         if not same:
-            warn_once(f"the selector was trained for {' and '.join(own)}; {' and '.join(theirs)} decode")
+            warn_once(
+                f"the selector was trained for {' and '.join(own)}; {' and '.join(theirs)} decode"
+            )
         timed_on, here = (name.partition(",")[0] for name in (self.latency.device, device))
         if here not in ("", timed_on):
             warn_once(f"the selector has the step times of {timed_on}; {here} decodes")
 
 
-def load_selector(folder: str | Path, latency: str | Path | LatencyProfile | None = None) -> Selector:
+def load_selector(
+    folder: str | Path, latency: str | Path | LatencyProfile | None = None
+) -> Selector:
     """Reads an artefact directory.
 
     Args:
-        folder: the directory, the id of a repository on the hub, or `models:/name/version` or `models:/name@alias` of
-            MLflow's registry.
-        latency: another machine's profile, whose step times, static trees and price of time are used; all actions are
-            then allowed. None for the directory's own.
+        folder: the directory, the id of a repository on the hub, or `models:/name/version` or
+            `models:/name@alias` of MLflow's registry.
+        latency: another machine's profile, whose step times, static trees and price of time are
+            used; all actions are then allowed. None for the directory's own.
 
     Raises:
-        InputError: a file is missing, damaged or of another schema version, the download fails, or the profile is of
-            another pair or lacks the verifier.
+        InputError: a file is missing, damaged or of another schema version, the download fails, or
+            the profile is of another pair or lacks the verifier.
     """
     folder = artefact.local_folder(folder)
     artefact.check_files(folder)
     config = artefact.read_config(folder / "config.json")
     own = profile = LatencyProfile.load(folder / "latency.json")
     if latency is not None:
-        profile = latency if isinstance(latency, LatencyProfile) else LatencyProfile.load(Path(latency))
+        profile = (
+            latency if isinstance(latency, LatencyProfile) else LatencyProfile.load(Path(latency))
+        )
     if profile.pair != config.pair["fingerprint"]:
         raise InputError(f"{folder}: the latency profile was measured with another pair")
-    modes = config.modes if profile == own else [_moved(config, mode, profile, own) for mode in config.modes]
+    modes = (
+        config.modes
+        if profile == own
+        else [_moved(config, mode, profile, own) for mode in config.modes]
+    )
     weights = artefact.read_weights(folder / "model.safetensors", config)
     return Selector(weights, config, profile, modes, TokenStatistics.load(folder))
 
 
-def _moved(config: ArtefactConfig, mode: Mode, latency: LatencyProfile, own: LatencyProfile) -> Mode:
+def _moved(
+    config: ArtefactConfig, mode: Mode, latency: LatencyProfile, own: LatencyProfile
+) -> Mode:
     if config.verifier not in latency.verify:
-        raise InputError(f"the latency profile of {latency.device} has no times for {config.verifier}")
+        raise InputError(
+            f"the latency profile of {latency.device} has no times for {config.verifier}"
+        )
     speed_T, before_T = config.static_speeds(mode, latency), config.static_speeds(mode, own)
     best = int(speed_T.argmax())
     ratio = float(speed_T[best] / before_T[config.space.index(mode.action)])
@@ -281,14 +339,18 @@ def _moved(config: ArtefactConfig, mode: Mode, latency: LatencyProfile, own: Lat
 
 
 class Tuned:
-    """A selector under one sampling setting, for one root or several; a lookup rule or a static tree needs no selector.
+    """A selector under one sampling setting, for one root or several; a lookup rule or a static
+    tree needs no selector.
 
-    Call `select` with the features of each of `feature_levels` in turn until it returns an action. On texts of more
-    than `longest` tokens, if it is not 0, a network's mode needs the match alone. Where only features of the schema's
-    first level are given, `less` decides instead, if there is one.
+    Call `select` with the features of each of `feature_levels` in turn until it returns an action.
+    On texts of more than `longest` tokens, if it is not 0, a network's mode needs the match alone.
+    Where only features of the schema's first level are given, `less` decides instead, if there is
+    one.
     """
 
-    def __init__(self, mode: Mode, selector: Selector | None = None, less: Tuned | None = None) -> None:
+    def __init__(
+        self, mode: Mode, selector: Selector | None = None, less: Tuned | None = None
+    ) -> None:
         if mode.decider == NETWORK and selector is None:
             raise InputError("a network's decisions need its selector")
         self.mode, self.feature_levels, self.longest = mode, mode.asked, mode.longest
@@ -297,13 +359,14 @@ class Tuned:
         self._covers = lru_cache(self._covers_setting)
 
     def select(self, features: Features | None, final: bool = False) -> Action | None:
-        """The action at a root; the static tree without features; None where only features of the first level are given
-        and the decision needs all, which are known after the draft's forward pass over the root. If these are `final`,
-        there will be no more features at this root, and it decides by them.
+        """The action at a root; the static tree without features; None where only features of the
+        first level are given and the decision needs all, which are known after the draft's forward
+        pass over the root. If these are `final`, there will be no more features at this root, and
+        it decides by them.
 
-        Outside the text lengths and the sampling settings of the training, the lookup rule and the static tree decide;
-        outside the settings a warning says so, once. Raises InputError where a feature is missing, of another shape or
-        dtype, or not finite.
+        Outside the text lengths and the sampling settings of the training, the lookup rule and the
+        static tree decide; outside the settings a warning says so, once. Raises InputError where a
+        feature is missing, of another shape or dtype, or not finite.
         """
         mode = self.mode
         if features is None or self._decider == STATIC:
@@ -324,18 +387,22 @@ class Tuned:
         return None if again and action.drafts else action
 
     def scores(self, features: Features) -> NDArray[np.float32]:
-        """What each action is worth at one root, [A]: as `Selector.scores`. Raises InputError as `select`."""
+        """What each action is worth at one root, [A]: as `Selector.scores`. Raises InputError as
+        `select`."""
         if self._only_first(features):
             return self._less.scores(features)  # type: ignore[union-attr]
         read, positions_K = self._read(features), self._allowed_K
         if self._is_beyond(read):
-            positions_K = np.array([self._own.space.index(self.mode.copied(self._scalar(read, MATCH)))])
+            positions_K = np.array(
+                [self._own.space.index(self.mode.copied(self._scalar(read, MATCH)))]
+            )
         scores_A = np.full(len(self._own.actions), NEVER, np.float32)
         scores_A[positions_K] = self._root_of(read).worth(read, positions_K)
         return scores_A
 
     def select_jointly(self, features: Sequence[Features]) -> list[Action]:
-        """The choices of requests that share draft passes, from the features of each; InputError as `select`."""
+        """The choices of requests that share draft passes, from the features of each; InputError as
+        `select`."""
         mode = self.mode
         if not features:
             return []
@@ -346,7 +413,9 @@ class Tuned:
         shapes, clock = self._shared
         tokens_BA, length = self._predicted(features)
         prices = clock.prices(length, mode.batch)
-        chosen_B = joint_choice(tokens_BA[:, self._allowed_K].astype(np.float64), shapes, mode.joint, *prices)
+        chosen_B = joint_choice(
+            tokens_BA[:, self._allowed_K].astype(np.float64), shapes, mode.joint, *prices
+        )
         return [self._own.actions[a] for a in self._allowed_K[chosen_B]]
 
     def _predicted(self, features: Sequence[Features]) -> tuple[Array, float]:
@@ -378,7 +447,9 @@ class Tuned:
         return shapes, step_clock(self._own.latency, self.mode.batch)
 
     def _only_first(self, features: Features) -> bool:
-        return self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.schema.first
+        return (
+            self._less is not None and len(features.get(SCALARS_KEY, ())) == self._own.schema.first
+        )
 
     def _root_of(self, read: Features) -> OneRoot:
         # for the features' level, or the mode's where that is lower
@@ -395,7 +466,9 @@ class Tuned:
         return float(read[SCALARS_KEY][self._own.schema.index(name)])
 
     def _is_beyond(self, read: Features) -> bool:
-        near = self._decider == NETWORK and self._covers(self._scalar(read, "temperature"), self._scalar(read, "top_p"))
+        near = self._decider == NETWORK and self._covers(
+            self._scalar(read, "temperature"), self._scalar(read, "top_p")
+        )
         return not near or 0 < self.longest < self._scalar(read, "context_length")
 
     def _covers_setting(self, temperature: float, top_p: float) -> bool:
@@ -404,7 +477,8 @@ class Tuned:
 
 
 def covered(mode: Mode, asked: Sampling, where: str = "") -> bool:
-    """Whether a mode was trained for a setting like this one; a warning says, once, where it was not."""
+    """Whether a mode was trained for a setting like this one; a warning says, once, where it was
+    not."""
     if not (near := mode.sampling.covers(asked)):
         words = f"{where}{asked}: too far from the trained {mode.sampling}"
         warn_once(f"{words}; its lookup rule and {mode.action} decide")
@@ -418,12 +492,16 @@ def warn_once(message: str) -> None:
 
 
 class OneRoot:
-    """What actions are worth at one root, or at those of a batch, under one mode, from the early features or all."""
+    """What actions are worth at one root, or at those of a batch, under one mode, from the early
+    features or all."""
 
     def __init__(self, selector: Selector, mode: Mode, early: bool) -> None:
         config, schema, self.early, self._mode = selector.config, selector.schema, early, mode
         self._regressor = config.regressor
-        own = {name.removeprefix(config.prefix): np.asarray(each) for name, each in selector.weights.items()}
+        own = {
+            name.removeprefix(config.prefix): np.asarray(each)
+            for name, each in selector.weights.items()
+        }
         self._F = F = schema.first if early else len(schema.scalars)
         self._hidden_states = [] if early else list(config.hidden_states)
         self._passed = np.ones(0 if early else 1, np.float32)  # the input that says so
@@ -432,19 +510,27 @@ class OneRoot:
             own[f"{name}_F"][:F] for name in ("count", "low", "high", "mean", "scale")
         )
         parts = ("0.weight", "0.bias", "1.weight", "1.bias")  # a linear map and a layer norm
-        self._blocks = [[own[f"blocks.{i}.{part}"] for part in parts] for i in range(len(self._hidden_states))]
+        self._blocks = [
+            [own[f"blocks.{i}.{part}"] for part in parts] for i in range(len(self._hidden_states))
+        ]
         numbers = sorted({int(name.split(".")[1]) for name in own if name.startswith("mlp.")})
         self._layers = [(own[f"mlp.{i}.weight"], own[f"mlp.{i}.bias"]) for i in numbers]
         if early:
             self._layers[0] = self._layers[0][0][:, :F], self._layers[0][1]
-        self._factors_SS, self._sums_SA = config.space.survival_factors().numpy(), config.space.sums_SA.numpy()
+        self._factors_SS, self._sums_SA = (
+            config.space.survival_factors().numpy(),
+            config.space.sums_SA.numpy(),
+        )
         asked = [each for each in mode.feature_levels if not early or each == schema.levels[0]]
         times = selector.latency.at_batch(mode.batch)
-        lengths_L, seconds_LA = times.table(selector.actions, selector.verifier, asked, mode.sampling)
+        lengths_L, seconds_LA = times.table(
+            selector.actions, selector.verifier, asked, mode.sampling
+        )
         self._lengths_L, self._seconds_LA = lengths_L.double().numpy(), seconds_LA.double().numpy()
 
     def worth(self, features: Features, actions_K: Array) -> Array:
-        """`E - price T` of some actions in tokens, or a policy's logits, [K]; from float32 tensors on the CPU."""
+        """`E - price T` of some actions in tokens, or a policy's logits, [K]; from float32 tensors
+        on the CPU."""
         values_K = self.tokens(features)[actions_K]
         if not self._regressor:
             return values_K
@@ -456,19 +542,31 @@ class OneRoot:
         low_K, high_K = self._seconds_LA[above - 1 : above + 1, actions_K]
         seconds_K = low_K + share * (high_K - low_K)
         speed, rho = self._mode.speed, self._mode.rho
-        net_K: Array = values_K - speed ** (1 - rho) * (values_K / seconds_K).max() ** rho * seconds_K
+        net_K: Array = (
+            values_K - speed ** (1 - rho) * (values_K / seconds_K).max() ** rho * seconds_K
+        )
         return net_K
 
     def tokens(self, features: Features) -> Array:
-        """Predicted block efficiencies of all actions, or a policy's logits, [A]; of a batch [B, A]."""
-        scalars_F = np.clip(features[SCALARS_KEY].numpy()[..., : self._F], self._low_F, self._high_F)
+        """Predicted block efficiencies of all actions, or a policy's logits, [A]; of a batch [B,
+        A]."""
+        scalars_F = np.clip(
+            features[SCALARS_KEY].numpy()[..., : self._F], self._low_F, self._high_F
+        )
         scalars_F = np.where(self._count_F, np.log1p(np.maximum(scalars_F, 0)), scalars_F)
         rows = scalars_F.shape[:-1]
-        parts = [(scalars_F - self._mean_F) / self._scale_F, np.broadcast_to(self._passed, (*rows, len(self._passed)))]
-        for name, (weight_OI, bias_O, scale_O, shift_O) in zip(self._hidden_states, self._blocks, strict=True):
+        parts = [
+            (scalars_F - self._mean_F) / self._scale_F,
+            np.broadcast_to(self._passed, (*rows, len(self._passed))),
+        ]
+        for name, (weight_OI, bias_O, scale_O, shift_O) in zip(
+            self._hidden_states, self._blocks, strict=True
+        ):
             values_O = features[name].numpy() @ weight_OI.T + bias_O
             centred_O = values_O - values_O.mean(-1, keepdims=True)
-            parts.append(centred_O / np.sqrt(values_O.var(-1, keepdims=True) + EPSILON) * scale_O + shift_O)
+            parts.append(
+                centred_O / np.sqrt(values_O.var(-1, keepdims=True) + EPSILON) * scale_O + shift_O
+            )
         values_I = np.concatenate(parts, axis=-1)
         for number, (weight_OI, bias_O) in enumerate(self._layers):
             if number:
@@ -476,12 +574,15 @@ class OneRoot:
             values_I = values_I @ weight_OI.T + bias_O
         if not self._regressor:
             return values_I
-        # survivals are products of the probabilities whose logits are the outputs (`SurvivalNetwork`)
+        # survivals are products of the probabilities whose logits are the outputs
+        # (`SurvivalNetwork`)
         survivals_S = np.exp(-np.logaddexp(0, -values_I) @ self._factors_SS)
         tokens_A: Array = 1 + survivals_S @ self._sums_SA
         return tokens_A
 
 
 def _gelu(values_I: Array) -> Array:
-    inner_I: Array = np.float32(np.sqrt(2 / np.pi)) * (values_I + np.float32(0.044715) * values_I**3)
+    inner_I: Array = np.float32(np.sqrt(2 / np.pi)) * (
+        values_I + np.float32(0.044715) * values_I**3
+    )
     return np.float32(0.5) * values_I * (1 + np.tanh(inner_I))

@@ -25,8 +25,8 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class TokenStatistics:
-    """Means of accepted tokens over the training roots that share a key (`selector.schema.KEYS`). Those of a rare key
-    are shrunk to those of all roots."""
+    """Means of accepted tokens over the training roots that share a key (`selector.schema.KEYS`).
+    Those of a rare key are shrunk to those of all roots."""
 
     keys_N: Array  # int64, ascending
     counts_N: Array  # number of training roots, float64
@@ -34,9 +34,11 @@ class TokenStatistics:
     means_K: Array  # over all roots, float64
 
     @classmethod
-    def fit(cls, keys_RJ: Array, values_RK: Array, source_R: Array) -> tuple[TokenStatistics, Array]:
-        """The statistics of some roots, and the scalars of these roots, float64 [R, F]. The scalars leave out the
-        root's own source: a held-out root knows none of its labels either."""
+    def fit(
+        cls, keys_RJ: Array, values_RK: Array, source_R: Array
+    ) -> tuple[TokenStatistics, Array]:
+        """The statistics of some roots, and the scalars of these roots, float64 [R, F]. The scalars
+        leave out the root's own source: a held-out root knows none of its labels either."""
         (R, J), K = keys_RJ.shape, values_RK.shape[1]
         keys_N, at_RJ = np.unique(keys_RJ, return_inverse=True)
         at, values = at_RJ.reshape(-1), np.repeat(values_RK, J, axis=0)
@@ -55,7 +57,8 @@ class TokenStatistics:
         return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, K)), np.zeros(K))
 
     def of(self, keys_J: Sequence[int]) -> Array:
-        """The scalars of some keys, float64 [F]: for each key its means, and its number of occurrences."""
+        """The scalars of some keys, float64 [F]: for each key its means, and its number of
+        occurrences."""
         place_of, rows_NF = self._by_key
         found: Array = rows_NF[[place_of.get(key, -1) for key in keys_J]].ravel()
         return found
@@ -63,23 +66,37 @@ class TokenStatistics:
     @cached_property
     def _by_key(self) -> tuple[dict[int, int], Array]:
         # each key's row among the scalars; the last row is for unknown keys
-        counts_N, sums_NK = np.append(self.counts_N, 0.0), np.append(self.sums_NK, 0.0 * self.means_K[None], axis=0)
-        return {key: place for place, key in enumerate(self.keys_N.tolist())}, _shrunk(counts_N, sums_NK, self.means_K)
+        counts_N, sums_NK = (
+            np.append(self.counts_N, 0.0),
+            np.append(self.sums_NK, 0.0 * self.means_K[None], axis=0),
+        )
+        return {key: place for place, key in enumerate(self.keys_N.tolist())}, _shrunk(
+            counts_N, sums_NK, self.means_K
+        )
 
     def to_tensors(self) -> dict[str, Array]:
-        numbers = {name: getattr(self, name).astype(np.float32) for name in ("counts_N", "sums_NK", "means_K")}
+        numbers = {
+            name: getattr(self, name).astype(np.float32)
+            for name in ("counts_N", "sums_NK", "means_K")
+        }
         return {"keys_N": self.keys_N, **numbers}
 
     @classmethod
     def load(cls, folder: Path) -> TokenStatistics:
-        """The statistics in an artefact directory, empty where it has none; InputError where the file is damaged."""
+        """The statistics in an artefact directory, empty where it has none; InputError where the
+        file is damaged."""
         path = folder / FILE
         if not path.exists():
             return cls.empty()
         read = read_tensors(path)
         N, K = len(read.get("keys_N", ())), len(schema.MEANS)
-        check_tensors(path, read, {"keys_N": (N,), "counts_N": (N,), "sums_NK": (N, K), "means_K": (K,)})
-        return cls(read["keys_N"], *(read[name].astype(np.float64) for name in ("counts_N", "sums_NK", "means_K")))
+        check_tensors(
+            path, read, {"keys_N": (N,), "counts_N": (N,), "sums_NK": (N, K), "means_K": (K,)}
+        )
+        return cls(
+            read["keys_N"],
+            *(read[name].astype(np.float64) for name in ("counts_N", "sums_NK", "means_K")),
+        )
 
 
 def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:

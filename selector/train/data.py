@@ -1,6 +1,8 @@
-"""Traces as tensors: texts with the features and labels of all their roots; `Timed` adds the times of a machine.
+"""Traces as tensors: texts with the features and labels of all their roots; `Timed` adds the times
+of a machine.
 
-Legend: X texts, R roots of all texts, F scalar features, D hidden width, S survivals, A actions, L context lengths.
+Legend: X texts, R roots of all texts, F scalar features, D hidden width, S survivals, A actions, L
+    context lengths.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ class Texts:
     hidden: dict[str, Tensor] = field(default_factory=dict)
     hidden_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     schema: Schema = PAIR
-    space: ActionSpace = field(default_factory=ActionSpace.of_pairs)  # of the actions that have labels
+    # of the actions that have labels
+    space: ActionSpace = field(default_factory=ActionSpace.of_pairs)
     tokens: TokenStatistics | None = None
 
     def __len__(self) -> int:
@@ -96,17 +99,27 @@ class Texts:
         chosen = torch.zeros(len(self), dtype=torch.bool)
         chosen[index_X] = True
         rows_R = chosen[self.text_R]
-        taken: dict[str, Any] = {"survivals": {name: rows[rows_R] for name, rows in self.survivals.items()}}
-        for name in (each.name for each in fields(self) if each.name.endswith(("_X", "_R", "_RF", "_RD"))):
+        taken: dict[str, Any] = {
+            "survivals": {name: rows[rows_R] for name, rows in self.survivals.items()}
+        }
+        for name in (
+            each.name for each in fields(self) if each.name.endswith(("_X", "_R", "_RF", "_RD"))
+        ):
             values, kept = getattr(self, name), chosen if name.endswith("_X") else rows_R
-            taken[name] = list(compress(values, chosen.tolist())) if isinstance(values, list) else values[kept]
+            taken[name] = (
+                list(compress(values, chosen.tolist()))
+                if isinstance(values, list)
+                else values[kept]
+            )
         return replace(self, **taken)
 
     def labels(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
-        """Survivals of a space's actions at some roots, float32 [rows, S]; those of lookups are 0 or 1."""
+        """Survivals of a space's actions at some roots, float32 [rows, S]; those of lookups are 0
+        or 1."""
         depth_D = torch.arange(1, len(space.sums_SA) - space.tree_survivals + 1)
         copied_RD = self.lookup_R[rows].unsqueeze(-1) >= depth_D
-        drafted_RS = self.survivals[verifier][rows, : space.tree_survivals].float()  # a space may lack further styles
+        # a space may lack further styles
+        drafted_RS = self.survivals[verifier][rows, : space.tree_survivals].float()
         return torch.cat([drafted_RS, copied_RD.float()], dim=-1)
 
     def scalar(self, name: str) -> Tensor:
@@ -116,12 +129,15 @@ class Texts:
         """Scalars and hidden states of some roots, as `RootNetwork` takes them."""
         if not full:
             return self.scalars_RF[rows], []
-        return self.scalars_RF[rows], [self.hidden[name][self.hidden_R[rows]].float() for name in HIDDEN_STATES]
+        return self.scalars_RF[rows], [
+            self.hidden[name][self.hidden_R[rows]].float() for name in HIDDEN_STATES
+        ]
 
 
 @dataclass
 class Timed:
-    """Texts of one sampling setting with a verifier's labels and a machine's times for a batch size."""
+    """Texts of one sampling setting with a verifier's labels and a machine's times for a batch
+    size."""
 
     texts: Texts
     verifier: str
@@ -139,18 +155,24 @@ class Timed:
     def on(self, profile: LatencyProfile, batch: int = 1) -> Timed:
         """The same texts and labels with other times: of another machine, or batch size."""
         moved = replace(self, profile=profile, batch=batch)
-        moved.__dict__["survivals_RS"] = self.survivals_RS  # the cached labels do not depend on times
+        # the cached labels do not depend on times
+        moved.__dict__["survivals_RS"] = self.survivals_RS
         return moved
 
     @cached_property
     def survivals_RS(self) -> Tensor:
-        """Labels as laws of tau, float32; InputError where the traces hold none for the verifier."""
+        """Labels as laws of tau, float32; InputError where the traces hold none for the
+        verifier."""
         if self.verifier not in self.texts.survivals:
-            raise InputError(f"the traces hold no labels for {self.verifier}: add it to verifiers, make them again")
+            raise InputError(
+                f"the traces hold no labels for {self.verifier}: add it to verifiers, make them "
+                "again"
+            )
         return lawful(self.texts.labels(self.verifier, slice(None), self.space), self.space)
 
     def seconds(self, feature_levels: Sequence[str] = ()) -> Tensor:
-        """Predicted step times in seconds, float32 [R, A]; `feature_levels` as in `LatencyProfile.action_seconds`."""
+        """Predicted step times in seconds, float32 [R, A]; `feature_levels` as in
+        `LatencyProfile.action_seconds`."""
         lengths_L, seconds_LA = self._table(feature_levels)
         at_R = torch.zeros_like(self.texts.length_R)
         return interpolated_at(seconds_LA.unsqueeze(0), lengths_L, at_R, self.texts.length_R)
@@ -166,24 +188,34 @@ class Timed:
     def lag_M(self) -> Tensor:
         """`LatencyProfile.lag` by the number of tokens, float64 [M]."""
         lag = self.profile.lag
-        return torch.tensor([lag.at(0, tokens) for tokens in range(lag.sizes[-1] + 1)], dtype=torch.float64)
+        return torch.tensor(
+            [lag.at(0, tokens) for tokens in range(lag.sizes[-1] + 1)], dtype=torch.float64
+        )
 
     def _table(self, feature_levels: Sequence[str]) -> tuple[Tensor, Tensor]:
         return self.profile.table(self.space.actions, self.verifier, feature_levels, self.sampling)
 
 
 def to_texts(
-    table: pa.Table, verifiers: Sequence[str], scalars_RF: Tensor, space: ActionSpace, schema: Schema = PAIR
+    table: pa.Table,
+    verifiers: Sequence[str],
+    scalars_RF: Tensor,
+    space: ActionSpace,
+    schema: Schema = PAIR,
 ) -> Texts:
-    """Texts of a trace store's rows, with the roots' scalars and the actions' space; InputError without labels."""
+    """Texts of a trace store's rows, with the roots' scalars and the actions' space; InputError
+    without labels."""
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
-            raise InputError(f"the traces hold no labels for {verifier}: add it to verifiers and make them again")
+            raise InputError(
+                f"the traces hold no labels for {verifier}: add it to verifiers and make them again"
+            )
     names = [each.name for each in fields(Sampling)]
     setting_of = [Sampling(**numbers) for numbers in table.select(names).to_pylist()]
     settings = list(dict.fromkeys(setting_of))
     size_X, start_X, stride_X = (
-        torch.from_numpy(np.asarray(table[name]).astype(np.int64)) for name in ("roots", "start", "hidden_stride")
+        torch.from_numpy(np.asarray(table[name]).astype(np.int64))
+        for name in ("roots", "start", "hidden_stride")
     )
     number_R = torch.cat([torch.arange(size) for size in size_X.tolist()])
     hidden = {name: _flat(table, name) for name in HIDDEN_STATES if name in table.column_names}

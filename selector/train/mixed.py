@@ -1,8 +1,8 @@
-"""Replay of batches of requests with distinct texts. They are decided jointly (`Tuned.select_jointly`) or one by one;
-when a text ends, the next one takes its place.
+"""Replay of batches of requests with distinct texts. They are decided jointly
+(`Tuned.select_jointly`) or one by one; when a text ends, the next one takes its place.
 
-Legend: B requests in flight, C contexts, R roots of all texts, A actions, X texts, S kinds of drafts (chains, lookups),
-P parts of the texts' sources.
+Legend: B requests in flight, C contexts, R roots of all texts, A actions, X texts, S kinds of
+drafts (chains, lookups), P parts of the texts' sources.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ compiled_choice = jit(joint_choice)
 
 
 class Streamed(NamedTuple):
-    """Texts of streams of requests: first roots, numbers of roots, context lengths, and how many tokens of the longest
-    chain and of the longest lookup would be accepted."""
+    """Texts of streams of requests: first roots, numbers of roots, context lengths, and how many
+    tokens of the longest chain and of the longest lookup would be accepted."""
 
     begin_X: Array
     size_X: Array
@@ -41,7 +41,9 @@ class Streamed(NamedTuple):
 
 @partial(jit, kept=False)
 def _rest(clock: StepClock, context: float, drafted: float) -> float:
-    target_C = np.array([np.interp(1 + drafted, clock.verified_V, target_V) for target_V in clock.target_CV])
+    target_C = np.array(
+        [np.interp(1 + drafted, clock.verified_V, target_V) for target_V in clock.target_CV]
+    )
     return np.interp(context, clock.contexts_C, target_C)
 
 
@@ -59,8 +61,10 @@ def decoded(
 
     Args:
         clocks: step times, and the time to verify one more token of one request, [C].
-        decisions: an action of every root, [R]; or predicted block efficiencies, [R, A], and the speed of the batch.
-        common: whether predictions choose one chain for all requests of a step, as engines draft with their drafters.
+        decisions: an action of every root, [R]; or predicted block efficiencies, [R, A], and the
+            speed of the batch.
+        common: whether predictions choose one chain for all requests of a step, as engines draft
+            with their drafters.
     """
     (clock, token_C), (action_R, tokens_RA, speed) = clocks, decisions
     text_B, at_B = stream[:batch].copy(), np.zeros(batch, np.int64)
@@ -74,7 +78,9 @@ def decoded(
             best, chosen = -np.inf, 0
             for a in range(len(shapes.drafted_A)):
                 length, worth = shapes.drafted_A[a], tokens_RA[row_B, a].sum()
-                worth -= speed * (_rest(clock, context, length) + length * draft + (length > 0) * once)
+                worth -= speed * (
+                    _rest(clock, context, length) + length * draft + (length > 0) * once
+                )
                 if worth > best and not shapes.copies_A[a]:
                     best, chosen = worth, a
             chosen_B = np.full(batch, chosen)
@@ -84,11 +90,17 @@ def decoded(
         else:
             chosen_B = action_R[row_B]
         passes = shapes.passes_A[chosen_B].max()
-        seconds += _rest(clock, context, shapes.drafted_A[chosen_B].mean()) + passes * draft + (passes > 0) * once
+        seconds += (
+            _rest(clock, context, shapes.drafted_A[chosen_B].mean())
+            + passes * draft
+            + (passes > 0) * once
+        )
         steps += 1
         for b in range(batch):
             action, size = chosen_B[b], texts.size_X[text_B[b]]
-            right = min(texts.accepted_RS[row_B[b], int(shapes.copies_A[action])], shapes.drafted_A[action])
+            right = min(
+                texts.accepted_RS[row_B[b], int(shapes.copies_A[action])], shapes.drafted_A[action]
+            )
             tokens += min(right + 1, size - at_B[b])
             at_B[b] += right + 1
             if at_B[b] >= size:
@@ -100,11 +112,13 @@ def decoded(
 
 
 class MixedBatches:
-    """Texts as streams of requests, one for each part of the sources; B requests of a stream are decoded at once.
+    """Texts as streams of requests, one for each part of the sources; B requests of a stream are
+    decoded at once.
 
-    A stream holds the texts of its part in random orders. It ends when its last text begins, so that there are always B
-    requests. How many tokens are accepted at a root is drawn once where its labels are not 0 or 1. In a `Replayed` each
-    stream is one text, and visits of roots are not counted.
+    A stream holds the texts of its part in random orders. It ends when its last text begins, so
+    that there are always B requests. How many tokens are accepted at a root is drawn once where its
+    labels are not 0 or 1. In a `Replayed` each stream is one text, and visits of roots are not
+    counted.
     """
 
     def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:
@@ -119,7 +133,9 @@ class MixedBatches:
         number_X = timed.texts.source_number_X.numpy()
         part_of = generator.permutation(number_X.max() + 1) % PARTS
         self._streams = [
-            np.concatenate([generator.permutation(texts) for _ in range(-(-STREAM * batch // len(texts)))])
+            np.concatenate(
+                [generator.permutation(texts) for _ in range(-(-STREAM * batch // len(texts)))]
+            )
             for texts in (np.flatnonzero(part_of[number_X] == part) for part in range(PARTS))
             if len(texts)
         ]
@@ -129,19 +145,22 @@ class MixedBatches:
         return self._run(action_R.numpy(), np.zeros((0, 0)), 0.0)
 
     def select(self, tokens_RA: Tensor, speed: float, common: bool = False) -> Replayed:
-        """Joint decisions by predicted block efficiencies, or one chain for all requests of a step if `common`; the
-        batch's `speed`, in tokens per second, prices time."""
+        """Joint decisions by predicted block efficiencies, or one chain for all requests of a step
+        if `common`; the batch's `speed`, in tokens per second, prices time."""
         return self._run(np.zeros(0, np.int64), tokens_RA.double().numpy(), speed, common)
 
     def speed_of(self, tokens_RA: Tensor, begin: float, common: bool = False) -> float:
-        """The speed that prices time in joint decisions: the one that they reach, found from a first guess."""
+        """The speed that prices time in joint decisions: the one that they reach, found from a
+        first guess."""
         tried, last = {}, begin
         for _ in range(ROUNDS + 1):
             tried[last] = self.select(tokens_RA, last, common).speed
             last = tried[last]
         return max(tried, key=tried.__getitem__)
 
-    def _run(self, action_R: Array, tokens_RA: Array, speed: float, common: bool = False) -> Replayed:
+    def _run(
+        self, action_R: Array, tokens_RA: Array, speed: float, common: bool = False
+    ) -> Replayed:
         clock = self.clock, self.clock.token_C / self.batch
         own = self.batch, self._texts, self.shapes, clock, (action_R, tokens_RA, speed), common
         rows = [decoded(stream, *own) for stream in self._streams]

@@ -34,38 +34,49 @@ MEASURED = 4096  # roots of a sampling setting at most that the metrics of an ep
 WEIGHT_DECAY = 0.02  # of AdamW
 
 
-def survival_loss(log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpace, weight: float = 1.0) -> Tensor:
-    """A regressor's loss, scalar: the cross-entropy of survivals, in nats, and `weight` times the squared error of the
-    block efficiencies that they sum to, in squared tokens.
+def survival_loss(
+    log_survivals_BS: Tensor, labels_BS: Tensor, space: ActionSpace, weight: float = 1.0
+) -> Tensor:
+    """A regressor's loss, scalar: the cross-entropy of survivals, in nats, and `weight` times the
+    squared error of the block efficiencies that they sum to, in squared tokens.
 
-    Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches and lookups have equal
-    weights, although there are far more branches.
+    Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches and
+    lookups have equal weights, although there are far more branches.
 
-    Labels are `P(tau >= t | text)`; NaN where unknown. Both terms are least at the labels' mean, so unbiased labels
-    suffice, even where the draw of siblings puts one above 1.
+    Labels are `P(tau >= t | text)`; NaN where unknown. Both terms are least at the labels' mean, so
+    unbiased labels suffice, even where the draw of siblings puts one above 1.
     """
     known_BS = ~labels_BS.isnan()
     labels_BS = labels_BS.nan_to_num()
     log_S = log_survivals_BS.clamp(max=-1e-6)
     loss_BS = -(labels_BS * log_S + (1 - labels_BS) * torch.log(-torch.expm1(log_S))) * known_BS
-    sizes = [space.depth, space.tree_survivals - space.depth, loss_BS.shape[-1] - space.tree_survivals]
+    sizes = [
+        space.depth,
+        space.tree_survivals - space.depth,
+        loss_BS.shape[-1] - space.tree_survivals,
+    ]
     cross_entropy = sum(part.mean() for part in loss_BS.split(sizes, dim=-1) if part.shape[-1])
     known_BA = (~known_BS).to(log_S) @ space.sums_SA.to(log_S) == 0
-    error_BA = (space.efficiencies(log_survivals_BS.exp()) - space.efficiencies(labels_BS)) * known_BA
+    error_BA = (
+        space.efficiencies(log_survivals_BS.exp()) - space.efficiencies(labels_BS)
+    ) * known_BA
     parts = error_BA.split([len(space.trees), len(space.lookups)], dim=-1)
     return cross_entropy + weight * sum(part.square().mean() for part in parts if part.shape[-1])
 
 
-def policy_ratios(logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor) -> Tensor:
-    """Expected tokens over expected seconds of a policy (DDTE eq. 4), over `base_speed_B`, the tokens per second of the
-    sampling setting's static tree at the same root; [B]."""
+def policy_ratios(
+    logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor
+) -> Tensor:
+    """Expected tokens over expected seconds of a policy (DDTE eq. 4), over `base_speed_B`, the
+    tokens per second of the sampling setting's static tree at the same root; [B]."""
     policy_BA = logits_BA.softmax(-1)
     return (policy_BA * efficiency_BA).sum(-1) / (policy_BA * seconds_BA).sum(-1) / base_speed_B
 
 
 def policy_loss(ratio_B: Tensor, worst_weight: float = 1.0, worst_share: float = 0.05) -> Tensor:
-    """DDTE eq. 12: mean log-ratio to the baseline's speed, and the squared loss of the worst roots, at least one;
-    scalar. `worst_weight` is lambda, `worst_share` alpha; the paper gives no values."""
+    """DDTE eq. 12: mean log-ratio to the baseline's speed, and the squared loss of the worst roots,
+    at least one; scalar. `worst_weight` is lambda, `worst_share` alpha; the paper gives no
+    values."""
     worst = max(1, math.ceil(worst_share * len(ratio_B)))
     shortfall_B = (1 - ratio_B).clamp(min=0).square()
     return -ratio_B.log().mean() + worst_weight * shortfall_B.topk(worst).values.mean()
@@ -73,7 +84,8 @@ def policy_loss(ratio_B: Tensor, worst_weight: float = 1.0, worst_share: float =
 
 @dataclass
 class Batch:
-    """Training roots: features and labels; for a policy also step times and the static tree's speeds, else empty."""
+    """Training roots: features and labels; for a policy also step times and the static tree's
+    speeds, else empty."""
 
     scalars_BF: Tensor
     hidden: list[Tensor]
@@ -85,9 +97,10 @@ class Batch:
 class SelectorModule(pl.LightningModule):
     """A network under the objective "regressor" or "policy".
 
-    A regressor learns the survivals of all actions. It does not depend on times, which enter when it chooses
-    (`selector.decision`). A policy learns action probabilities for one machine (DDTE, eq. 12 and app. E), and its
-    network also sees the context length, on which the times of the models' forward passes depend.
+    A regressor learns the survivals of all actions. It does not depend on times, which enter when
+    it chooses (`selector.decision`). A policy learns action probabilities for one machine (DDTE,
+    eq. 12 and app. E), and its network also sees the context length, on which the times of the
+    models' forward passes depend.
 
     Args:
         level: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's.
@@ -114,18 +127,25 @@ class SelectorModule(pl.LightningModule):
         self.is_regressor, self.is_full = objective == "regressor", level == FULL
         self.space = ActionSpace.of_pairs() if space is None else ActionSpace.of_json(space)
         outputs = len(self.space.sums_SA) if self.is_regressor else len(self.space)
-        body = RootNetwork(self.schema, hidden_widths, outputs, **network, policy=not self.is_regressor)
-        self.network: SurvivalNetwork | RootNetwork = SurvivalNetwork(body, self.space) if self.is_regressor else body
-        self.judged: list[tuple[Timed, Mode]] = []  # validation texts of a sampling setting, and how it decides there
+        body = RootNetwork(
+            self.schema, hidden_widths, outputs, **network, policy=not self.is_regressor
+        )
+        self.network: SurvivalNetwork | RootNetwork = (
+            SurvivalNetwork(body, self.space) if self.is_regressor else body
+        )
+        # validation texts of a sampling setting, and how it decides there
+        self.judged: list[tuple[Timed, Mode]] = []
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """The feature levels that it may be asked with: its own, and for a regressor also the first of its schema."""
+        """The feature levels that it may be asked with: its own, and for a regressor also the first
+        of its schema."""
         return (self.schema.levels[0], self.level) if self.is_regressor else (self.level,)
 
     @property
     def ways(self) -> list[tuple[tuple[str, ...], str]]:
-        """The feature levels that decide together, and `Mode.level`: a pair's all do, in turn, but one of a log's."""
+        """The feature levels that decide together, and `Mode.level`: a pair's all do, in turn, but
+        one of a log's."""
         return [((own,), own) for own in self.asked] if self.schema is LOG else [(self.asked, "")]
 
     @property
@@ -143,31 +163,39 @@ class SelectorModule(pl.LightningModule):
         return int(self._body.high_F[self.schema.index("context_length")])
 
     def begin_at(self, texts: Texts, verifier: str, rows: Tensor) -> None:
-        """Fit the scalars' ranges and scaling on the training roots, and begin a regressor at their mean survivals."""
+        """Fit the scalars' ranges and scaling on the training roots, and begin a regressor at their
+        mean survivals."""
         self._body.standardise(texts.scalars_RF[rows])
         if isinstance(self.network, SurvivalNetwork):  # labels that a log does not tell are NaN
             self.network.begin_at(texts.labels(verifier, rows, self.space).nanmean(0).nan_to_num())
 
     def loss(self, batch: Batch) -> Tensor:
-        """A policy's loss with all features; a regressor's with all features plus that with the early ones."""
+        """A policy's loss with all features; a regressor's with all features plus that with the
+        early ones."""
         passed_B1 = torch.ones_like(batch.scalars_BF[:, :1])
         late = self.network(batch.scalars_BF, batch.hidden, passed_B1)
         if not self.is_regressor:
             efficiency_BA = self.space.efficiencies(batch.survivals_BS)
-            return policy_loss(policy_ratios(late, efficiency_BA, batch.seconds_BA, batch.base_speed_B))
+            return policy_loss(
+                policy_ratios(late, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
+            )
         early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
         last = batch.survivals_BS, self.space, self.hparams["squared_weight"]
         return survival_loss(late, *last) + survival_loss(early, *last)
 
     @torch.no_grad()
     def scores(self, texts: Texts, level: str | None = None) -> Tensor:
-        """Predicted block efficiencies of all actions, in tokens, or a policy's logits; float32 [R, A], undefined at
-        roots without features. It is asked with the features of `level`, or all that it sees if None."""
+        """Predicted block efficiencies of all actions, in tokens, or a policy's logits; float32 [R,
+        A], undefined at roots without features. It is asked with the features of `level`, or all
+        that it sees if None."""
         outputs = self.outputs(texts, level)
-        return torch.cat([self.space.efficiencies(own.exp()) if self.is_regressor else own for own in outputs])
+        return torch.cat(
+            [self.space.efficiencies(own.exp()) if self.is_regressor else own for own in outputs]
+        )
 
     def outputs(self, texts: Texts, level: str | None = None) -> Iterator[Tensor]:
-        """What the network says at all roots, in parts: logarithms of survivals [R, S], or logits [R, A]."""
+        """What the network says at all roots, in parts: logarithms of survivals [R, S], or logits
+        [R, A]."""
         for part in torch.arange(len(texts.length_R)).split(ROWS_AT_ONCE):
             passed_B1 = torch.full((len(part), 1), float(level != self.schema.levels[0]))
             yield self.network(*texts.features(part, self.is_full), passed_B1)
@@ -178,22 +206,33 @@ class SelectorModule(pl.LightningModule):
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         loss = self.loss(batch)
-        self.log("train/loss", loss, on_epoch=True, on_step=False, batch_size=len(batch.scalars_BF), sync_dist=True)
+        self.log(
+            "train/loss",
+            loss,
+            on_epoch=True,
+            on_step=False,
+            batch_size=len(batch.scalars_BF),
+            sync_dist=True,
+        )
         return loss
 
     def validation_step(self, batch: Batch, _: int) -> None:
-        self.log("validation/loss", self.loss(batch), batch_size=len(batch.scalars_BF), sync_dist=True)
+        self.log(
+            "validation/loss", self.loss(batch), batch_size=len(batch.scalars_BF), sync_dist=True
+        )
 
     def on_validation_epoch_end(self) -> None:
-        """Log the speed over the best static tree, by replay of the validation texts, averaged over `judged` and for
-        each sampling setting; and a regressor's metrics for each."""
+        """Log the speed over the best static tree, by replay of the validation texts, averaged over
+        `judged` and for each sampling setting; and a regressor's metrics for each."""
         if not self.judged or self.trainer.sanity_checking:
             return
         ratios: dict[str, list[float]] = {}
         texts: dict[str, Timed] = {}
         for timed, mode in self.judged:
             static = replay_mode(timed, {}, mode.static_only())
-            own = replay_mode(timed, self.predictions(timed.texts, mode), mode, policy=not self.is_regressor)
+            own = replay_mode(
+                timed, self.predictions(timed.texts, mode), mode, policy=not self.is_regressor
+            )
             place = f"T {timed.sampling.temperature:g} top-p {timed.sampling.top_p:g}"
             ratios.setdefault(place, []).append(own.speed / static.speed)
             texts[place] = timed
@@ -206,18 +245,22 @@ class SelectorModule(pl.LightningModule):
 
     @torch.no_grad()
     def metrics(self, timed: Timed) -> dict[str, Tensor]:
-        """How well a regressor predicts, with all its features, at up to `MEASURED` roots; nothing for a policy.
+        """How well a regressor predicts, with all its features, at up to `MEASURED` roots; nothing
+        for a policy.
 
         Returns:
-            `explained_variance`: share of the variance over roots of all actions' labelled block efficiencies.
-            `rank_correlation`: Spearman's, over roots, of predicted and labelled means of block efficiencies.
-            `calibration_error`: mean distance of predicted and labelled survivals, over 15 bins of the predicted ones.
+            `explained_variance`: share of the variance over roots of all actions' labelled block
+            efficiencies. `rank_correlation`: Spearman's, over roots, of predicted and labelled
+            means of block efficiencies. `calibration_error`: mean distance of predicted and
+            labelled survivals, over 15 bins of the predicted ones.
         """
         if not self.is_regressor:
             return {}
         known_R = (~timed.texts.unknown_R).nonzero()[:, 0]
         rows = known_R[:: -(-len(known_R) // MEASURED)]
-        survivals = self.network(*timed.texts.features(rows, self.is_full), torch.ones(len(rows), 1)).exp()
+        survivals = self.network(
+            *timed.texts.features(rows, self.is_full), torch.ones(len(rows), 1)
+        ).exp()
         labels = timed.survivals_RS[rows]
         predicted, labelled = map(self.space.efficiencies, (survivals, labels))
         explained = explained_variance(predicted, labelled, multioutput="variance_weighted")
@@ -257,22 +300,41 @@ class Roots:
         further: dict[str, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         self.space, self.is_full = module.space, module.is_full
-        self.splits, self.verifier, self.batch, self.seed, self.further = splits, verifier, batch, seed, further
+        self.splits, self.verifier, self.batch, self.seed, self.further = (
+            splits,
+            verifier,
+            batch,
+            seed,
+            further,
+        )
         self.rows = {name: learned_rows(texts, stride) for name, texts in splits.items()}
 
     def loader(self, split: str) -> DataLoader[Batch]:
         """The batches of a split, those of the training texts in a random order."""
         shuffle = split == "train"
         generator, rows = torch.Generator().manual_seed(self.seed), self.rows[split]
-        order = RandomSampler(range(len(rows)), generator=generator) if shuffle else SequentialSampler(range(len(rows)))
+        order = (
+            RandomSampler(range(len(rows)), generator=generator)
+            if shuffle
+            else SequentialSampler(range(len(rows)))
+        )
         batches = BatchSampler(order, self.batch, drop_last=shuffle and len(rows) > self.batch)
         collate = partial(self._batch, split)
-        return DataLoader(rows, sampler=batches, batch_size=None, collate_fn=collate)  # type: ignore[arg-type]
+        data: Any = rows  # a tensor of row numbers has all that a data set needs
+        return DataLoader(data, sampler=batches, batch_size=None, collate_fn=collate)
 
     def _batch(self, split: str, rows: Tensor) -> Batch:
         texts = self.splits[split]
-        further = (torch.zeros(0),) * 2 if self.further is None else (each[rows] for each in self.further[split])
-        return Batch(*texts.features(rows, self.is_full), texts.labels(self.verifier, rows, self.space), *further)
+        further = (
+            (torch.zeros(0),) * 2
+            if self.further is None
+            else (each[rows] for each in self.further[split])
+        )
+        return Batch(
+            *texts.features(rows, self.is_full),
+            texts.labels(self.verifier, rows, self.space),
+            *further,
+        )
 
 
 def learned_rows(texts: Texts, stride: int) -> Tensor:

@@ -3,7 +3,8 @@
 Legend: B roots, D hidden width of a model, F scalar features, A actions, S survivals.
 """
 
-# No postponed annotations here: TorchScript reads the annotations of a module's attributes as objects.
+# No postponed annotations here: TorchScript reads the annotations of a module's attributes as
+# objects.
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,19 +19,21 @@ DROPOUT = 0.1  # of a policy's hidden layers; the paper gives no rate
 
 
 class RootNetwork(nn.Module):
-    """An MLP over the scalars and the hidden states, each after a linear map and a layer norm (DDTE, appendix E).
+    """An MLP over the scalars and the hidden states, each after a linear map and a layer norm
+    (DDTE, appendix E).
 
-    It clamps all scalars to their range at the training roots, so that it never extrapolates, replaces a count c by
-    log(1 + c), and standardises. Scalars that it does not see are 0.
+    It clamps all scalars to their range at the training roots, so that it never extrapolates,
+    replaces a count c by log(1 + c), and standardises. Scalars that it does not see are 0.
 
-    It may be asked before the draft's forward pass over the root: later scalars are then at their means and hidden
-    states at 0, and one more input says so.
+    It may be asked before the draft's forward pass over the root: later scalars are then at their
+    means and hidden states at 0, and one more input says so.
 
     Args:
         hidden_widths: D of each hidden state; none for a light selector.
         width: of each projected hidden state.
         hidden: widths of the MLP's layers.
-        policy: whether, as in DDTE, GELU and dropout replace ReLU, and the network sees the context length.
+        policy: whether, as in DDTE, GELU and dropout replace ReLU, and the network sees the context
+            length.
     """
 
     count_F: Tensor
@@ -49,7 +52,9 @@ class RootNetwork(nn.Module):
         policy: bool = False,
     ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(d, width), nn.LayerNorm(width)) for d in hidden_widths)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(d, width), nn.LayerNorm(width)) for d in hidden_widths
+        )
         F = len(schema.scalars)
         sizes = [F + 1 + width * len(hidden_widths), *hidden]
         layers: list[nn.Module] = []
@@ -57,17 +62,27 @@ class RootNetwork(nn.Module):
             after = [nn.GELU(approximate="tanh"), nn.Dropout(DROPOUT)] if policy else [nn.ReLU()]
             layers += [nn.Linear(inputs, size), *after]
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
-        unseen = ["batch"] if policy else [scalar.name for scalar in schema.scalars if not scalar.learned]
+        unseen = (
+            ["batch"]
+            if policy
+            else [scalar.name for scalar in schema.scalars if not scalar.learned]
+        )
         self.early, self.unseen = schema.first, [schema.index(name) for name in unseen]
         counts = [scalar.unit in ("tokens", "times") for scalar in schema.scalars]
         self.register_buffer("count_F", torch.tensor(counts))
-        for name, value in (("low_F", -torch.inf), ("high_F", torch.inf), ("mean_F", 0.0), ("scale_F", 1.0)):
+        for name, value in (
+            ("low_F", -torch.inf),
+            ("high_F", torch.inf),
+            ("mean_F", 0.0),
+            ("scale_F", 1.0),
+        ):
             self.register_buffer(name, torch.full((F,), value))
         self.scale_F[self.unseen] = torch.inf
 
     @torch.no_grad()
     def standardise(self, scalars_BF: Tensor) -> None:
-        """Fit the ranges and the scaling of the scalars on training roots; a constant scalar becomes 0."""
+        """Fit the ranges and the scaling of the scalars on training roots; a constant scalar
+        becomes 0."""
         self.low_F.copy_(scalars_BF.amin(0))
         self.high_F.copy_(scalars_BF.amax(0))
         scalars_BF = self._logarithmic(scalars_BF)
@@ -81,8 +96,9 @@ class RootNetwork(nn.Module):
         return torch.where(self.count_F, scalars_BF.clamp(min=0).log1p(), scalars_BF)
 
     def forward(self, scalars_BF: Tensor, hidden_states: list[Tensor], passed_B1: Tensor) -> Tensor:
-        """Outputs, float32 [B, outputs], of scalars and hidden states, float32 [B, D] each, in the order of the schema;
-        `passed_B1` is 1 where all features are known, 0 where only the early scalars are."""
+        """Outputs, float32 [B, outputs], of scalars and hidden states, float32 [B, D] each, in the
+        order of the schema; `passed_B1` is 1 where all features are known, 0 where only the early
+        scalars are."""
         clamped_BF = scalars_BF.clamp(self.low_F, self.high_F)
         scaled_BF = (self._logarithmic(clamped_BF) - self.mean_F) / self.scale_F
         parts = [scaled_BF[:, : self.early], scaled_BF[:, self.early :] * passed_B1, passed_B1]
@@ -92,7 +108,8 @@ class RootNetwork(nn.Module):
 
 
 class SurvivalNetwork(nn.Module):
-    """Survivals `P(tau >= t)` of all actions, as products of the probabilities that one more token is accepted.
+    """Survivals `P(tau >= t)` of all actions, as products of the probabilities that one more token
+    is accepted.
 
     So survivals never rise along a path. The body's outputs are the logits of those probabilities.
     """
@@ -112,8 +129,12 @@ class SurvivalNetwork(nn.Module):
         last = self.body.mlp[-1]
         assert isinstance(last, nn.Linear)
         last.weight.mul_(0.1)
-        last.bias.copy_(log_factor_S - torch.log(-torch.expm1(log_factor_S)))  # the logit of exp(log_factor)
+        # the logit of exp(log_factor)
+        last.bias.copy_(log_factor_S - torch.log(-torch.expm1(log_factor_S)))
 
     def forward(self, scalars_BF: Tensor, hidden_states: list[Tensor], passed_B1: Tensor) -> Tensor:
         """Log survivals, float32 [B, S]; arguments as `RootNetwork`'s."""
-        return nn.functional.logsigmoid(self.body(scalars_BF, hidden_states, passed_B1)) @ self.factors_SS
+        return (
+            nn.functional.logsigmoid(self.body(scalars_BF, hidden_states, passed_B1))
+            @ self.factors_SS
+        )

@@ -1,20 +1,23 @@
-"""Replay: the exact expected time that decoding of given texts takes with any way of choosing trees at roots.
+"""Replay: the exact expected time that decoding of given texts takes with any way of choosing trees
+at roots.
 
-Given the text, a step that begins at root i with the tree a(i) ends at root i + n with the probability
-`P(tau + 1 = n | text)`, which the labels hold (`data_gen.text_labels`), whatever happened before. So the expected
-number of steps that begin at each position follows from one walk along the text,
+Given the text, a step that begins at root i with the tree a(i) ends at root i + n with the
+probability `P(tau + 1 = n | text)`, which the labels hold (`data_gen.text_labels`), whatever
+happened before. So the expected number of steps that begin at each position follows from one walk
+along the text,
 
     D(first root) = 1,      D(i + n) += D(i) P(tau + 1 = n | i, a(i)),
 
-and the expected time is `sum_i D(i) T(a(i), i)`. The draft's KV cache lags behind the text while steps copy, or draft
-nothing, and its next forward pass takes longer (`LatencyProfile.lag`). So D has a second index, the number m of tokens
-since that pass: a step with a forward pass of the draft takes `lag(m)` more and sets m to 0, and any other step adds
-its n tokens to m. Tokens that the last step yields beyond the text's end take time and do not count. This holds
-for every policy that decides at roots by what is known there, before any token is drafted. The only variance is that
+and the expected time is `sum_i D(i) T(a(i), i)`. The draft's KV cache lags behind the text while
+steps copy, or draft nothing, and its next forward pass takes longer (`LatencyProfile.lag`). So D
+has a second index, the number m of tokens since that pass: a step with a forward pass of the draft
+takes `lag(m)` more and sets m to 0, and any other step adds its n tokens to m. Tokens that the last
+step yields beyond the text's end take time and do not count. This holds for every policy that
+decides at roots by what is known there, before any token is drafted. The only variance is that
 between texts; standard errors are over their sources, by the jackknife.
 
-Legend: X texts, N roots of one text, R roots of all texts, A actions, S survivals, D depth, J accepted lengths + 1, M
-tokens since the draft's last forward pass.
+Legend: X texts, N roots of one text, R roots of all texts, A actions, S survivals, D depth, J
+accepted lengths + 1, M tokens since the draft's last forward pass.
 """
 
 from __future__ import annotations
@@ -37,8 +40,9 @@ ROUNDS = 5  # of restoring the means and clipping again
 
 
 class Lag(NamedTuple):
-    """The roots at which the draft has a forward pass, bool [R]; and the additional seconds of that step when 0, 1, ..
-    tokens came since the last such pass, float64 [M]. A larger number counts as the last one."""
+    """The roots at which the draft has a forward pass, bool [R]; and the additional seconds of that
+    step when 0, 1, .. tokens came since the last such pass, float64 [M]. A larger number counts as
+    the last one."""
 
     passes_R: Tensor
     seconds_M: Tensor
@@ -46,7 +50,8 @@ class Lag(NamedTuple):
 
 @dataclass(frozen=True)
 class Replayed:
-    """Tokens of each text, expected seconds and steps, float64 [X]; and how many steps begin at each root, [R]."""
+    """Tokens of each text, expected seconds and steps, float64 [X]; and how many steps begin at
+    each root, [R]."""
 
     tokens_X: Tensor
     seconds_X: Tensor
@@ -68,11 +73,13 @@ class Replayed:
 
 
 def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
-    """Labels as laws of tau: between 0 and 1, never rising along a path; each column keeps its mean; float32 [R, S].
+    """Labels as laws of tau: between 0 and 1, never rising along a path; each column keeps its
+    mean; float32 [R, S].
 
-    Labels of branches carry the noise of which siblings were drawn. They are right on average, yet one of 1.6 makes a
-    probability of -0.6, and a walk along the text multiplies such noise at every step. Clipping lowers the means, so
-    each column is then scaled back to its mean. Labels of chains and lookups have no such noise and do not change.
+    Labels of branches carry the noise of which siblings were drawn. They are right on average, yet
+    one of 1.6 makes a probability of -0.6, and a walk along the text multiplies such noise at every
+    step. Clipping lowers the means, so each column is then scaled back to its mean. Labels of
+    chains and lookups have no such noise and do not change.
     """
     survivals_RS = survivals_RS.float()
     if space.max_K == 1:
@@ -95,7 +102,8 @@ def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
 
 def outcomes(survivals_RS: Tensor, action_R: Tensor, space: ActionSpace) -> Tensor:
     """`P(tau + 1 = n)` of the given actions, n = 1 .. depth + 1, float64 [R, J]."""
-    padded_RS = torch.nn.functional.pad(survivals_RS.double(), (0, 1))  # the 0 beyond a tree's depth
+    # the 0 beyond a tree's depth
+    padded_RS = torch.nn.functional.pad(survivals_RS.double(), (0, 1))
     reached_RD = padded_RS.gather(-1, space.survival_of_AD[action_R])
     one_R1 = torch.ones_like(reached_RD[:, :1])
     return torch.cat([one_R1, reached_RD], dim=-1) - torch.cat([reached_RD, 0 * one_R1], dim=-1)
@@ -109,10 +117,15 @@ def replay(
     space: ActionSpace,
     lag: Lag | None = None,
 ) -> Replayed:
-    """Replays a policy, given as the action of every root, int64 [R], and the seconds of its step where the draft does
-    not lag, [R]. The roots of a text follow one another; `size_X` is their number, int64."""
-    survivals, paths, actions = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD, action_R))
-    passes_R, lag_M = lag or Lag(torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double())
+    """Replays a policy, given as the action of every root, int64 [R], and the seconds of its step
+    where the draft does not lag, [R]. The roots of a text follow one another; `size_X` is their
+    number, int64."""
+    survivals, paths, actions = (
+        each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD, action_R)
+    )
+    passes_R, lag_M = lag or Lag(
+        torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double()
+    )
     timed = seconds_R.double().numpy(), passes_R.numpy(), lag_M.numpy()
     sums_X2, visits_R = _walk(survivals, paths, actions, *timed, size_X.numpy())
     seconds_X, steps_X = torch.from_numpy(sums_X2).unbind(-1)
@@ -159,17 +172,23 @@ def _walk(
     return sums_X2, visits_R
 
 
-def fastest_possible(survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace) -> Replayed:
-    """The policy with the least expected time for each text, of all policies that know the labels; the draft counts
-    as never lagging, so this is a bound."""
+def fastest_possible(
+    survivals_RS: Tensor, seconds_RA: Tensor, size_X: Tensor, space: ActionSpace
+) -> Replayed:
+    """The policy with the least expected time for each text, of all policies that know the labels;
+    the draft counts as never lagging, so this is a bound."""
     survivals, paths = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD))
-    action_R = torch.from_numpy(_best_ahead(survivals, paths, seconds_RA.double().numpy(), size_X.numpy()))
+    action_R = torch.from_numpy(
+        _best_ahead(survivals, paths, seconds_RA.double().numpy(), size_X.numpy())
+    )
     seconds_R = seconds_RA.gather(-1, action_R.unsqueeze(-1))[:, 0]
     return replay(survivals_RS, action_R, seconds_R, size_X, space)
 
 
 @jit
-def _best_ahead(survivals_RS: Array, survival_of_AD: Array, seconds_RA: Array, size_X: Array) -> Array:
+def _best_ahead(
+    survivals_RS: Array, survival_of_AD: Array, seconds_RA: Array, size_X: Array
+) -> Array:
     # dynamic programming from each text's end: the action with the least expected time to there
     none, depth = survivals_RS.shape[1], survival_of_AD.shape[1]
     best_R = np.zeros(len(seconds_RA), np.int64)
@@ -210,20 +229,24 @@ class Ratio:
 
 
 def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor | None = None) -> Ratio:
-    """Speed over another's on the same texts; the standard error is by the jackknife over the texts' sources, since
-    texts of one source are not independent. Without sources, each text is one."""
+    """Speed over another's on the same texts; the standard error is by the jackknife over the
+    texts' sources, since texts of one source are not independent. Without sources, each text is
+    one."""
     sums_XC = torch.stack([mine.tokens_X, mine.seconds_X, other.tokens_X, other.seconds_X], dim=-1)
     return jackknifed(sums_XC, torch.arange(len(sums_XC)) if source_X is None else source_X)
 
 
 def speed_ratio(sums_C: Tensor) -> Tensor:
-    """Tokens per second over another's, from tokens, seconds, the other's tokens and its seconds."""
+    """Tokens per second over another's, from tokens, seconds, the other's tokens and its
+    seconds."""
     return sums_C[..., 0] / sums_C[..., 1] / (sums_C[..., 2] / sums_C[..., 3])
 
 
-def jackknifed(sums_XC: Tensor, source_X: Tensor, ratio: Callable[[Tensor], Tensor] = speed_ratio) -> Ratio:
-    """A `ratio` of sums of columns, over their last axis, and its standard error over sources: infinite for a single
-    one, unless the ratio is exactly 1."""
+def jackknifed(
+    sums_XC: Tensor, source_X: Tensor, ratio: Callable[[Tensor], Tensor] = speed_ratio
+) -> Ratio:
+    """A `ratio` of sums of columns, over their last axis, and its standard error over sources:
+    infinite for a single one, unless the ratio is exactly 1."""
     _, group_X = source_X.unique(return_inverse=True)
     G, C = int(group_X.max()) + 1, sums_XC.shape[1]
     sums_GC = torch.zeros(G, C, dtype=torch.float64).index_add_(0, group_X, sums_XC.double())
@@ -231,4 +254,6 @@ def jackknifed(sums_XC: Tensor, source_X: Tensor, ratio: Callable[[Tensor], Tens
     if G == 1:
         return Ratio(float(value), 0.0 if value == 1 else math.inf)
     without_G = ratio(sums_GC.sum(0) - sums_GC)
-    return Ratio(float(value), float(((G - 1) / G * (without_G - without_G.mean()).square().sum()).sqrt()))
+    return Ratio(
+        float(value), float(((G - 1) / G * (without_G - without_G.mean()).square().sum()).sqrt())
+    )

@@ -1,4 +1,5 @@
-"""What is tuned by replay: the best static tree, the lookup rule, the price of time, and which actions are kept.
+"""What is tuned by replay: the best static tree, the lookup rule, the price of time, and which
+actions are kept.
 
 Legend: X texts, R roots, A actions.
 """
@@ -20,17 +21,21 @@ from selector.train.data import Timed
 from selector.train.mixed import MixedBatches
 from selector.train.replay import Lag, Ratio, Replayed, ratio_of_speeds, replay
 
-SPEEDS = (0.85, 1.0, 1.15, 1.3)  # prices of time that are tried, as multiples of the speed at rho = 1
+# prices of time that are tried, as multiples of the speed at rho = 1
+SPEEDS = (0.85, 1.0, 1.15, 1.3)
 SURE = 2.0  # standard errors over sources by which a network must be ahead
 TIE = 1.0  # standard errors over sources by which a more complex way must be ahead of a simpler one
 RARE = 0.002  # share of the steps that actions which are dropped may take
-LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)  # least matches that are tried for the lookup rule
+# least matches that are tried for the lookup rule
+LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 
-Predictions = dict[str, Tensor]  # by feature level: predicted block efficiencies, or a policy's logits, [R, A]
+# by feature level: predicted block efficiencies, or a policy's logits, [R, A]
+Predictions = dict[str, Tensor]
 
 
 class StaticTable(NamedTuple):
-    """Actions as static ones on some texts: expected tokens, seconds and steps, float64 [X, A] each."""
+    """Actions as static ones on some texts: expected tokens, seconds and steps, float64 [X, A]
+    each."""
 
     tokens_XA: Tensor
     seconds_XA: Tensor
@@ -59,15 +64,21 @@ class StaticTable(NamedTuple):
 
 
 def best_static(timed: Timed, table: StaticTable) -> Mode:
-    """The mode in which the best static tree is drafted everywhere, with the tokens per step of every tree."""
+    """The mode in which the best static tree is drafted everywhere, with the tokens per step of
+    every tree."""
     at, efficiencies = table.best(), tuple(table.efficiencies().tolist())
-    found = Mode(timed.sampling, timed.space.trees[at], speed=float(table.speeds()[at]), mean_efficiency=efficiencies)
+    found = Mode(
+        timed.sampling,
+        timed.space.trees[at],
+        speed=float(table.speeds()[at]),
+        mean_efficiency=efficiencies,
+    )
     return replace(found, batch=timed.batch)
 
 
 class Decided(NamedTuple):
-    """What a mode does at every root: the action, int64; the seconds of a step, decisions included; and whether the
-    draft has a forward pass, bool."""
+    """What a mode does at every root: the action, int64; the seconds of a step, decisions included;
+    and whether the draft has a forward pass, bool."""
 
     action_R: Tensor
     seconds_R: Tensor
@@ -75,20 +86,25 @@ class Decided(NamedTuple):
 
     def replayed(self, timed: Timed) -> Replayed:
         lag = Lag(self.passes_R, timed.lag_M)
-        return replay(timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.size_X, timed.space, lag)
+        return replay(
+            timed.survivals_RS, self.action_R, self.seconds_R, timed.texts.size_X, timed.space, lag
+        )
 
 
 def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Decided:
-    """What a mode does at every root. It is the static tree at roots without features, and where nothing is decided.
-    Elsewhere a lookup rule chooses, or a network that is asked with one feature level after another; on texts that are
-    longer than the network's training texts its rule chooses (`Mode`)."""
+    """What a mode does at every root. It is the static tree at roots without features, and where
+    nothing is decided. Elsewhere a lookup rule chooses, or a network that is asked with one feature
+    level after another; on texts that are longer than the network's training texts its rule chooses
+    (`Mode`)."""
     space, unknown_R = timed.space, timed.texts.unknown_R
     static_R = torch.full((len(unknown_R),), space.index(mode.action))
     if mode.decider != NETWORK:
         if mode.rule is not None:
             copies_R = (timed.texts.scalar("match") >= mode.rule.least) & ~unknown_R
             static_R[copies_R] = space.index(mode.rule.lookup)
-        return Decided(static_R, timed.seconds_of(static_R, mode.asked), space.needs_draft_A[static_R])
+        return Decided(
+            static_R, timed.seconds_of(static_R, mode.asked), space.needs_draft_A[static_R]
+        )
     action_R, seconds_R = static_R, torch.zeros(len(unknown_R))
     open_R, passes_R = torch.ones_like(unknown_R), torch.zeros_like(unknown_R)
     for number, level in enumerate(mode.feature_levels, 1):
@@ -99,25 +115,34 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
             chosen_R = choices(predictions[level], seconds_RA, mode, space)
         here_R = torch.where(unknown_R, static_R, chosen_R)
         time_R = seconds_RA.gather(-1, here_R.unsqueeze(-1))[:, 0]
-        action_R, seconds_R = torch.where(open_R, here_R, action_R), torch.where(open_R, time_R, seconds_R)
+        action_R, seconds_R = (
+            torch.where(open_R, here_R, action_R),
+            torch.where(open_R, time_R, seconds_R),
+        )
         if level in (LIGHT, FULL):
             passes_R |= open_R & ~unknown_R
         open_R = open_R & space.needs_draft_A[chosen_R] & ~unknown_R
     passes_R |= space.needs_draft_A[action_R]
     found = Decided(action_R, seconds_R, passes_R)
     if mode.longest:
-        beyond_R, by_rule = timed.texts.length_R > mode.longest, decide(timed, {}, mode.without_network())
+        beyond_R, by_rule = (
+            timed.texts.length_R > mode.longest,
+            decide(timed, {}, mode.without_network()),
+        )
         return Decided(*(torch.where(beyond_R, *each) for each in zip(by_rule, found, strict=True)))
     return found
 
 
-def replay_mode(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Replayed:
+def replay_mode(
+    timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False
+) -> Replayed:
     return decide(timed, predictions, mode, policy).replayed(timed)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A mode, and its speed over the best static tree's by replay; the replay itself and the sources of its texts."""
+    """A mode, and its speed over the best static tree's by replay; the replay itself and the
+    sources of its texts."""
 
     mode: Mode
     ratio: Ratio
@@ -130,24 +155,33 @@ class Judged:
 
     def is_ahead_of(self, other: Judged, times: float = 1.0) -> bool:
         """Whether it is surely faster on the same texts, or so many times as fast."""
-        assert self.replayed is not None and other.replayed is not None and self.source_X is not None
+        assert (
+            self.replayed is not None and other.replayed is not None and self.source_X is not None
+        )
         return ratio_of_speeds(self.replayed, other.replayed, self.source_X).is_ahead(SURE, times)
 
 
-def judge_mode(timed: Timed, predictions: Predictions, mode: Mode, static: Action, policy: bool = False) -> Judged:
+def judge_mode(
+    timed: Timed, predictions: Predictions, mode: Mode, static: Action, policy: bool = False
+) -> Judged:
     replayed, source_X = replay_mode(timed, predictions, mode, policy), timed.texts.source_number_X
     alone = replay_mode(timed, {}, Mode(timed.sampling, static))
     return Judged(mode, ratio_of_speeds(replayed, alone, source_X), replayed, source_X)
 
 
 def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
-    """The fastest mode for some predictions: its feature levels (one, or the early one and then all), price of time and
-    actions; judged on the same texts. `static` is the mode in which nothing is decided."""
+    """The fastest mode for some predictions: its feature levels (one, or the early one and then
+    all), price of time and actions; judged on the same texts. `static` is the mode in which nothing
+    is decided."""
     tried = []
     for levels in dict.fromkeys([*((level,) for level in predictions), tuple(predictions)]):
         own = replace(static, feature_levels=levels, rho=1.0)
         speed = replay_mode(timed, predictions, own, policy).speed
-        prices = [] if policy else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
+        prices = (
+            []
+            if policy
+            else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
+        )
         priced = [own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]
         tried += priced
         if levels == (EARLY,):  # the other features need a forward pass of the draft
@@ -159,13 +193,18 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
     return judge_mode(timed, predictions, best, static.action, policy)
 
 
-def tune_lookup_rule(timed: Timed, static: Mode, drafts: bool = True, batches: MixedBatches | None = None) -> Mode:
-    """The fastest lookup rule on some texts, or for `batches` of requests with them. The least match and the lookup's
-    length are searched together, then each of these and the tree that is drafted elsewhere in turn, until none of them
-    changes. Nothing is drafted elsewhere unless `drafts`."""
+def tune_lookup_rule(
+    timed: Timed, static: Mode, drafts: bool = True, batches: MixedBatches | None = None
+) -> Mode:
+    """The fastest lookup rule on some texts, or for `batches` of requests with them. The least
+    match and the lookup's length are searched together, then each of these and the tree that is
+    drafted elsewhere in turn, until none of them changes. Nothing is drafted elsewhere unless
+    `drafts`."""
     lengths = timed.space.lookups
     static = static if drafts else replace(static, action=EMPTY)
-    trees = dict.fromkeys([static.action, *map(timed.space.chain, range(drafts * timed.space.depth + 1))])
+    trees = dict.fromkeys(
+        [static.action, *map(timed.space.chain, range(drafts * timed.space.depth + 1))]
+    )
 
     def mode_of(least: int, length: int, tree: Action) -> Mode:
         return replace(static, action=tree, rule=LookupRule(least, length))
@@ -173,19 +212,28 @@ def tune_lookup_rule(timed: Timed, static: Mode, drafts: bool = True, batches: M
     @cache
     def speed(tried: tuple[Any, ...]) -> float:
         mode = mode_of(*tried)
-        return (batches.replay(decide(timed, {}, mode).action_R) if batches else replay_mode(timed, {}, mode)).speed
+        return (
+            batches.replay(decide(timed, {}, mode).action_R)
+            if batches
+            else replay_mode(timed, {}, mode)
+        ).speed
 
-    best: tuple[Any, ...] = max(product(LEASTS, lengths[:: max(1, len(lengths) // 4)], [static.action]), key=speed)
+    best: tuple[Any, ...] = max(
+        product(LEASTS, lengths[:: max(1, len(lengths) // 4)], [static.action]), key=speed
+    )
     before = None
     while best != before:
         before = best
         for at, values in enumerate((LEASTS, lengths, trees)):
-            best = max([best, *((*best[:at], value, *best[at + 1 :]) for value in values)], key=speed)
+            best = max(
+                [best, *((*best[:at], value, *best[at + 1 :]) for value in values)], key=speed
+            )
     return mode_of(*best)
 
 
 def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:
-    """Positions of the most frequent actions, which all but a share `RARE` of the steps take, and of the empty tree."""
+    """Positions of the most frequent actions, which all but a share `RARE` of the steps take, and
+    of the empty tree."""
     steps_A = torch.zeros(len(timed.space), dtype=torch.float64).index_add_(0, action_R, visits_R)
     shares, order = (steps_A / steps_A.sum()).sort(descending=True)
     needed = int((shares.cumsum(0) < 1 - RARE).sum()) + 1

@@ -1,4 +1,5 @@
-"""Features by their meanings in the schema: searched for in the whole text at every root, not counted along it."""
+"""Features by their meanings in the schema: searched for in the whole text at every root, not
+counted along it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from selector import schema
 
 
 def longest_match(tokens: list[int]) -> int:
-    """Length of the longest end of the tokens that stands in them before, by trying one after the other."""
+    """Length of the longest end of the tokens that stands in them before, by trying one after the
+    other."""
     return next(length for length in range(len(tokens) + 1) if not earlier_ends(tokens, length + 1))
 
 
@@ -22,7 +24,10 @@ def earlier_ends(tokens: list[int], length: int) -> list[int]:
 
 def in_common(one: Sequence[float], other: Sequence[float]) -> int:
     """How many first elements two lists have in common."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def in_a_row(values: Sequence[float]) -> int:
@@ -50,11 +55,15 @@ def shrunk(values: Sequence[float], usual: float, decay: float = 0.95) -> float:
 
 def running(name: str, values: Sequence[float]) -> dict[str, float]:
     sums = {decay: weighted(values, decay) for decay in schema.DECAYS}
-    return {f"{name}_mean_{decay:g}": total / weight if weight else 0.0 for decay, (total, weight) in sums.items()}
+    return {
+        f"{name}_mean_{decay:g}": total / weight if weight else 0.0
+        for decay, (total, weight) in sums.items()
+    }
 
 
 def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
-    """What token ids alone say at the last token of a text whose first `prompt` tokens are its prompt."""
+    """What token ids alone say at the last token of a text whose first `prompt` tokens are its
+    prompt."""
     index, predicted = LookupIndex(), []
     for token in tokens:
         predicted.append(float(index.proposal(1) == [token]))
@@ -73,7 +82,9 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
         "source_steady": min(in_a_row(moved[::-1]), schema.LONGEST_MATCH),
         "source_in_prompt": float(0 <= source < prompt - 1),
         "source_predicted": min(in_a_row(there), schema.LONGEST_LOOKUP),
-        "second_match": min(in_common(tokens[::-1], tokens[: second + 1][::-1]), schema.LONGEST_MATCH),
+        "second_match": min(
+            in_common(tokens[::-1], tokens[: second + 1][::-1]), schema.LONGEST_MATCH
+        ),
         "second_agrees": agrees[0],
         "third_agrees": min(agrees),
         **running("copied", predicted),
@@ -84,12 +95,18 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
     for count in schema.PRECEDENT_LENGTHS:
         ends = earlier_ends(tokens, count) if proposal and count <= len(tokens) else []
         result[f"seen_{count}"] = min(len(ends), schema.MOST_SEEN)
-        result[f"agree_{count}"] = sum(tokens[end] == proposal[0] for end in ends) / len(ends) if ends else 0.0
+        result[f"agree_{count}"] = (
+            sum(tokens[end] == proposal[0] for end in ends) / len(ends) if ends else 0.0
+        )
 
     def like(match: int) -> int:
-        return next(number for number, most in enumerate((0, 1, 2, 3, 6, 11, 23, match)) if match <= most)
+        return next(
+            number for number, most in enumerate((0, 1, 2, 3, 6, 11, 23, match)) if match <= most
+        )
 
-    alike = [n for n, match in enumerate(matches[:-1]) if match and like(match) == like(matches[-1])]
+    alike = [
+        n for n, match in enumerate(matches[:-1]) if match and like(match) == like(matches[-1])
+    ]
     following = [(continued(tokens[: n + 1], sources[n]), tokens[n + 1 :]) for n in alike]
     right = [
         in_common(copy[: schema.LONGEST_COUNTED], then) / schema.LONGEST_COUNTED
@@ -120,7 +137,9 @@ def of_hits(tokens: list[int], prompt: int, hits: list[float]) -> dict[str, floa
             result["seen_after"] = min(len(after), schema.MOST_SEEN)
     said = LookupIndex(tokens).predicted[prompt:]
     for name, value in (("hits_of_copied", 1), ("hits_of_others", 0)):
-        result[name] = shrunk([hit for hit, own in zip(hits, said, strict=True) if own == value], usual)
+        result[name] = shrunk(
+            [hit for hit, own in zip(hits, said, strict=True) if own == value], usual
+        )
     return result
 
 
@@ -135,12 +154,15 @@ def of_target(tokens: list[int], prompt: int, entropies: list[float]) -> dict[st
     )
     for count in schema.SOURCE_LENGTHS:
         there = [entropies[at] for at in ats[:count] if at >= 0]
-        result[f"source_entropy_{count}"] = sum(there) / len(there) if there else result["target_entropy_mean_0.8"]
+        result[f"source_entropy_{count}"] = (
+            sum(there) / len(there) if there else result["target_entropy_mean_0.8"]
+        )
     return result | {"source_known": sum(at >= 0 for at in ats) / schema.LONGEST_LOOKUP}
 
 
 def of_draft(p: list[float], q: list[float], entropies: list[float]) -> dict[str, float]:
-    """What the models' probabilities of the tokens after the prompt and the draft's entropies around them say."""
+    """What the models' probabilities of the tokens after the prompt and the draft's entropies
+    around them say."""
     accepted = [min(1.0, its / own) for own, its in zip(p, q, strict=True)]
     return {
         "draft_entropy_prev": entropies[-2],

@@ -20,7 +20,9 @@ ZERO = Sampling(0.0)
 def generated(model: Any, prompt: Sequence[int], tokens: int, **options: Any) -> list[int]:
     """The greedy text of `generate` after the prompt."""
     inputs = torch.tensor([prompt], device=model.device)
-    return model.generate(inputs, max_new_tokens=tokens, do_sample=False, **options)[0, len(prompt) :].tolist()
+    return model.generate(inputs, max_new_tokens=tokens, do_sample=False, **options)[
+        0, len(prompt) :
+    ].tolist()
 
 
 def decode(

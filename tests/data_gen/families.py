@@ -28,7 +28,12 @@ SLIDING = {**GROUPED, "sliding_window": WINDOW}
 SOME = {**SLIDING, "use_sliding_window": True, "max_window_layers": 1}  # the layers from here on
 MIXED = {**SLIDING, "layer_types": ["sliding_attention", "full_attention"]}
 UNTIED = {**MIXED, "tie_word_embeddings": False}  # or a tiny model repeats what it reads
-VISION = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+VISION = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -50,7 +55,10 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma": ("Gemma", GROUPED),
     "Gemma 2": ("Gemma2", MIXED),
     "Gemma 3, text": ("Gemma3Text", MIXED),
-    "Gemma 3, nested": ("Gemma3", {"text_config": UNTIED, "vision_config": VISION, "tie_word_embeddings": False}),
+    "Gemma 3, nested": (
+        "Gemma3",
+        {"text_config": UNTIED, "vision_config": VISION, "tie_word_embeddings": False},
+    ),
     "Phi-3": ("Phi3", PLAIN),
     "Phi-3, sliding window": ("Phi3", {**PLAIN, "sliding_window": WINDOW}),
     "GPT-OSS": ("GptOss", {**MIXED, "num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -66,7 +74,13 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "OPT": (
         "OPT",
-        {"vocab_size": V, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48}
+        {
+            "vocab_size": V,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "ffn_dim": 48,
+        }
         | {"word_embed_proj_dim": 32, "max_position_embeddings": LONGEST},
     ),
 }
@@ -83,15 +97,35 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {  # and what the line say
     ),
     "GPT-Neo": (
         "GPTNeo",
-        {"vocab_size": V, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": LONGEST}
+        {
+            "vocab_size": V,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_heads": 4,
+            "max_position_embeddings": LONGEST,
+        }
         | {"window_size": WINDOW, "attention_types": [[["global", "local"], 1]]},
         "behind 6 tokens the logits after 9 drafted tokens differ",
     ),
-    "MPT": ("Mpt", {"vocab_size": V, "d_model": 32, "n_layers": 2, "n_heads": 4}, "behind 6 tokens the logits after"),
-    "Bloom": ("Bloom", {"vocab_size": V, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "cannot pass token trees"),
+    "MPT": (
+        "Mpt",
+        {"vocab_size": V, "d_model": 32, "n_layers": 2, "n_heads": 4},
+        "behind 6 tokens the logits after",
+    ),
+    "Bloom": (
+        "Bloom",
+        {"vocab_size": V, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+        "cannot pass token trees",
+    ),
     "Falcon, ALiBi": (
         "Falcon",
-        {"vocab_size": V, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True},
+        {
+            "vocab_size": V,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "alibi": True,
+        },
         "cannot pass token trees",
     ),
     "Llama 4": (
@@ -101,7 +135,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {  # and what the line say
     ),
     "Qwen 3 Next": (
         "Qwen3Next",
-        {**EXPERTS, "shared_expert_intermediate_size": 16, "linear_num_value_heads": 4, "linear_num_key_heads": 2}
+        {
+            **EXPERTS,
+            "shared_expert_intermediate_size": 16,
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+        }
         | {"linear_key_head_dim": 8, "linear_value_head_dim": 8},
         "has layers of the kind linear_attention; token trees need",
     ),
@@ -136,7 +175,8 @@ def model_of(family: str, attention: str | None = None, **changes: Any) -> Any:
 
 
 def random_llama(vocabulary: int, layers: int, seed: int, positions: int = 64) -> LlamaForCausalLM:
-    """A model whose texts can be enumerated, peaked enough that drafted tokens are rejected and accepted."""
+    """A model whose texts can be enumerated, peaked enough that drafted tokens are rejected and
+    accepted."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,

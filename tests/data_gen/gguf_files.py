@@ -22,7 +22,10 @@ TEMPLATE = "{% for message in messages %}<|start|>{{ message['content'] }}<|end|
 FAMILIES = {"qwen2": gguf.MODEL_ARCH.QWEN2, "llama": gguf.MODEL_ARCH.LLAMA}
 RULES = {
     "smollm": [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)],
-    "qwen2": [Split(Regex(PRETOKENIZE_REGEX), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)],
+    "qwen2": [
+        Split(Regex(PRETOKENIZE_REGEX), "isolated"),
+        ByteLevel(add_prefix_space=False, use_regex=False),
+    ],
     "gpt-2": [ByteLevel(add_prefix_space=False)],
 }
 VOCABULARY = 320
@@ -31,7 +34,12 @@ VOCABULARY = 320
 def random_model(family: str, tied: bool = False) -> PreTrainedModel:
     """All weights are random, biases and norms too."""
     torch.manual_seed(0)
-    sizes = {**GROUPED, "vocab_size": VOCABULARY, "max_position_embeddings": 256, "rms_norm_eps": 1e-5}
+    sizes = {
+        **GROUPED,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+    }
     rope = {"rope_type": "default", "rope_theta": 500.0}
     config = AutoConfig.for_model(family, **sizes, tie_word_embeddings=tied, rope_parameters=rope)
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -43,10 +51,16 @@ def random_model(family: str, tied: bool = False) -> PreTrainedModel:
 def byte_level(rule: str) -> Tokenizer:
     """A byte-level BPE of at most VOCABULARY tokens, that splits texts by a rule of `RULES`."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Sequence(RULES[rule]), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.Sequence(RULES[rule]),
+        decoders.ByteLevel(),
+    )
     alphabet = ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=VOCABULARY,
+        special_tokens=SPECIAL,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT] * 20, trainer)
     return tokenizer
@@ -61,8 +75,8 @@ def write(
     more: Callable[[gguf.GGUFWriter], Any] = lambda writer: None,
     without: str = "",
 ) -> Path:
-    """Write a file with float32 weights and the tokenizer of a rule of `RULES`. It may call the rule otherwise, have
-    another architecture than the model, hold `more`, and lack a tensor."""
+    """Write a file with float32 weights and the tokenizer of a rule of `RULES`. It may call the
+    rule otherwise, have another architecture than the model, hold `more`, and lack a tensor."""
     config, tokenizer = model.config, byte_level(rule)
     family = config.model_type
     writer = gguf.GGUFWriter(path, architecture or family)
@@ -81,8 +95,12 @@ def write(
     writer.add_tokenizer_pre(named or rule)
     writer.add_token_list(tokens)
     kinds = gguf.TokenType
-    writer.add_token_types([kinds.CONTROL if token in SPECIAL else kinds.NORMAL for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]])
+    writer.add_token_types(
+        [kinds.CONTROL if token in SPECIAL else kinds.NORMAL for token in tokens]
+    )
+    writer.add_token_merges(
+        [" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
+    )
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(0)
     writer.add_chat_template(TEMPLATE)
@@ -104,5 +122,6 @@ def write(
 
 
 def rotated(weights: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows, or numbers of a bias, in the order in which llama.cpp turns neighbours; transformers turns halves."""
+    """Rows, or numbers of a bias, in the order in which llama.cpp turns neighbours; transformers
+    turns halves."""
     return weights.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()

@@ -7,6 +7,7 @@ import os
 import shutil
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,8 +34,8 @@ def folders(tmp_path: Path, pair_folders: tuple[str, str]) -> tuple[Path, Path]:
     return tmp_path / "pair" / "target", tmp_path / "pair" / "draft"
 
 
-def load(folders: tuple[Path, Path], **options: object) -> ModelPair:
-    return ModelPair.load(str(folders[0]), str(folders[1]), "cpu", **options)  # type: ignore[arg-type]
+def load(folders: tuple[Path, Path], **options: Any) -> ModelPair:
+    return ModelPair.load(str(folders[0]), str(folders[1]), "cpu", **options)
 
 
 def fingerprint(folders: tuple[Path, Path], **options: object) -> str:
@@ -90,7 +91,9 @@ def test_the_attention_is_ours_whatever_the_config_asks_for(folders: tuple[Path,
     assert load(folders).target.config._attn_implementation == "sdpa"
 
 
-def test_layers_that_keep_no_rows_are_refused_before_any_weight_is_read(folders: tuple[Path, Path]) -> None:
+def test_layers_that_keep_no_rows_are_refused_before_any_weight_is_read(
+    folders: tuple[Path, Path],
+) -> None:
     config_of("Mamba").save_pretrained(folders[1])
     with pytest.raises(InputError, match=f"^{folders[1]}: has layers of the kind linear_attention"):
         load(folders)
@@ -103,7 +106,9 @@ def test_a_config_that_does_not_say_how_long_contexts_may_be_is_refused() -> Non
         positions(config_of("Bloom"), "Bloom")
 
 
-def test_the_commit_of_a_hub_model_is_known(pair_folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_of_a_hub_model_is_known(
+    pair_folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the place of its files in the library's own store."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     place = f"/hub/models--org--tiny/snapshots/{commit}/config.json"
@@ -113,7 +118,8 @@ def test_the_commit_of_a_hub_model_is_known(pair_folders: tuple[str, str], monke
 
 
 def test_the_hash_of_weights_follows_every_number_and_not_the_dtype(pair: ModelPair) -> None:
-    """By a step of bfloat16 at the beginning, in the middle and at the end of each tensor; and their places."""
+    """By a step of bfloat16 at the beginning, in the middle and at the end of each tensor; and
+    their places."""
     found, model = weights_of(pair.target), deepcopy(pair.target).to(torch.bfloat16)
     assert len(found) == 16 and found == weights_of(model) != weights_of(pair.draft)
     for weights in model.parameters():
@@ -128,7 +134,8 @@ def test_the_hash_of_weights_follows_every_number_and_not_the_dtype(pair: ModelP
 
 
 def test_weights_of_any_kind_have_a_hash() -> None:
-    """Whole numbers, also in buffers, as quantisers store them; single ones; none that are read yet, as on "meta"."""
+    """Whole numbers, also in buffers, as quantisers store them; single ones; none that are read
+    yet, as on "meta"."""
     model = torch.nn.Linear(3, 2)
     model.register_buffer("packed", torch.arange(6, dtype=torch.int32).view(2, 3))
     model.register_parameter("scalar", torch.nn.Parameter(torch.tensor(5), requires_grad=False))
@@ -146,11 +153,15 @@ def test_a_model_that_lacks_weights_is_refused(folders: tuple[Path, Path], role:
     tensors, lost = load_file(file), "model.layers.0.mlp.up_proj.weight"
     del tensors[lost]
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(InputError, match=rf"^pair\.{role}: {file.parent} lacks 1 of its weights, such as {lost}$"):
+    with pytest.raises(
+        InputError, match=rf"^pair\.{role}: {file.parent} lacks 1 of its weights, such as {lost}$"
+    ):
         load(folders)
 
 
-def test_a_missing_model_is_named_in_one_line(tmp_path: Path, pair_folders: tuple[str, str]) -> None:
+def test_a_missing_model_is_named_in_one_line(
+    tmp_path: Path, pair_folders: tuple[str, str]
+) -> None:
     for name in ("./nowhere", "/no/such/model", "runs/none/pair/draft"):
         with pytest.raises(InputError, match=f"^pair.draft: there is no folder {name}"):
             ModelPair.load(pair_folders[0], name)
@@ -159,14 +170,18 @@ def test_a_missing_model_is_named_in_one_line(tmp_path: Path, pair_folders: tupl
     assert "\n" not in str(error.value)
 
 
-def test_a_target_spread_by_a_device_map_gives_the_same(pair: ModelPair, pair_folders: tuple[str, str]) -> None:
+def test_a_target_spread_by_a_device_map_gives_the_same(
+    pair: ModelPair, pair_folders: tuple[str, str]
+) -> None:
     spread = ModelPair.load(*pair_folders, device_map="auto")
     assert spread.fingerprint == pair.fingerprint
     results = []
     for each in (spread, pair):
         cached = CachedModel(each.target)
         cached.extend(CONTEXT)
-        results.append(cached.forward(torch.tensor([7]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool)))
+        results.append(
+            cached.forward(torch.tensor([7]), torch.tensor([0]), torch.ones(1, 1, dtype=torch.bool))
+        )
     assert torch.allclose(results[0].logits_WV.cpu(), results[1].logits_WV, atol=1e-4)
 
 
@@ -177,10 +192,18 @@ def test_numbers_that_are_not_finite_are_refused(pair_folders: tuple[str, str], 
     head.weight.data[5, 0] = float("nan")
     getattr(broken, role).lm_head = head
     for use in (
-        *((lambda: generated_by_target(broken, [CONTEXT], 4, Sampling(0.5), seed=1),) if role == "target" else ()),
-        lambda: list(rows_along(broken, GeneratedText([*CONTEXT, 3, 8], len(CONTEXT) - 1), Sampling())),
+        *(
+            (lambda: generated_by_target(broken, [CONTEXT], 4, Sampling(0.5), seed=1),)
+            if role == "target"
+            else ()
+        ),
+        lambda: list(
+            rows_along(broken, GeneratedText([*CONTEXT, 3, 8], len(CONTEXT) - 1), Sampling())
+        ),
         lambda: decode(broken, Action(2, 1, 2), CONTEXT, 8, Sampling()),
         lambda: check_model(getattr(broken, role), role, 60),
     ):
-        with pytest.raises(InputError, match=rf"/{role}: the model gives numbers that are not finite"):
+        with pytest.raises(
+            InputError, match=rf"/{role}: the model gives numbers that are not finite"
+        ):
             use()

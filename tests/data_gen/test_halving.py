@@ -27,7 +27,8 @@ def blocks(pair: ModelPair) -> list[RowBlock]:
 
 
 def test_the_rows_are_the_same_in_smaller_blocks(pair: ModelPair) -> None:
-    """Passes of the draft over more than 20 tokens ask the real allocator for more than there is."""
+    """Passes of the draft over more than 20 tokens ask the real allocator for more than there
+    is."""
 
     def ask(_: object, inputs: tuple[torch.Tensor, ...]) -> None:
         if inputs[0].shape[1] > 20:
@@ -35,7 +36,9 @@ def test_the_rows_are_the_same_in_smaller_blocks(pair: ModelPair) -> None:
 
     (whole,) = blocks(pair)
     with pair.draft.register_forward_pre_hook(ask):
-        with pytest.warns(RuntimeWarning, match="halved from here on: .*can't allocate memory") as said:
+        with pytest.warns(
+            RuntimeWarning, match="halved from here on: .*can't allocate memory"
+        ) as said:
             found = blocks(pair)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -43,7 +46,9 @@ def test_the_rows_are_the_same_in_smaller_blocks(pair: ModelPair) -> None:
     assert len(said) == 1 and max(len(block.draft.probs_NV) for block in found) <= 20
     assert len(again) == len(found) > 2
     for rows in (found, again):
-        assert torch.allclose(torch.cat([block.draft.probs_NV for block in rows]), whole.draft.probs_NV, atol=1e-5)
+        assert torch.allclose(
+            torch.cat([block.draft.probs_NV for block in rows]), whole.draft.probs_NV, atol=1e-5
+        )
 
 
 def test_prompts_are_continued_in_smaller_batches(pair: ModelPair) -> None:
@@ -63,7 +68,10 @@ def test_prompts_are_continued_in_smaller_batches(pair: ModelPair) -> None:
 
 
 def test_memory_for_no_row_at_all_and_other_errors() -> None:
-    with pytest.warns(RuntimeWarning), pytest.raises(InputError, match="no room for one row of a text"):
+    with (
+        pytest.warns(RuntimeWarning),
+        pytest.raises(InputError, match="no room for one row of a text"),
+    ):
         generated.halving(lambda: torch.empty(2**60, dtype=torch.uint8))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         generated.halving(lambda: torch.ones(2, 3) @ torch.ones(2, 3))

@@ -34,7 +34,17 @@ from selector.actions import EMPTY, Action
 from selector.latency import LatencyProfile, Table, Verification
 from tests.selector.synthetic import profile
 
-TREES = [(1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8), (2, 0, 2), (2, 4, 4), (3, 8, 1), (4, 0, 8)]
+TREES = [
+    (1, 1, 0),
+    (1, 2, 0),
+    (1, 4, 0),
+    (1, 8, 0),
+    (1, 8, 8),
+    (2, 0, 2),
+    (2, 4, 4),
+    (3, 8, 1),
+    (4, 0, 8),
+]
 ACTIONS = [EMPTY, *map(Action.of, [*TREES, (4, 8, 4), (4, 8, 8)]), *map(Action.copy, (2, 4, 8, 16))]
 OTHERS = [Action.of(shape) for shape in ((1, 3, 0), (1, 8, 4), (2, 2, 5), (3, 1, 6), (4, 4, 4))]
 LENGTHS = (50, 150, 400)
@@ -43,10 +53,14 @@ MET = (EMPTY, Action(1, 3, 0), Action(2, 1, 2), Action.copy(4))
 
 
 def true_profile() -> LatencyProfile:
-    """Of the kind that can be fitted exactly: contexts take a time of their own, whatever the size."""
+    """Of the kind that can be fitted exactly: contexts take a time of their own, whatever the
+    size."""
 
     def table(knots: tuple[int, ...], first: float, each: float, context: float) -> Table:
-        rows = [[first + each * (size - 1) ** 0.7 + context * length for size in knots] for length in LENGTHS]
+        rows = [
+            [first + each * (size - 1) ** 0.7 + context * length for size in knots]
+            for length in LENGTHS
+        ]
         return Table([*LENGTHS], [*knots], rows)
 
     return replace(
@@ -59,7 +73,9 @@ def true_profile() -> LatencyProfile:
     )
 
 
-def samples(truth: LatencyProfile, actions: list[Action], lag: tuple[int, ...] = LAGS) -> Iterator[Sample]:
+def samples(
+    truth: LatencyProfile, actions: list[Action], lag: tuple[int, ...] = LAGS
+) -> Iterator[Sample]:
     """In every context; of ten alike one met a slow moment of the machine."""
     for name, action, length, missed in product(truth.verify, actions, (60, 140, 390), lag):
         if missed == 0 or action.drafts:
@@ -82,8 +98,13 @@ def test_the_times_of_other_steps_follow_from_those_that_were_timed(small: Any) 
     found = fitted(small, samples(truth, ACTIONS), LENGTHS, "here")
     for name, action, length in product(truth.verify, ACTIONS + OTHERS, (60, 200, 390)):
         seconds = found.action_seconds(action, length, name)
-        assert seconds == pytest.approx(truth.action_seconds(action, length, name), rel=1e-3), (name, action)
-    assert [found.lag.at(0, tokens) for tokens in LAGS] == pytest.approx([0.0, 1e-3, 2e-3, 4e-3], rel=1e-3)
+        assert seconds == pytest.approx(truth.action_seconds(action, length, name), rel=1e-3), (
+            name,
+            action,
+        )
+    assert [found.lag.at(0, tokens) for tokens in LAGS] == pytest.approx(
+        [0.0, 1e-3, 2e-3, 4e-3], rel=1e-3
+    )
     predicted, measured = times(found, [*samples(truth, OTHERS[:1], (0,))][:10])
     assert predicted == pytest.approx(measured, rel=3e-3)
     assert set(found.verify) == {"traversal", "block"} and found.device == "here"
@@ -93,7 +114,9 @@ def test_times_never_fall_with_the_size(small: Any) -> None:
     """Whatever the noise of the measurements."""
     factors = random.Random(0)
     noisy = [
-        each._replace(step=replace(each.step, seconds={"draft": each.step.total * factors.uniform(0.5, 1.5)}))
+        each._replace(
+            step=replace(each.step, seconds={"draft": each.step.total * factors.uniform(0.5, 1.5)})
+        )
         for each in samples(true_profile(), ACTIONS)
     ]
     found = fitted(small, noisy, LENGTHS, "here")
@@ -108,7 +131,9 @@ def test_every_case_has_its_steps(pair: ModelPair) -> None:
     cases = [*product(("specinfer", "traversal"), MET)]
     found = real_steps(pair, cases, PROMPTS, 200, 300, tick=lambda: ticks.append(None))
     assert len(ticks) == len(found) >= 300
-    assert {(own.verifier, own.step.action) for own in found} >= {case for case in cases if not case[1].copies}
+    assert {(own.verifier, own.step.action) for own in found} >= {
+        case for case in cases if not case[1].copies
+    }
     for verifier, step, lag in found:
         assert step.nodes == 5 or step.action != Action.copy(4)
         assert lag == 0 or step.action.drafts
@@ -116,19 +141,26 @@ def test_every_case_has_its_steps(pair: ModelPair) -> None:
     assert any(lag for *_, lag in found)
     few = real_steps(pair, cases, PROMPTS, 200, 1)
     assert len(few) < 3 * BURST * len(cases)  # all texts together take each in turn
-    assert {(own.verifier, own.step.action) for own in few} >= {case for case in cases if not case[1].copies}
+    assert {(own.verifier, own.step.action) for own in few} >= {
+        case for case in cases if not case[1].copies
+    }
 
 
 @pytest.mark.parametrize("longest", [30, 200])
 def test_texts_begin_anew_before_they_are_long(longest: int, pair: ModelPair) -> None:
     steps = samples_of(pair, "traversal", repeat(EMPTY), [7, 8, 9], longest, 0)
     lengths = [sample.step.length for sample in islice(steps, 300)]
-    assert max(lengths) < min(longest, 3 + timing.GROWN) and sum(b < a for a, b in pairwise(lengths)) > 1
+    assert (
+        max(lengths) < min(longest, 3 + timing.GROWN)
+        and sum(b < a for a, b in pairwise(lengths)) > 1
+    )
 
 
-def test_matrices_are_timed_plain_and_prepacked(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By rows; in bfloat16, too, where the processor has it, and without that the weights change. Of a model whose
-    layers stay as they are there is nothing to compare."""
+def test_matrices_are_timed_plain_and_prepacked(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By rows; in bfloat16, too, where the processor has it, and without that the weights change.
+    Of a model whose layers stay as they are there is nothing to compare."""
     before = weights_of(pair.target)
     for has in (True, False):
         monkeypatch.setattr(timing, "computes_in_bfloat16", lambda own=has: own)

@@ -1,4 +1,5 @@
-"""Logs of engines: every format that is read, engines' own responses, and one clear line for what does not fit.
+"""Logs of engines: every format that is read, engines' own responses, and one clear line for what
+does not fit.
 
 The responses in `responses/` have the engines' own keys.
 """
@@ -51,7 +52,9 @@ def test_survivals_are_read_as_they_are(tmp_path: Path) -> None:
 
 def test_survivals_of_steps_alone_leave_the_others_unknown(tmp_path: Path) -> None:
     nan, text = np.nan, one(tmp_path, drafters={"head": {"survivals": [[0.5, 0.25], None, [1.0]]}})
-    assert np.array_equal(text.survivals["head"], [[0.5, 0.25], [nan, nan], [1, nan]], equal_nan=True)
+    assert np.array_equal(
+        text.survivals["head"], [[0.5, 0.25], [nan, nan], [1, nan]], equal_nan=True
+    )
 
 
 def test_of_steps_only_what_was_drafted_is_known(tmp_path: Path) -> None:
@@ -72,9 +75,14 @@ def test_hits_of_steps_are_what_was_accepted(tmp_path: Path) -> None:
 
 
 def test_which_drafter_is_asked_for_where_there_are_several(tmp_path: Path) -> None:
-    text = one(tmp_path, drafters={name: {"accepted": [1, 0, 0]} for name in ("head", "small", "ngram")})
+    text = one(
+        tmp_path, drafters={name: {"accepted": [1, 0, 0]} for name in ("head", "small", "ngram")}
+    )
     assert drafter_of([text], "small") == "small"
-    for wanted, message in ((None, "name one of the log's drafters"), ("other", "is not in the log")):
+    for wanted, message in (
+        (None, "name one of the log's drafters"),
+        ("other", "is not in the log"),
+    ):
         with pytest.raises(InputError, match=message):
             drafter_of([text], wanted)
     with pytest.raises(InputError, match=r"log\.jsonl:1: no entry of head"):
@@ -82,7 +90,9 @@ def test_which_drafter_is_asked_for_where_there_are_several(tmp_path: Path) -> N
 
 
 def test_equal_texts_count_once(tmp_path: Path) -> None:
-    texts = read_logs([write(tmp_path / "log.jsonl", [record(1), record(2), {**record(1), "id": "again"}])])
+    texts = read_logs(
+        [write(tmp_path / "log.jsonl", [record(1), record(2), {**record(1), "id": "again"}])]
+    )
     assert [text.name for text in distinct(texts)] == ["prose 1", "prose 2"]
 
 
@@ -101,17 +111,22 @@ def test_every_response_has_its_token_ids(engine: str, count: int) -> None:
     assert len(texts) == count
     assert all(text.tokens == PROMPT + TEXT and text.start == len(PROMPT) for text in texts)
     assert drafter_of(texts, None) == ("draft" if engine == "vllm" else NO_DRAFTER)
-    assert all(text.roots == len(TEXT) and len(text.hits(NO_DRAFTER)) == len(TEXT) for text in texts)
+    assert all(
+        text.roots == len(TEXT) and len(text.hits(NO_DRAFTER)) == len(TEXT) for text in texts
+    )
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_what_each_step_accepted_is_read(engine: str, tmp_path: Path) -> None:
-    """The prompt's pass gives the first token; 3 of 3, none of 3 and 3 of 3 follow, and one more token each time.
-    SGLang's fields are those of its pull request 34814, whose lengths hold the root or the additional token."""
+    """The prompt's pass gives the first token; 3 of 3, none of 3 and 3 of 3 follow, and one more
+    token each time. SGLang's fields are those of its pull request 34814, whose lengths hold the
+    root or the additional token."""
     path = SAMPLES / "vllm.jsonl"
     if engine == "sglang":
         (text, generated, _), ids = samples("sglang"), ("cmpl-8f0c", "chatcmpl-51aa")
-        stats = {"speculative_decoding_stats": {"verify_lengths": [4, 4, 4], "accept_lengths": [4, 1, 4]}}
+        stats = {
+            "speculative_decoding_stats": {"verify_lengths": [4, 4, 4], "accept_lengths": [4, 1, 4]}
+        }
         generated["meta_info"] |= {"id": ids[1], **stats}
         path = write(tmp_path / "log.jsonl", [text | {"id": ids[0], "sglext": stats}, generated])
     (text, chat), unknown = read_logs([path]), np.nan
@@ -156,21 +171,31 @@ def measured(**changed: Any) -> dict[str, Any]:
 
 SUMMARY = without(VLLM, "metrics", "speculative_decoding", "per_step_accepted")
 LEFT_OUT = measured(per_step_accepted=[3], per_step_drafted=[3])
-NOTHING = measured(num_spec_steps=0, per_step_accepted=None, per_step_drafted=None)  # vLLM 0.32 of an answer without
+# vLLM 0.32 of an answer without
+NOTHING = measured(num_spec_steps=0, per_step_accepted=None, per_step_drafted=None)
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"), [(SUMMARY, "sums over steps"), (LEFT_OUT, "left out steps"), (NOTHING, "left out steps")]
+    ("answer", "why"),
+    [(SUMMARY, "sums over steps"), (LEFT_OUT, "left out steps"), (NOTHING, "left out steps")],
 )
-def test_a_text_whose_steps_are_not_known_is_for_lookups_alone(answer: Any, why: str, tmp_path: Path) -> None:
-    """Where most texts are such ones, lookups are learned; where few are, the drafter's chains, from the others."""
-    answers = [deepcopy(answer if number < 2 else VLLM) | {"id": str(number)} for number in range(7)]
+def test_a_text_whose_steps_are_not_known_is_for_lookups_alone(
+    answer: Any, why: str, tmp_path: Path
+) -> None:
+    """Where most texts are such ones, lookups are learned; where few are, the drafter's chains,
+    from the others."""
+    answers = [
+        deepcopy(answer if number < 2 else VLLM) | {"id": str(number)} for number in range(7)
+    ]
     for number, each in enumerate(answers):
         each["choices"][0]["prompt_token_ids"] = [number]
     own, others = answers[:2], answers[2:]
     logs = read_all([write(tmp_path / "log.jsonl", own)], [], Sampling(0.0))
     assert drafter_of(logs.all, None) == NO_DRAFTER and logs.of(NO_DRAFTER) == logs
-    assert logs.remarks[0].startswith("2 of 2 texts are for lookups alone: the engine ") and why in logs.remarks[0]
+    assert (
+        logs.remarks[0].startswith("2 of 2 texts are for lookups alone: the engine ")
+        and why in logs.remarks[0]
+    )
     logs = read_all([write(tmp_path / "log.jsonl", own + others)], [], Sampling(0.0))
     assert drafter_of(logs.all, None) == "draft"
     assert [text.name for text in logs.of("draft").texts] == ["2", "3", "4", "5", "6"]
@@ -180,7 +205,9 @@ def test_beyond_what_a_text_drafted_nothing_is_known(tmp_path: Path) -> None:
     """All of two drafted tokens accepted says nothing of a third one; one rejected says all."""
     steps = {"short": [[0, 2, 2], [3, 2, 1]], "long": [[0, 4, 4], [5, 4, 0]]}
     ids = {"prompt_token_ids": [1], "generated_token_ids": list(range(9))}
-    entries = [{**ids, "id": name, "drafters": {"head": {"steps": own}}} for name, own in steps.items()]
+    entries = [
+        {**ids, "id": name, "drafters": {"head": {"steps": own}}} for name, own in steps.items()
+    ]
     texts = read_logs([write(tmp_path / "log.jsonl", entries)])
     space = ActionSpace.chains(4, 20)
     rows = Labeller("head", space, Sampling(0.0)).table(texts[:1])
@@ -189,36 +216,85 @@ def test_beyond_what_a_text_drafted_nothing_is_known(tmp_path: Path) -> None:
     np.testing.assert_array_equal(short_RD[[0, 1, 3]], expected)
 
 
-GOOD = {"prompt_token_ids": [1], "generated_token_ids": [2, 3, 4], "drafters": {"head": {"accepted": [0, 1, 0]}}}
+GOOD = {
+    "prompt_token_ids": [1],
+    "generated_token_ids": [2, 3, 4],
+    "drafters": {"head": {"accepted": [0, 1, 0]}},
+}
 BAD = {
     "no prompt": ({"drafters": {}, "generated_token_ids": [1]}, "prompt_token_ids: Field required"),
-    "huge id": ({**GOOD, "generated_token_ids": [1, 2**40, 3]}, "generated_token_ids.1: Input should be less than"),
-    "bool": ({**GOOD, "generated_token_ids": [1, True, 3]}, "generated_token_ids.1: Input should be a valid integer"),
-    "empty text": ({**GOOD, "generated_token_ids": []}, "generated_token_ids: List should have at least 1 item"),
-    "no positions": ({**GOOD, "drafters": {"head": {"accepted": []}}}, "drafters.head: 0 entries for 3 generated"),
-    "longer": ({**GOOD, "drafters": {"head": {"accepted": [1, 0, 0, 2]}}}, "drafters.head: 4 entries for 3 generated"),
-    "shorter": ({**GOOD, "drafters": {"head": {"survivals": [[1], []]}}}, "drafters.head: 2 entries for 3 generated"),
+    "huge id": (
+        {**GOOD, "generated_token_ids": [1, 2**40, 3]},
+        "generated_token_ids.1: Input should be less than",
+    ),
+    "bool": (
+        {**GOOD, "generated_token_ids": [1, True, 3]},
+        "generated_token_ids.1: Input should be a valid integer",
+    ),
+    "empty text": (
+        {**GOOD, "generated_token_ids": []},
+        "generated_token_ids: List should have at least 1 item",
+    ),
+    "no positions": (
+        {**GOOD, "drafters": {"head": {"accepted": []}}},
+        "drafters.head: 0 entries for 3 generated",
+    ),
+    "longer": (
+        {**GOOD, "drafters": {"head": {"accepted": [1, 0, 0, 2]}}},
+        "drafters.head: 4 entries for 3 generated",
+    ),
+    "shorter": (
+        {**GOOD, "drafters": {"head": {"survivals": [[1], []]}}},
+        "drafters.head: 2 entries for 3 generated",
+    ),
     "twice": (
         {**GOOD, "drafters": {"head": {"steps": [[0, 3, 1], [1, 3, 0]]}}},
         "steps: step [1, 3, 0] begins within step [0, 3, 1]",
     ),
     "source": ({**GOOD, "source": ["a"]}, "source: Value error, a name is a string or a number"),
-    "two": ({**GOOD, "drafters": {"head": {"accepted": [1], "steps": []}}}, "drafters.head: one of accepted, "),
-    "negative": ({**GOOD, "drafters": {"head": {"accepted": [1, -1]}}}, "drafters.head.accepted.1: Input should be"),
-    "nothing committed": ({**GOOD, "acc_eagle": {"acc_len": [1, 0, 1]}}, "acc_len.1: Input should be greater than"),
+    "two": (
+        {**GOOD, "drafters": {"head": {"accepted": [1], "steps": []}}},
+        "drafters.head: one of accepted, ",
+    ),
+    "negative": (
+        {**GOOD, "drafters": {"head": {"accepted": [1, -1]}}},
+        "drafters.head.accepted.1: Input should be",
+    ),
+    "nothing committed": (
+        {**GOOD, "acc_eagle": {"acc_len": [1, 0, 1]}},
+        "acc_len.1: Input should be greater than",
+    ),
     "rising": (
         {**GOOD, "drafters": {"head": {"survivals": [[0.2, 0.3], [], []]}}},
         "drafters.head.survivals: they never rise",
     ),
-    "accepted": ({**GOOD, "drafters": {"head": {"steps": [[0, 1, 2]]}}}, "drafters.head.steps: step [0, 1, 2]"),
-    "no ids": (without(VLLM, "choices", 0, "token_ids"), "token_ids is missing in the engine's response"),
+    "accepted": (
+        {**GOOD, "drafters": {"head": {"steps": [[0, 1, 2]]}}},
+        "drafters.head.steps: step [0, 1, 2]",
+    ),
+    "no ids": (
+        without(VLLM, "choices", 0, "token_ids"),
+        "token_ids is missing in the engine's response",
+    ),
     "llama-server's prompt": (without(LLAMA, "prompt_token_ids"), "prompt_token_ids is missing"),
     "two answers": ({**VLLM, "choices": VLLM["choices"] * 2}, "choices: one answer"),
-    "lost ids": ({**VLLM, "usage": {"completion_tokens": 11}}, "token_ids: 10 token ids of an answer of 11 tokens"),
-    "SGLang's lost ids": ({**GENERATED, "output_ids": TEXT[:3]}, "output_ids: 3 token ids of an answer of 10 tokens"),
-    "llama-server's lost ids": ({**LLAMA, "tokens": TEXT[:3]}, "tokens: 3 token ids of an answer of 10 tokens"),
+    "lost ids": (
+        {**VLLM, "usage": {"completion_tokens": 11}},
+        "token_ids: 10 token ids of an answer of 11 tokens",
+    ),
+    "SGLang's lost ids": (
+        {**GENERATED, "output_ids": TEXT[:3]},
+        "output_ids: 3 token ids of an answer of 10 tokens",
+    ),
+    "llama-server's lost ids": (
+        {**LLAMA, "tokens": TEXT[:3]},
+        "tokens: 3 token ids of an answer of 10 tokens",
+    ),
     "other lengths": (measured(per_step_accepted=[3, 0]), "differ in length"),
-    "no numbers": (measured(per_step_accepted=["a", 0, 3]), "per_step_accepted.0: Input should be a valid integer"),
+    "no numbers": (
+        measured(per_step_accepted=["a", 0, 3]),
+        "per_step_accepted.0: Input should be a valid integer",
+    ),
     "more accepted": (measured(per_step_accepted=[4, 0, 3]), "draft.steps: step [1, 3, 4]"),
 }
 
@@ -228,7 +304,8 @@ def test_a_bad_line_is_named_with_its_file_and_number(name: str, tmp_path: Path)
     line, message = BAD[name]
     path = tmp_path / "log.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n\n{json.dumps(line)}\n")
-    assert len(read_logs([path], remarks := [])) == 1 and f"{path}:3: " in remarks[0]  # a single one
+    # a single one
+    assert len(read_logs([path], remarks := [])) == 1 and f"{path}:3: " in remarks[0]
     path.write_text(f"{json.dumps(GOOD)}\n\n{json.dumps(line)}\n{json.dumps(line)}\n")
     with pytest.raises(InputError) as error:
         read_logs([path])
@@ -250,7 +327,9 @@ def test_a_few_bad_lines_are_counted_and_left_out(suffix: str, tmp_path: Path) -
     logs = read_all([path], [], Sampling(0.0))
     assert len(logs.texts) == 78 and logs.texts[0].kind == "log"
     for remark, count, number in zip(logs.remarks, (2, 1, 1), (41, 42, 82), strict=True):
-        assert remark.startswith(f"{count} of 82 lines are left out, the first one is {path}:{number}: ")
+        assert remark.startswith(
+            f"{count} of 82 lines are left out, the first one is {path}:{number}: "
+        )
     path.write_bytes(packed[:-20])
     if suffix:
         with pytest.raises(InputError, match=re.escape(str(path))):
@@ -258,7 +337,12 @@ def test_a_few_bad_lines_are_counted_and_left_out(suffix: str, tmp_path: Path) -
 
 
 def test_missing_names_are_none_and_equal_numbers_one_source(tmp_path: Path) -> None:
-    names = [{"source": None, "kind": None, "id": None}, {"source": np.nan}, {"source": 1}, {"source": 1.0}]
+    names = [
+        {"source": None, "kind": None, "id": None},
+        {"source": np.nan},
+        {"source": 1},
+        {"source": 1.0},
+    ]
     texts = read_logs([write(tmp_path / "log.jsonl", [{**GOOD, **own} for own in names])])
     own = [f"{tmp_path / 'log.jsonl'}:{number}" for number in (1, 2)]
     assert [text.source for text in texts] == [f"log {own[0]}", f"log {own[1]}", "1", "1"]

@@ -1,4 +1,5 @@
-"""An engine without any cache, made from what docs/engines.md says alone: it decides and decodes as ours does."""
+"""An engine without any cache, made from what docs/engines.md says alone: it decides and decodes as
+ours does."""
 
 from __future__ import annotations
 
@@ -22,24 +23,44 @@ STEPS = 30
 
 
 class Engine:
-    """With `top_k=1`, so that both models choose their most likely tokens and nothing is left to chance."""
+    """With `top_k=1`, so that both models choose their most likely tokens and nothing is left to
+    chance."""
 
     def __init__(self, pair: ModelPair, tuned: Tuned, sampling: Sampling) -> None:
-        self.pair, self.tuned, self.sampling, self.verifier = pair, tuned, sampling, get_verifier("traversal")
+        self.pair, self.tuned, self.sampling, self.verifier = (
+            pair,
+            tuned,
+            sampling,
+            get_verifier("traversal"),
+        )
 
     def rows(self, model: Any, tokens: list[int]) -> ModelRows:
         output = model(torch.tensor([tokens]), output_hidden_states=True)
-        return ModelRows(self.sampling.probabilities(output.logits[0]), output.logits[0], output.hidden_states[-1][0])
+        return ModelRows(
+            self.sampling.probabilities(output.logits[0]),
+            output.logits[0],
+            output.hidden_states[-1][0],
+        )
 
-    def drafted(self, text: list[int], action: Action, index: LookupIndex) -> tuple[DraftTree, torch.Tensor]:
+    def drafted(
+        self, text: list[int], action: Action, index: LookupIndex
+    ) -> tuple[DraftTree, torch.Tensor]:
         if action.copies:
             trunk, branches = index.proposal(action.L1), [[]]
         else:
             trunk = self.continued(text, action.L1 + action.L2 * (action.K == 1))
             first_V = self.rows(self.pair.draft, text + trunk).logits_NV[-1]
-            firsts = first_V.topk(action.K).indices.tolist() if action.distinct else [int(first_V.argmax())] * action.K
+            firsts = (
+                first_V.topk(action.K).indices.tolist()
+                if action.distinct
+                else [int(first_V.argmax())] * action.K
+            )
             more = action.L2 - 1
-            branches = [[each, *self.continued([*text, *trunk, each], more)] for each in firsts if action.K > 1]
+            branches = [
+                [each, *self.continued([*text, *trunk, each], more)]
+                for each in firsts
+                if action.K > 1
+            ]
         tree = DraftTree.from_paths(trunk, branches or [[]])
         q_NV = torch.zeros(len(tree), self.pair.vocabulary)
         for node in range(len(tree)):
@@ -72,7 +93,12 @@ class Engine:
             paths = [[tree.token(n) for n in tree.path_to(node)] for node in range(len(tree))]
             rows = ModelRows(
                 *(
-                    torch.stack([getattr(self.rows(self.pair.target, text + path), name)[-1] for path in paths])
+                    torch.stack(
+                        [
+                            getattr(self.rows(self.pair.target, text + path), name)[-1]
+                            for path in paths
+                        ]
+                    )
                     for name in ModelRows._fields
                 )
             )
@@ -93,8 +119,11 @@ def selector(tmp_path_factory: pytest.TempPathFactory) -> Selector:
 
 @pytest.mark.parametrize("temperature", [0.8, 1.0, 1.4])
 @torch.inference_mode()
-def test_the_page_is_enough_for_an_engine(pair: ModelPair, selector: Selector, temperature: float) -> None:
-    """With early features, light ones, and both: every decision is the network's, and the same as our decoder's."""
+def test_the_page_is_enough_for_an_engine(
+    pair: ModelPair, selector: Selector, temperature: float
+) -> None:
+    """With early features, light ones, and both: every decision is the network's, and the same as
+    our decoder's."""
     sampling, tuned = Sampling(temperature, top_k=1), selector.at(temperature)
     prompt = [5, 9, 11, 5, 9, 12, 5, 9]
     mine = Engine(pair, tuned, sampling).steps(prompt)

@@ -1,4 +1,5 @@
-"""Prepacked linear layers: the logits of plain ones within rounding, their weights, and what a failure leaves."""
+"""Prepacked linear layers: the logits of plain ones within rounding, their weights, and what a
+failure leaves."""
 
 from __future__ import annotations
 
@@ -17,14 +18,17 @@ from data_gen.models.prepack import PrepackedLinear, can_be_prepacked, named_wei
 from data_gen.models.self_check import check_model
 from tests.data_gen.families import LONGEST, RIGHT, V, model_of
 
-pytestmark = pytest.mark.skipif(not can_be_prepacked(torch.ones(1, 1)), reason="torch has no oneDNN here")
+pytestmark = pytest.mark.skipif(
+    not can_be_prepacked(torch.ones(1, 1)), reason="torch has no oneDNN here"
+)
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 0.05}  # of logits, as a share of the largest one
 DTYPES = [
     torch.float32,
     pytest.param(
         torch.bfloat16,
         marks=pytest.mark.skipif(
-            not can_be_prepacked(torch.ones(1, 1, dtype=torch.bfloat16)), reason="this processor has no bfloat16"
+            not can_be_prepacked(torch.ones(1, 1, dtype=torch.bfloat16)),
+            reason="this processor has no bfloat16",
         ),
     ),
 ]
@@ -44,7 +48,9 @@ def test_every_family_computes_what_it_did(family: str, dtype: torch.dtype) -> N
     prepack(prepacked)
     for shape in ((1, 1), (1, 7), (3, 20)):
         tokens = torch.randint(3, V, shape, generator=torch.Generator().manual_seed(sum(shape)))
-        expected, found = (own(tokens, use_cache=False).logits.float() for own in (model, prepacked))
+        expected, found = (
+            own(tokens, use_cache=False).logits.float() for own in (model, prepacked)
+        )
         assert (found - expected).abs().max() <= ROUNDING[dtype] * expected.abs().max()
     assert not plain_layers(prepacked) and plain_layers(model)
     assert weights_of(prepacked) == plain
@@ -79,7 +85,11 @@ def test_a_reduced_output_layer_and_its_tables() -> None:
     prepack(target)
     prepack(draft)
     found, head = draft(tokens, use_cache=False).logits, draft.get_output_embeddings()
-    assert isinstance(head, ReducedHead) and isinstance(head.few, PrepackedLinear) and scored(draft) == V
+    assert (
+        isinstance(head, ReducedHead)
+        and isinstance(head.few, PrepackedLinear)
+        and scored(draft) == V
+    )
     assert torch.equal(found.isinf(), expected.isinf())
     assert torch.allclose(found[found.isfinite()], expected[expected.isfinite()], atol=1e-5)
     assert weights_of(draft) == plain and check_model(draft, "draft", LONGEST) < 1e-5
@@ -94,7 +104,9 @@ def test_a_copy_is_plain_and_can_be_changed() -> None:
     prepack(holder)
     copied = deepcopy(holder)
     assert isinstance(holder[0], PrepackedLinear) and type(copied[0]) is torch.nn.Linear
-    assert torch.equal(copied(values), expected) and torch.allclose(holder(values), expected, atol=1e-6)
+    assert torch.equal(copied(values), expected) and torch.allclose(
+        holder(values), expected, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("fault", ["wrong", "missing", "raises"])

@@ -16,9 +16,20 @@ from selector.schema import InputError
 from tests.pipelines.small_logs import write
 
 TRANSLATE = "Translate from English to {}:\n\nGood day."
-RECORDS: list[tuple[str, dict[str, Any], str, str]] = [  # set, a record of its schema, the prompt, the task
-    ("math500", {"problem": "1 + 1?", "answer": "2", "subject": "Algebra", "unique_id": "a/1"}, "1 + 1?", "math500"),
-    ("olympiadbench", {"id": 1, "context": None, "question": "Find $x$.", "unit": None}, "Find $x$.", "olympiadbench"),
+# set, a record of its schema, the prompt, the task
+RECORDS: list[tuple[str, dict[str, Any], str, str]] = [
+    (
+        "math500",
+        {"problem": "1 + 1?", "answer": "2", "subject": "Algebra", "unique_id": "a/1"},
+        "1 + 1?",
+        "math500",
+    ),
+    (
+        "olympiadbench",
+        {"id": 1, "context": None, "question": "Find $x$.", "unit": None},
+        "Find $x$.",
+        "olympiadbench",
+    ),
     ("livecodebench", {"turns": ["Sort {them}."]}, "Sort {them}.", "livecodebench"),
     (
         "livecodebench",
@@ -26,16 +37,46 @@ RECORDS: list[tuple[str, dict[str, Any], str, str]] = [  # set, a record of its 
         "Write a Python program that solves this problem.\n\nSort.\n\ndef f():",
         "livecodebench",
     ),
-    ("litbench", {"prompt": "A ship.", "chosen_story": "It sank.", "rejected_story": ""}, "A ship.", "litbench"),
-    ("opus_books", {"id": "0", "translation": {"en": "Good day.", "fr": ""}}, TRANSLATE.format("French"), "opus_books"),
-    ("opus_subtitles", {"translation": {"en": "Good day.", "hi": ""}}, TRANSLATE.format("Hindi"), "opus_subtitles"),
+    (
+        "litbench",
+        {"prompt": "A ship.", "chosen_story": "It sank.", "rejected_story": ""},
+        "A ship.",
+        "litbench",
+    ),
+    (
+        "opus_books",
+        {"id": "0", "translation": {"en": "Good day.", "fr": ""}},
+        TRANSLATE.format("French"),
+        "opus_books",
+    ),
+    (
+        "opus_subtitles",
+        {"translation": {"en": "Good day.", "hi": ""}},
+        TRANSLATE.format("Hindi"),
+        "opus_subtitles",
+    ),
     ("flores", {"text": "Good day."}, TRANSLATE.format("French"), "flores"),
     ("spec_bench", {"question_id": 5, "category": "qa", "turns": ["Who?"]}, "Who?", "qa"),
     ("spec_bench", {"question_id": 5, "category": "qa", "turns": "Who?"}, "Who?", "qa"),
-    ("mt_bench", {"question_id": 81, "category": "writing", "turns": ["Go.", "Rewrite."]}, "Go.", "writing"),
-    ("mt_bench", {"prompt_id": 81, "category": "stem", "prompt": ["Why?", "Rewrite."]}, "Why?", "stem"),
+    (
+        "mt_bench",
+        {"question_id": 81, "category": "writing", "turns": ["Go.", "Rewrite."]},
+        "Go.",
+        "writing",
+    ),
+    (
+        "mt_bench",
+        {"prompt_id": 81, "category": "stem", "prompt": ["Why?", "Rewrite."]},
+        "Why?",
+        "stem",
+    ),
     ("gsm8k", {"question": "How many?", "answer": "#### 3"}, "How many?", "gsm8k"),
-    ("humaneval", {"task_id": "HumanEval/0", "prompt": "def f():\n", "test": ""}, "def f():\n", "humaneval"),
+    (
+        "humaneval",
+        {"task_id": "HumanEval/0", "prompt": "def f():\n", "test": ""},
+        "def f():\n",
+        "humaneval",
+    ),
 ]
 
 
@@ -65,15 +106,27 @@ def test_files_of_all_kinds_give_the_same_prompts(tmp_path: Path, suffix: str) -
 def test_plain_lines_are_prompts_of_the_kind_of_their_file(tmp_path: Path) -> None:
     (tmp_path / "alice.txt").write_text("Down.\n\n  \nUp.\nDown.\n")
     prompts, records = read_set("lines", tmp_path / "alice.txt")
-    assert [(prompt.text, prompt.kind) for prompt in prompts] == [("Down.", "alice"), ("Up.", "alice")]
+    assert [(prompt.text, prompt.kind) for prompt in prompts] == [
+        ("Down.", "alice"),
+        ("Up.", "alice"),
+    ]
     assert records == 5
 
 
 def test_texts_that_look_like_something_else_stay_texts(tmp_path: Path) -> None:
     """Like the ends of lines, types of Arrow, or JSON."""
-    odd = ["a\u2028b\u2029c\u0085d", "list<item: string>", "timestamp[s]", '{"a": 1}', "null", "2024-01-10"]
+    odd = [
+        "a\u2028b\u2029c\u0085d",
+        "list<item: string>",
+        "timestamp[s]",
+        '{"a": 1}',
+        "null",
+        "2024-01-10",
+    ]
     lines, plain = tmp_path / "set.jsonl", tmp_path / "set.txt"
-    lines.write_text("\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in odd), encoding="utf-8")
+    lines.write_text(
+        "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in odd), encoding="utf-8"
+    )
     plain.write_text("\n".join(odd), encoding="utf-8")
     for prompts in (read_prompts(lines), *(read_set("lines", path)[0] for path in (lines, plain))):
         assert [prompt.text for prompt in prompts] == odd
@@ -96,18 +149,27 @@ def test_the_same_text_is_taken_once_and_keeps_its_source_in_any_order(tmp_path:
         ('{"problem": " "}\n', "holds no prompts"),
         ('[{"problem": "a"}, 5]', "record 2 has not the fields"),
         ('{"problem": ["a"]}\n', "record 1: problem is no text, but was read as a list"),
-        (f'{{"problem": "{"a" * 2**20}"}}\n' * 12 + '{"problem": {"a": "b"}}', "record 13: problem is no text"),
+        (
+            f'{{"problem": "{"a" * 2**20}"}}\n' * 12 + '{"problem": {"a": "b"}}',
+            "record 13: problem is no text",
+        ),
         ("", "holds no prompts|cannot read"),
         (None, "cannot read .*set.jsonl"),
     ],
 )
-def test_a_file_that_does_not_fit_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_file_that_does_not_fit_is_named(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
     path = tmp_path / "set.jsonl"
     if content is not None:
         path.write_text(content)
     with pytest.raises(InputError, match=rf"^prompts.sets: math500: .*{message}") as error:
         read_set("math500", path)
     assert "\n" not in str(error.value)
-    pq.write_table(pa.table({"problem": pa.array([1704844800], pa.timestamp("s"))}), tmp_path / "dates.parquet")
-    with pytest.raises(InputError, match="record 1: problem is no text, but was read as a datetime"):
+    pq.write_table(
+        pa.table({"problem": pa.array([1704844800], pa.timestamp("s"))}), tmp_path / "dates.parquet"
+    )
+    with pytest.raises(
+        InputError, match="record 1: problem is no text, but was read as a datetime"
+    ):
         read_set("math500", tmp_path / "dates.parquet")

@@ -8,13 +8,24 @@ from typing import Any
 import pytest
 
 from data_gen.models.pair import ModelPair
-from data_gen.texts.prompts import LONG, Form, Prompt, joined, read_prompts, take_evenly, write_prompts
+from data_gen.texts.prompts import (
+    LONG,
+    Form,
+    Prompt,
+    joined,
+    read_prompts,
+    take_evenly,
+    write_prompts,
+)
 from selector.schema import InputError
 from tests.tiny import END, TEMPLATE
 
 
 def prompts(count: int) -> list[Prompt]:
-    return [Prompt(f"p{i}", f"text {i}", ("code", "prose")[i % 2], f"file{i // 3}") for i in range(count)]
+    return [
+        Prompt(f"p{i}", f"text {i}", ("code", "prose")[i % 2], f"file{i // 3}")
+        for i in range(count)
+    ]
 
 
 def test_prompts_survive_the_file(tmp_path: Path) -> None:
@@ -37,7 +48,9 @@ def test_prompts_survive_the_file(tmp_path: Path) -> None:
         (b'{"text": "a", "id": 1}\n{"text": "b", "id": 1}', "p.jsonl: two lines have the same id"),
     ],
 )
-def test_a_bad_prompt_file_is_one_line_that_names_it(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_bad_prompt_file_is_one_line_that_names_it(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(content)
     with pytest.raises(InputError) as error:
@@ -48,7 +61,10 @@ def test_a_bad_prompt_file_is_one_line_that_names_it(tmp_path: Path, content: by
 
 
 def test_a_conversations_last_user_turn_is_its_text(tmp_path: Path) -> None:
-    turns = [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(("system", "user", "assistant", "user"))]
+    turns = [
+        {"role": role, "content": f"{role} {n}"}
+        for n, role in enumerate(("system", "user", "assistant", "user"))
+    ]
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"messages": turns}))
     assert [prompt.text for prompt in read_prompts(path)] == ["user 3"]
@@ -81,7 +97,9 @@ def test_of_a_long_prompt_the_start_or_the_end_is_kept_or_nothing(tokenizer: Any
     assert len(ids) > 5
     assert Form(5).cut(tokenizer, ids) == ids[:5]
     assert Form(5, "end").cut(tokenizer, ids) == ids[-5:]
-    assert all(Form(len(ids), longer).cut(tokenizer, ids) == ids for longer in ("start", "end", "drop"))
+    assert all(
+        Form(len(ids), longer).cut(tokenizer, ids) == ids for longer in ("start", "end", "drop")
+    )
     kept = [Form(5, longer).fit(tokenizer, [prompt])[0] for longer in ("start", "end", "drop")]
     assert kept == [[prompt], [prompt], []]
     assert Form(len(ids), "drop").fit(tokenizer, [prompt])[0] == [prompt]
@@ -97,7 +115,10 @@ def test_a_cut_at_the_start_leaves_the_token_that_every_text_begins_with(tokeniz
 
 def test_a_chat_is_the_users_turn_in_the_template_and_the_models_begins(tokenizer: Any) -> None:
     tokenizer.chat_template = TEMPLATE
-    prompts_ = [Prompt(name, text, "text", name) for name, text in (("a", "some text"), ("b", "the lazy dog"))]
+    prompts_ = [
+        Prompt(name, text, "text", name)
+        for name, text in (("a", "some text"), ("b", "the lazy dog"))
+    ]
     for system, before in ((None, ""), ("quick", f"<system>quick{END}")):
         encoded = Form(100, "drop", chat=True, system=system).whole(tokenizer, prompts_)
         expected = [f"{before}<user>{prompt.text}{END}<assistant>" for prompt in prompts_]
@@ -107,11 +128,17 @@ def test_a_chat_is_the_users_turn_in_the_template_and_the_models_begins(tokenize
 
 def test_a_tokenizer_without_a_template_or_system_turn_is_refused(tokenizer: Any) -> None:
     one = prompts(1)
-    with pytest.raises(InputError, match=r"^prompts.chat: the tokenizer of .* has no chat template"):
+    with pytest.raises(
+        InputError, match=r"^prompts.chat: the tokenizer of .* has no chat template"
+    ):
         Form(100, "drop", chat=True).whole(tokenizer, one)
-    tokenizer.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}hi"
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}hi"
+    )
     assert Form(100, "drop", chat=True).whole(tokenizer, one)
-    with pytest.raises(InputError, match=r"^prompts.system: the chat template of .* refuses: no system"):
+    with pytest.raises(
+        InputError, match=r"^prompts.system: the chat template of .* refuses: no system"
+    ):
         Form(100, "drop", chat=True, system="be brief").whole(tokenizer, one)
 
 

@@ -1,7 +1,8 @@
-"""The random numbers of decoding: each is used once, and what they decide has the joint law of text and steps.
+"""The random numbers of decoding: each is used once, and what they decide has the joint law of text
+and steps.
 
-Given the text, every step's accepted length has the law that the labels say, whatever happened before. This is what
-replay, and the comparison of decoding with it, build on.
+Given the text, every step's accepted length has the law that the labels say, whatever happened
+before. This is what replay, and the comparison of decoding with it, build on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from selector.actions import EMPTY, Action
 from tests.data_gen.families import nameless, random_llama
 
 PROMPT, SAMPLING = [1, 0, 1], Sampling(0.7)
-CHOICES: list[Action] = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(1, 1, 0), Action.copy(3), EMPTY]
+CHOICES: list[Action] = [
+    Action(1, 4, 0),
+    Action(2, 1, 3),
+    Action(4, 0, 5),
+    Action(1, 1, 0),
+    Action.copy(3),
+    EMPTY,
+]
 Invert = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -40,8 +48,11 @@ def made(pair: ModelPair, verifier: str, chooser: FixedTree | Random) -> Decoder
 
 
 @pytest.mark.parametrize("verifier", ["specinfer", "traversal", "lifted_uniform"])
-def test_every_random_number_is_used_once(verifier: str, pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the generator's order: those of the drafted tokens, then the verifier's node, then its extra token."""
+def test_every_random_number_is_used_once(
+    verifier: str, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the generator's order: those of the drafted tokens, then the verifier's node, then its
+    extra token."""
     used: list[float] = []
 
     def watched(probs_V: Tensor, u: Tensor, own: Invert = distributions.invert) -> Tensor:
@@ -52,12 +63,15 @@ def test_every_random_number_is_used_once(verifier: str, pair: ModelPair, monkey
     monkeypatch.setattr(distributions, "invert", watched)
     chooser = Random(CHOICES, torch.Generator().manual_seed(3))
     made(pair, verifier, chooser).decode(PROMPT, 60, torch.Generator().manual_seed(5))
-    stream = torch.rand(len(used), generator=torch.Generator().manual_seed(5), dtype=torch.float64).tolist()
+    stream = torch.rand(
+        len(used), generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    ).tolist()
     assert len(used) > 100 and used == stream
 
 
 class Scripted:
-    """Stands for the uniform numbers: it takes every outcome of every draw in turn, with its probability."""
+    """Stands for the uniform numbers: it takes every outcome of every draw in turn, with its
+    probability."""
 
     def __init__(self) -> None:
         self.script: list[int] = []  # the outcome of each draw
@@ -91,13 +105,18 @@ class Scripted:
         return bool(self.script)
 
 
-def enumerated(decoder: Decoder, steps: int, draws: Scripted) -> dict[tuple[tuple[int, ...], ...], float]:
+def enumerated(
+    decoder: Decoder, steps: int, draws: Scripted
+) -> dict[tuple[tuple[int, ...], ...], float]:
     """The probability of each sequence of steps, as the tokens that each of them commits."""
     found: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
     more = True
     while more:
         draws.begin()
-        with closing(decoder.steps(PROMPT, torch.Generator().manual_seed(0))) as each, torch.inference_mode():
+        with (
+            closing(decoder.steps(PROMPT, torch.Generator().manual_seed(0))) as each,
+            torch.inference_mode(),
+        ):
             committed = tuple(tuple(tokens) for _, tokens in islice(each, steps))
         found[committed] += draws.probability
         more = draws.advance()
@@ -108,13 +127,16 @@ def rows_along(pair: ModelPair, text: list[int]) -> Iterator[tuple[float, float]
     """p and q of each token of the text after the prompt."""
     tokens = torch.tensor([[*PROMPT, *text]])
     with torch.inference_mode():
-        p_TV, q_TV = (SAMPLING.probabilities(model(tokens).logits[0]) for model in (pair.target, pair.draft))
+        p_TV, q_TV = (
+            SAMPLING.probabilities(model(tokens).logits[0]) for model in (pair.target, pair.draft)
+        )
     for at, token in enumerate(text, len(PROMPT) - 1):
         yield float(p_TV[at, token]), float(q_TV[at, token])
 
 
 def survivals(rows: list[tuple[float, float]], length: int, bottom_up: bool) -> list[float]:
-    """`P(tau >= t | text)` of a chain of `length` tokens, t = 0 .. length, as far as the text goes."""
+    """`P(tau >= t | text)` of a chain of `length` tokens, t = 0 .. length, as far as the text
+    goes."""
     found, drafted, weight = [1.0], 1.0, 1.0
     for p, q in rows[:length]:
         drafted *= q / p
@@ -124,16 +146,20 @@ def survivals(rows: list[tuple[float, float]], length: int, bottom_up: bool) -> 
 
 
 @pytest.mark.parametrize(
-    ("verifier", "length", "steps"), [("specinfer", 1, 2), ("traversal", 2, 2), ("lifted_uniform", 3, 1)]
+    ("verifier", "length", "steps"),
+    [("specinfer", 1, 2), ("traversal", 2, 2), ("lifted_uniform", 3, 1)],
 )
 def test_steps_and_text_have_the_law_of_the_labels(
     verifier: str, length: int, steps: int, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chains, exactly: P(text, accepted lengths) = P(text) times the labels' P(tau | text) of every step."""
+    """Chains, exactly: P(text, accepted lengths) = P(text) times the labels' P(tau | text) of every
+    step."""
     draws = Scripted()
     monkeypatch.setattr(distributions, "invert", draws)
     found = enumerated(made(pair, verifier, FixedTree(Action(1, length, 0))), steps, draws)
-    blocks = [block for n in range(1, length + 2) for block in product(range(pair.vocabulary), repeat=n)]
+    blocks = [
+        block for n in range(1, length + 2) for block in product(range(pair.vocabulary), repeat=n)
+    ]
     sequences = list(product(blocks, repeat=steps))
     assert found.keys() <= set(sequences)
     for committed in sequences:

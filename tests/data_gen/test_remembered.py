@@ -1,4 +1,5 @@
-"""What is remembered of models, in any process: for their files, weights and configs as they are."""
+"""What is remembered of models, in any process: for their files, weights and configs as they
+are."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def new_weights(folder: Path) -> None:
         lambda folder: (folder / "config.json").touch(),
     ],
 )
-def test_it_is_forgotten_where_a_file_changes(folder: Path, change: Callable[[Path], object]) -> None:
+def test_it_is_forgotten_where_a_file_changes(
+    folder: Path, change: Callable[[Path], object]
+) -> None:
     """Also where a file keeps its size and its time of writing."""
     model = loaded(folder)
     remember(model, "checked", 40)
@@ -61,20 +64,26 @@ def test_it_is_forgotten_where_a_file_changes(folder: Path, change: Callable[[Pa
     assert (recall(loaded(folder), "checked"), known_weights_of(loaded(folder))) == (40, "abc")
     change(folder)
     again = loaded(folder)
-    assert recall(again, "checked") is None and known_weights_of(again) == weights_of(again) != "abc"
+    assert (
+        recall(again, "checked") is None and known_weights_of(again) == weights_of(again) != "abc"
+    )
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda model: model.model.layers[0].mlp.up_proj.weight.detach().mul_(2),
-        lambda model: model.model.layers[0].register_parameter("more", torch.nn.Parameter(torch.ones(1))),
+        lambda model: model.model.layers[0].register_parameter(
+            "more", torch.nn.Parameter(torch.ones(1))
+        ),
         lambda model: model.set_attn_implementation("eager"),
         lambda model: model.to(torch.bfloat16),
         lambda model: setattr(model.config, "rope_theta", 7.0),
     ],
 )
-def test_it_is_forgotten_where_the_model_in_memory_changes(folder: Path, change: Callable[[Any], object]) -> None:
+def test_it_is_forgotten_where_the_model_in_memory_changes(
+    folder: Path, change: Callable[[Any], object]
+) -> None:
     model = loaded(folder)
     remember(model, "checked", 40)
     change(model)
@@ -91,14 +100,22 @@ def test_prepacking_changes_nothing(folder: Path) -> None:
 def test_a_model_of_unknown_files_is_remembered_in_its_process_alone(cache: Path) -> None:
     model = model_of("Llama")
     remember(model, "checked", 40)
-    assert recall(model, "checked") == 40 and recall(model_of("Llama"), "checked") is None and not cache.exists()
+    assert (
+        recall(model, "checked") == 40
+        and recall(model_of("Llama"), "checked") is None
+        and not cache.exists()
+    )
     model.lm_head.weight.detach().mul_(2)
     assert recall(model, "checked") is None
 
 
-def test_a_check_is_repeated_for_longer_texts_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_is_repeated_for_longer_texts_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("data_gen.models.self_check.check_model", lambda model, name, longest: asked.append(longest))
+    monkeypatch.setattr(
+        "data_gen.models.self_check.check_model", lambda model, name, longest: asked.append(longest)
+    )
     for longest in (40, 30, 41, 41):
         check_once(loaded(folder), "target", longest)
     assert asked == [40, 41]

@@ -43,12 +43,15 @@ def test_a_setting_is_what_transformers_makes_of_it(pair: ModelPair, sampling: S
     processors = pair.target._get_logits_processor(config, logits_processor=LogitsProcessorList())
     theirs = processors(torch.zeros(40, 1, dtype=torch.int64), logits.clone()).softmax(-1)
     ours = sampling.probabilities(logits)
-    # where tokens tie at the edge of a nucleus, which of them stands is the sort's choice: the sorted rows agree
+    # where tokens tie at the edge of a nucleus, which of them stands is the sort's choice: the
+    # sorted rows agree
     assert torch.allclose(ours.sort(-1).values, theirs.sort(-1).values, atol=1e-6)
     assert torch.allclose(ours[20:], theirs[20:], atol=1e-6)
 
 
-def test_rows_are_filtered_alike_whatever_their_number_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_filtered_alike_whatever_their_number_and_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     logits = torch.randn(3, 5, 50, generator=torch.Generator().manual_seed(1))
     sampling = Sampling(0.9, 0.8, top_k=30, min_p=0.02)
     whole = sampling.probabilities(logits)
@@ -73,7 +76,9 @@ def test_draws_never_have_probability_zero() -> None:
     assert abs(float(share) - 0.5) < 4.9 * 0.5 / 20_000**0.5  # two-sided false-alarm rate 1e-6
 
 
-def test_rounding_at_the_top_of_the_distribution_stays_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounding_at_the_top_of_the_distribution_stays_inside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     probs = torch.tensor([1e-300, 1.0, 0.0], dtype=torch.float64)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor([1.0], dtype=torch.float64))
     assert sample(probs, 1, torch.Generator()).tolist() == [1]

@@ -21,10 +21,14 @@ def test_these_families_are_right(family: str) -> None:
     assert check_model(model_of(family), family, LONGEST) < 1e-5
 
 
-@pytest.mark.parametrize("family", ["Llama", "Mistral, sliding window", "Qwen 3, sliding window", "GPT-OSS", "GPT-2"])
+@pytest.mark.parametrize(
+    "family", ["Llama", "Mistral, sliding window", "Qwen 3, sliding window", "GPT-OSS", "GPT-2"]
+)
 def test_greedy_text_is_that_of_generate(family: str) -> None:
-    """The target drafts for itself, at a temperature: deep branches are accepted, and others are not."""
-    model = model_of(family, max_position_embeddings=256, tie_word_embeddings=False)  # tied, they repeat what they read
+    """The target drafts for itself, at a temperature: deep branches are accepted, and others are
+    not."""
+    # tied, they repeat what they read
+    model = model_of(family, max_position_embeddings=256, tie_word_embeddings=False)
     with without_own_settings(model):
         expected = generated(model, [5, 9, 7], 100)
         sampling = Sampling(0, draft_temperature=0.08)
@@ -35,12 +39,15 @@ def test_greedy_text_is_that_of_generate(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["Qwen 3, sliding window", "Gemma 2", "Gemma 3, text"])
 def test_copies_and_trees_reach_over_the_window(family: str) -> None:
-    """Copies of 16 tokens and trees of 8, on a text that repeats itself and is several windows long."""
+    """Copies of 16 tokens and trees of 8, on a text that repeats itself and is several windows
+    long."""
     model, prompt = model_of(family, max_position_embeddings=256), [5, 9, 7, 11] * 3
     both = Random([Action.copy(16), Action(2, 0, 8)], torch.Generator().manual_seed(0))
     with without_own_settings(model):
         expected = generated(model, prompt, 100)
-        decoded = decode(nameless(model, model), both, prompt, 100, Sampling(0, draft_temperature=0.08))
+        decoded = decode(
+            nameless(model, model), both, prompt, 100, Sampling(0, draft_temperature=0.08)
+        )
     assert decoded.tokens == expected and model.config.sliding_window < 50
     assert {step.action.copies for step in decoded.steps if step.accepted > 2} == {True, False}
 
@@ -58,7 +65,9 @@ def test_long_runs_are_committed_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.allclose(cached.extend([3]).logits_WV[-1], expected_V, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["Gemma 3, text", "Qwen 2, sliding window", "Qwen 3, mixture of experts"])
+@pytest.mark.parametrize(
+    "family", ["Gemma 3, text", "Qwen 2, sliding window", "Qwen 3, mixture of experts"]
+)
 def test_eager_attention_and_bfloat16_are_right(family: str) -> None:
     assert check_model(model_of(family, "eager").to(torch.bfloat16), family, LONGEST) < 0.1
 
@@ -74,12 +83,15 @@ def test_these_are_refused_in_one_line(family: str) -> None:
 def test_an_attention_that_takes_no_such_masks_is_refused() -> None:
     model = model_of("Llama")
     model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(InputError, match=r"^Llama: attn_implementation flash_attention_2 does not honour the masks"):
+    with pytest.raises(
+        InputError, match=r"^Llama: attn_implementation flash_attention_2 does not honour the masks"
+    ):
         check_model(model, "Llama", LONGEST)
 
 
 def test_contexts_end_around_every_change_that_the_config_names() -> None:
-    """The deepest tree behind a context has 16 tokens and ends within the longest text; it fills 40 rows of a cache."""
+    """The deepest tree behind a context has 16 tokens and ends within the longest text; it fills 40
+    rows of a cache."""
     config = config_of("Phi-3, longrope")
     assert lengths(config, LONGEST - 24) == [6, 61, 67]
     assert lengths(config, LONGEST) == [6, 61, 67, 112]
@@ -92,11 +104,15 @@ def test_a_tree_that_reaches_over_a_change_is_refused() -> None:
     """By one token: the rows of all nodes would change, and those in the cache would not."""
     model = model_of("Phi-3, longrope")
     check_model(model, "Phi-3", 64)
-    with pytest.raises(InputError, match=r"Phi-3: .* behind 49 tokens the logits after 0 drafted tokens differ"):
+    with pytest.raises(
+        InputError, match=r"Phi-3: .* behind 49 tokens the logits after 0 drafted tokens differ"
+    ):
         check_model(model, "Phi-3", 65)
 
 
-@pytest.mark.parametrize(("family", "rows"), [("GPT-2", LONGEST), ("OPT", LONGEST), ("Llama", None)])
+@pytest.mark.parametrize(
+    ("family", "rows"), [("GPT-2", LONGEST), ("OPT", LONGEST), ("Llama", None)]
+)
 def test_learned_positions_end(family: str, rows: int | None) -> None:
     model = model_of(family)
     assert table_of_positions(model) == rows
@@ -104,7 +120,9 @@ def test_learned_positions_end(family: str, rows: int | None) -> None:
     if rows is None:
         check_model(model, family, LONGEST + 1)
     else:
-        with pytest.raises(InputError, match=f"^{family}: .* take up to 129 positions; the model has 128"):
+        with pytest.raises(
+            InputError, match=f"^{family}: .* take up to 129 positions; the model has 128"
+        ):
             check_model(model, family, LONGEST + 1)
 
 
@@ -131,7 +149,9 @@ class Int8Linear(torch.nn.Module):
         self.register_buffer("scale", scale)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(values, (self.weight * self.scale).to(values.dtype), self.bias)
+        return torch.nn.functional.linear(
+            values, (self.weight * self.scale).to(values.dtype), self.bias
+        )
 
 
 def quantised(family: str) -> torch.nn.Module:

@@ -1,4 +1,5 @@
-"""Labels along a text: by enumeration of texts and siblings, and what a text's sorted rows answer."""
+"""Labels along a text: by enumeration of texts and siblings, and what a text's sorted rows
+answer."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ WORLDS = [
 
 
 def along(world: World, text: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens and rows of a text that starts at the world's root; the token before the root is none of its own."""
+    """Tokens and rows of a text that starts at the world's root; the token before the root is none
+    of its own."""
     contexts = [text[:i] for i in range(len(text) + 1)]
     return (
         torch.tensor((0, *text)),
@@ -36,53 +38,73 @@ def along(world: World, text: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def random_text(length: int, vocabulary: int, seed: int, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+def random_text(
+    length: int, vocabulary: int, seed: int, scale: float = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens drawn from target rows that are there, with a draft that resembles them."""
     generator = torch.Generator().manual_seed(seed)
-    logits, noise = scale * torch.randn(2, length, vocabulary, generator=generator, dtype=torch.float64)
+    logits, noise = scale * torch.randn(
+        2, length, vocabulary, generator=generator, dtype=torch.float64
+    )
     p_TV, q_TV = logits.softmax(-1), (logits + noise / 2).softmax(-1)
     drawn_T = p_TV.multinomial(1, generator=generator)[:, 0]
     return torch.cat([drawn_T[-1:], drawn_T[:-1]]), p_TV, q_TV
 
 
 def labels_by_blocks(
-    text: tuple[Tensor, Tensor, Tensor], size: int, space: ActionSpace, siblings: int | None = None, said: Any = None
+    text: tuple[Tensor, Tensor, Tensor],
+    size: int,
+    space: ActionSpace,
+    siblings: int | None = None,
+    said: Any = None,
 ) -> Tensor:
     tokens_T, p_TV, q_TV = text
-    labeller = TextLabeller(tokens_T, LABELLED, siblings, torch.Generator().manual_seed(0), space, said)
+    labeller = TextLabeller(
+        tokens_T, LABELLED, siblings, torch.Generator().manual_seed(0), space, said
+    )
     for block in zip(p_TV.split(size), q_TV.split(size), strict=True):
         labeller.add(*block)
     return labeller.survivals()
 
 
 @pytest.mark.parametrize(("vocabulary", "kind", "seed", "space"), WORLDS)
-def test_the_mean_over_texts_is_the_block_efficiency(vocabulary: int, kind: str, seed: int, space: ActionSpace) -> None:
+def test_the_mean_over_texts_is_the_block_efficiency(
+    vocabulary: int, kind: str, seed: int, space: ActionSpace
+) -> None:
     """For every action and verifier (1e-12); both sides by enumeration."""
     world = World(vocabulary, space.depth, kind, seed)
     mean_VA = torch.zeros(len(LABELLED), len(space), dtype=torch.float64)
     for text in product(range(vocabulary), repeat=space.depth):
         if (probability := world.target_probability(text)) > 0:
-            mean_VA += probability * label_text(*along(world, text), LABELLED, siblings=None, space=space)[:, 0]
+            mean_VA += (
+                probability
+                * label_text(*along(world, text), LABELLED, siblings=None, space=space)[:, 0]
+            )
     for v, name in enumerate(LABELLED):
         for a, action in enumerate(space):
             verifier = styled(get_verifier(name), action.style)
             law_CV = world.appended_law(verifier, world.delayed_trees(*action[:3], action.style))
-            assert float(mean_VA[v, a]) == pytest.approx(world.block_efficiency(law_CV), abs=1e-12), (name, action)
+            assert float(mean_VA[v, a]) == pytest.approx(
+                world.block_efficiency(law_CV), abs=1e-12
+            ), (name, action)
 
 
 @pytest.mark.parametrize("siblings", [1, 4])
 @pytest.mark.parametrize("kind", ["random", "peaked", "zeros"])
 def test_sampled_siblings_are_unbiased(kind: str, siblings: int) -> None:
-    """Within 4 standard errors of all siblings enumerated, for every action; a wrong alarm in 6e-5 of comparisons, so
-    in less than one of 10 runs with other seeds (6 cases, 9 verifiers with branches, 24 trees with branches, far from
-    independent).
+    """Within 4 standard errors of all siblings enumerated, for every action; a wrong alarm in 6e-5
+    of comparisons, so in less than one of 10 runs with other seeds (6 cases, 9 verifiers with
+    branches, 24 trees with branches, far from independent).
 
-    No sibling is so rare that the error would not show it. Where the draft is peaked, mostly all three branches stay on
-    the text. The text stands so often in a row that 4,000 siblings are drawn independently.
+    No sibling is so rare that the error would not show it. Where the draft is peaked, mostly all
+    three branches stay on the text. The text stands so often in a row that 4,000 siblings are drawn
+    independently.
     """
     space, draws = ActionSpace(3, 2, 2, styles=STYLES), 4000 // siblings
     tokens_T = torch.tensor([0, 1, 1, 0, 2])
-    p_TV, q_TV = torch.rand(2, 5, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64) + 0.3
+    p_TV, q_TV = (
+        torch.rand(2, 5, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64) + 0.3
+    )
     if kind == "peaked":
         q_TV[torch.arange(4), tokens_T[1:]] += 6
     elif kind == "zeros":  # of the tokens that are not the text's next
@@ -101,7 +123,8 @@ def test_sampled_siblings_are_unbiased(kind: str, siblings: int) -> None:
 
 
 def test_a_root_depends_on_its_own_look_ahead_alone() -> None:
-    """Every root of a text has the labels that it has in a text that begins there and ends with its look-ahead."""
+    """Every root of a text has the labels that it has in a text that begins there and ends with its
+    look-ahead."""
     space = ActionSpace(3, 1, 2)
     text = random_text(9, 3, seed=2)
     labels_VRA = label_text(*text, LABELLED, siblings=None, space=space)
@@ -113,18 +136,22 @@ def test_a_root_depends_on_its_own_look_ahead_alone() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-@pytest.mark.parametrize("space", [ActionSpace(3, 1, 2), ActionSpace(2, 2, 1), ActionSpace(2, 0, 3)], ids=str)
+@pytest.mark.parametrize(
+    "space", [ActionSpace(3, 1, 2), ActionSpace(2, 2, 1), ActionSpace(2, 0, 3)], ids=str
+)
 def test_labels_do_not_depend_on_the_blocks(space: ActionSpace, size: int) -> None:
     text = random_text(11, 3, seed=3)
     whole = labels_by_blocks(text, 11, space)
     assert torch.allclose(labels_by_blocks(text, size, space), whole, atol=1e-12)
-    assert torch.allclose(space.efficiencies(whole), label_text(*text, LABELLED, None, space=space), atol=1e-12)
+    assert torch.allclose(
+        space.efficiencies(whole), label_text(*text, LABELLED, None, space=space), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_at_temperature_0_a_greedy_tree_holds_the_most_likely_tokens(rank: int) -> None:
-    """Its first branches reach the text if the draft's logits rank the text's token among the first K; the branches go
-    on as chains of the most likely tokens, which are the text here."""
+    """Its first branches reach the text if the draft's logits rank the text's token among the first
+    K; the branches go on as chains of the most likely tokens, which are the text here."""
     space, tokens_T = ActionSpace(3, 1, 2, styles=STYLES), torch.tensor([0, 1, 4, 2])
     p_TV = torch.nn.functional.one_hot(tokens_T.roll(-1), 6).double()
     logits_TV = torch.arange(6.0).repeat(4, 1)
@@ -141,20 +168,28 @@ def test_at_temperature_0_a_greedy_tree_holds_the_most_likely_tokens(rank: int) 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_labels_of_peaked_rows_are_finite(dtype: torch.dtype) -> None:
-    """Probabilities from one down to what vanishes in short floats, and supports cut as top-p does."""
+    """Probabilities from one down to what vanishes in short floats, and supports cut as top-p
+    does."""
     tokens_T, p_TV, q_TV = random_text(40, 300, seed=6, scale=12.0)
     for rows_TV in (p_TV, q_TV):
         rows_TV[rows_TV < rows_TV.topk(20).values[:, -1:]] = 0
     p_TV[torch.arange(39), tokens_T[1:]] += 1e-6  # what was drawn stays possible
     labels = label_text(
-        tokens_T, p_TV.to(dtype), q_TV.to(dtype), LABELLED, 2, torch.Generator().manual_seed(1), ActionSpace(4, 2, 3)
+        tokens_T,
+        p_TV.to(dtype),
+        q_TV.to(dtype),
+        LABELLED,
+        2,
+        torch.Generator().manual_seed(1),
+        ActionSpace(4, 2, 3),
     )
     assert torch.isfinite(labels).all()
     assert (labels >= 1).all()
 
 
 def rows_with_zeros(count: int, vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Supports that differ, ratios that are equal: whole sixteenths, some rows alike; exact in any float."""
+    """Supports that differ, ratios that are equal: whole sixteenths, some rows alike; exact in any
+    float."""
     generator = torch.Generator().manual_seed(seed)
     sixteenths = torch.randint(0, vocabulary, (2, count, 16), generator=generator)
     p_PV, q_PV = torch.zeros(2, count, vocabulary, dtype=torch.float64).scatter_add_(
@@ -166,7 +201,8 @@ def rows_with_zeros(count: int, vocabulary: int, seed: int) -> tuple[Tensor, Ten
 
 @pytest.mark.parametrize("vocabulary", [2, 7, 8, 33])
 def test_sorted_sums_are_those_of_the_unsorted_rows(vocabulary: int) -> None:
-    """Any `a` and `b`, some of them 0 and some right at a token's ratio; rows that do not sum to one; short floats."""
+    """Any `a` and `b`, some of them 0 and some right at a token's ratio; rows that do not sum to
+    one; short floats."""
     generator = torch.Generator().manual_seed(12)
     tied = rows_with_zeros(6, vocabulary, seed=13)
     smooth = normalised(torch.rand(2, 6, vocabulary, generator=generator, dtype=torch.float64) ** 4)
@@ -176,33 +212,51 @@ def test_sorted_sums_are_those_of_the_unsorted_rows(vocabulary: int) -> None:
     whole_a_M, whole_b_M = torch.randint(0, 9, (2, 400), generator=generator).double()
     scaled = 4 * tied[0], tied[1] / 2
     whole = whole_a_M, whole_b_M
-    for (p_PV, q_PV), (a, b) in ((smooth, (a_M, b_M)), (tied, (a_M, b_M)), (tied, whole), (scaled, whole)):
+    for (p_PV, q_PV), (a, b) in (
+        (smooth, (a_M, b_M)),
+        (tied, (a_M, b_M)),
+        (tied, whole),
+        (scaled, whole),
+    ):
         expected = Rows(p_PV, q_PV).at(nodes_M)
         node = SortedRows(p_PV, q_PV).at(nodes_M)
         assert torch.allclose(node.excess(a, b), expected.excess(a, b), rtol=0, atol=1e-12)
-        for mine, other in zip(node.excess_and_slope(a, b), expected.excess_and_slope(a, b), strict=True):
+        for mine, other in zip(
+            node.excess_and_slope(a, b), expected.excess_and_slope(a, b), strict=True
+        ):
             assert torch.allclose(mine, other, rtol=0, atol=1e-12)
     for dtype in (torch.float32, torch.bfloat16):
         p_PV, q_PV = smooth.to(dtype)
         meant = Rows(normalised(p_PV), normalised(q_PV)).at(nodes_M).excess(a_M, b_M)
-        assert torch.allclose(SortedRows(p_PV, q_PV).at(nodes_M).excess(a_M, b_M), meant, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(
+            SortedRows(p_PV, q_PV).at(nodes_M).excess(a_M, b_M), meant, rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("siblings", [None, 2])
 def test_tokens_that_the_draft_cannot_say_need_no_place_in_the_order(siblings: int | None) -> None:
     tokens_T, p_TV, q_TV = random_text(24, 6, seed=9)
     said_S = torch.tensor([1, 2, 5])
-    q_TV = torch.zeros_like(q_TV).index_copy(-1, said_S, q_TV[:, said_S])  # they need not sum to one
+    # they need not sum to one
+    q_TV = torch.zeros_like(q_TV).index_copy(-1, said_S, q_TV[:, said_S])
     space = ActionSpace(3, 1, 2, styles=STYLES)
-    few, every = (labels_by_blocks((tokens_T, p_TV, q_TV), 7, space, siblings, said) for said in (said_S, None))
+    few, every = (
+        labels_by_blocks((tokens_T, p_TV, q_TV), 7, space, siblings, said)
+        for said in (said_S, None)
+    )
     assert torch.allclose(few, every, rtol=0, atol=1e-12) and every.max() > 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_the_ends_of_the_unit_interval_draw_possible_tokens(dtype: torch.dtype) -> None:
-    """Tokens of probability 0 stand first, last and between in the sorted rows; there p may be 0 as well."""
-    p_PV = torch.tensor([[0.1, 0.2, 0.0, 0.3, 0.4, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]], dtype=dtype)
-    q_PV = torch.tensor([[0.0, 0.3, 0.0, 0.0, 0.6, 0.1], [0.3, 0.7, 0.0, 0.0, 0.0, 0.0]], dtype=dtype)
+    """Tokens of probability 0 stand first, last and between in the sorted rows; there p may be 0 as
+    well."""
+    p_PV = torch.tensor(
+        [[0.1, 0.2, 0.0, 0.3, 0.4, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]], dtype=dtype
+    )
+    q_PV = torch.tensor(
+        [[0.0, 0.3, 0.0, 0.0, 0.6, 0.1], [0.3, 0.7, 0.0, 0.0, 0.0, 0.0]], dtype=dtype
+    )
     uniform_n = torch.tensor([0.0, 1e-300, 0.5, 1 - 2**-53], dtype=torch.float64)
     drawn_Pn = SortedRows(p_PV, q_PV).draw(torch.arange(2), uniform_n.expand(2, -1))
     assert (q_PV.gather(-1, drawn_Pn) > 0).all()

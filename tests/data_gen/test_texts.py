@@ -1,4 +1,5 @@
-"""Texts that follow the target's law, rows along them, an engine's log, and tokens that cannot be."""
+"""Texts that follow the target's law, rows along them, an engine's log, and tokens that cannot
+be."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def target_law(pair: ModelPair, tokens: list[int], sampling: Sampling) -> Tensor
 
 
 def chi_square(counts_V: Tensor, probs_V: Tensor) -> float:
-    """How likely so large a deviation is; tokens that are too rare for the approximation are taken together."""
+    """How likely so large a deviation is; tokens that are too rare for the approximation are taken
+    together."""
     assert int(counts_V[probs_V == 0].sum()) == 0
     expected_V = probs_V.double() * counts_V.sum()
     large_V = expected_V >= 5
@@ -40,18 +42,24 @@ def chi_square(counts_V: Tensor, probs_V: Tensor) -> float:
     expected = torch.cat([expected_V[large_V], expected_V[~large_V].sum()[None]])
     assert len(expected) > 3
     if expected[-1] < 5:  # even those together
-        observed, expected = (torch.cat([each[:-2], each[-2:].sum()[None]]) for each in (observed, expected))
-    return float(stats.chi2.sf(float(((observed - expected) ** 2 / expected).sum()), len(expected) - 1))
+        observed, expected = (
+            torch.cat([each[:-2], each[-2:].sum()[None]]) for each in (observed, expected)
+        )
+    return float(
+        stats.chi2.sf(float(((observed - expected) ** 2 / expected).sum()), len(expected) - 1)
+    )
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7), COLD], ids=str)
 def test_first_and_second_tokens_follow_the_target(pair: ModelPair, sampling: Sampling) -> None:
-    """8,000 texts of two prompts of different lengths in one batch; the second token after the commonest first one.
-    Four chi-squares a case, each with a false-alarm rate of 1e-5."""
+    """8,000 texts of two prompts of different lengths in one batch; the second token after the
+    commonest first one. Four chi-squares a case, each with a false-alarm rate of 1e-5."""
     prompts = [PROMPTS[0], PROMPTS[2]]
     texts = generated_by_target(pair, prompts * 4000, 2, sampling, seed=1)
     for prompt in prompts:
-        drawn = torch.tensor([text.tokens[len(prompt) :] for text in texts if text.tokens[: len(prompt)] == prompt])
+        drawn = torch.tensor(
+            [text.tokens[len(prompt) :] for text in texts if text.tokens[: len(prompt)] == prompt]
+        )
         assert drawn.shape == (4000, 2)
         first_V = target_law(pair, prompt, sampling)
         assert chi_square(drawn[:, 0].bincount(minlength=300), first_V) > FALSE_ALARM
@@ -64,7 +72,9 @@ def test_first_and_second_tokens_follow_the_target(pair: ModelPair, sampling: Sa
 
 def test_greedy_texts_are_those_of_generate(pair: ModelPair) -> None:
     """Whatever stands beside them in the batch."""
-    for text, prompt in zip(generated_by_target(pair, PROMPTS, 30, Sampling(0.0), seed=1), PROMPTS, strict=True):
+    for text, prompt in zip(
+        generated_by_target(pair, PROMPTS, 30, Sampling(0.0), seed=1), PROMPTS, strict=True
+    ):
         assert text.tokens == prompt + generated(pair.target, prompt, 30)
         assert (text.start, text.steps) == (len(prompt) - 1, [])
 
@@ -73,7 +83,9 @@ def test_the_seed_decides_and_nothing_else_moves(pair: ModelPair) -> None:
     """Nor is torch's own generator moved."""
     torch.manual_seed(7)
     state = torch.get_rng_state()
-    one, same, other = (generated_by_target(pair, PROMPTS, 12, Sampling(), seed) for seed in (1, 1, 2**63 + 5))
+    one, same, other = (
+        generated_by_target(pair, PROMPTS, 12, Sampling(), seed) for seed in (1, 1, 2**63 + 5)
+    )
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(8)
     again = generated_by_target(pair, PROMPTS, 12, Sampling(), 1)
@@ -81,17 +93,23 @@ def test_the_seed_decides_and_nothing_else_moves(pair: ModelPair) -> None:
 
 
 @pytest.mark.parametrize(
-    "own", [{"repetition_penalty": 5.0}, {"min_p": 0.9}, {"no_repeat_ngram_size": 1}, {"num_beams": 3}], ids=str
+    "own",
+    [{"repetition_penalty": 5.0}, {"min_p": 0.9}, {"no_repeat_ngram_size": 1}, {"num_beams": 3}],
+    ids=str,
 )
 def test_what_a_models_own_config_adds_to_its_law_does_not_count(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch, own: dict[str, float]
 ) -> None:
     """Many models come with a repetition penalty; labels are of the plain law."""
-    plain = [generated_by_target(pair, PROMPTS, 20, sampling, seed=1) for sampling in (Sampling(), Sampling(0.0))]
+    plain = [
+        generated_by_target(pair, PROMPTS, 20, sampling, seed=1)
+        for sampling in (Sampling(), Sampling(0.0))
+    ]
     for name, value in own.items():
         monkeypatch.setattr(pair.target.generation_config, name, value)
     assert [
-        generated_by_target(pair, PROMPTS, 20, sampling, seed=1) for sampling in (Sampling(), Sampling(0.0))
+        generated_by_target(pair, PROMPTS, 20, sampling, seed=1)
+        for sampling in (Sampling(), Sampling(0.0))
     ] == plain
 
 
@@ -111,7 +129,9 @@ def test_a_text_ends_with_its_end_token(pair: ModelPair, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("start", [0, 4])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, 0.9, draft_temperature=1.3)], ids=str)
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0.7, 0.9, draft_temperature=1.3)], ids=str
+)
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_rows_do_not_depend_on_the_blocks(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch, size: int, sampling: Sampling, start: int
@@ -128,7 +148,9 @@ def test_rows_do_not_depend_on_the_blocks(
     for model, own, place in models:
         with torch.inference_mode():
             plain = model(torch.tensor([text.tokens]), output_hidden_states=True)
-        rows = ModelRows(*(torch.cat(parts) for parts in zip(*(block[place] for block in blocks), strict=True)))
+        rows = ModelRows(
+            *(torch.cat(parts) for parts in zip(*(block[place] for block in blocks), strict=True))
+        )
         assert torch.allclose(rows.logits_NV, plain.logits[0, start:], atol=2e-4)
         assert torch.allclose(rows.hidden_ND, plain.hidden_states[-1][0, start:], atol=2e-4)
         assert torch.equal(rows.probs_NV, own.probabilities(rows.logits_NV))
@@ -140,12 +162,22 @@ GOOD = {"prompt": [5, 6], "completion": [7, 8, 9], "temperature": 0.7}
 
 
 def log(path: Path, *records: object) -> Path:
-    path.write_bytes(b"\n".join(r if isinstance(r, bytes) else json.dumps(r).encode() for r in records) + b"\n")
+    path.write_bytes(
+        b"\n".join(r if isinstance(r, bytes) else json.dumps(r).encode() for r in records) + b"\n"
+    )
     return path
 
 
 def test_a_log_of_token_ids_is_taken_as_it_is(pair: ModelPair, tmp_path: Path) -> None:
-    line = {**GOOD, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "kind": "code", "source": "file.py", "id": 17}
+    line = {
+        **GOOD,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.05,
+        "kind": "code",
+        "source": "file.py",
+        "id": 17,
+    }
     path = log(tmp_path / "log.jsonl", line, b"", {**GOOD, "temperature": 0})
     first, second = read_log(path, pair)
     shown = str(pair.tokenizer.decode([5, 6]))
@@ -190,7 +222,9 @@ def test_a_log_of_texts_is_tokenised(pair: ModelPair, tmp_path: Path) -> None:
     ],
     ids=lambda value: None if isinstance(value, str) else "line",
 )
-def test_a_damaged_line_is_named(pair: ModelPair, tmp_path: Path, line: object, message: str) -> None:
+def test_a_damaged_line_is_named(
+    pair: ModelPair, tmp_path: Path, line: object, message: str
+) -> None:
     """In one line, with the file and its number, after good ones."""
     path = log(tmp_path / "log.jsonl", GOOD, b"  ", {**GOOD, "id": "b"}, line, {**GOOD, "id": "c"})
     with pytest.raises(InputError) as error:
@@ -214,7 +248,9 @@ def rows_of(logits_NV: Tensor, sampling: Sampling) -> ModelRows:
     return ModelRows(sampling.probabilities(logits_NV), logits_NV, logits_NV)
 
 
-def refused(logits_NV: Tensor, following: list[int], sampling: Sampling, begin: int = 10) -> ImpossibleToken:
+def refused(
+    logits_NV: Tensor, following: list[int], sampling: Sampling, begin: int = 10
+) -> ImpossibleToken:
     with pytest.raises(ImpossibleToken) as error:
         Plausibility().add(rows_of(logits_NV, sampling), begin, following, sampling)
     return error.value
@@ -225,7 +261,10 @@ def test_an_impossible_token_is_named_with_its_position() -> None:
     for following, at, token in (([1, 1, 0], 1, 1), ([0, 0], 0, 0), ([1, 0, 1], 2, 1)):
         impossible = refused(logits_NV, following, Sampling(0.0))
         assert impossible.position == 10 + at
-        assert str(impossible) == f"token {10 + at} of the text ({token}) has probability 0 under the target"
+        assert (
+            str(impossible)
+            == f"token {10 + at} of the text ({token}) has probability 0 under the target"
+        )
         assert not impossible.at_a_tie
 
 
@@ -237,9 +276,11 @@ def test_an_impossible_token_is_named_with_its_position() -> None:
         *((torch.bfloat16, 20.0, gap, gap < 2) for gap in (0.5, 1.5, 2.5)),
     ],
 )
-def test_greedy_texts_may_differ_where_two_logits_tie(dtype: torch.dtype, best: float, gap: float, tie: bool) -> None:
-    """Ties are wider in short floats and of large logits: numbers of bfloat16 lie 0.125 apart at 20, and two passes may
-    differ by sixteen of them."""
+def test_greedy_texts_may_differ_where_two_logits_tie(
+    dtype: torch.dtype, best: float, gap: float, tie: bool
+) -> None:
+    """Ties are wider in short floats and of large logits: numbers of bfloat16 lie 0.125 apart at
+    20, and two passes may differ by sixteen of them."""
     logits_NV = torch.tensor([[best, best - gap, 1.0]], dtype=dtype)
     assert refused(logits_NV, [1], Sampling(0.0)).at_a_tie == tie
     assert not refused(logits_NV, [2], Sampling(0.0)).at_a_tie
@@ -260,9 +301,11 @@ def test_greedy_texts_may_differ_where_two_logits_tie(dtype: torch.dtype, best: 
         ),
     ],
 )
-def test_the_edge_of_what_is_kept(temperature: float, kept: dict[str, Any], weights: list[float], tie: bool) -> None:
-    """Of the third token: rounding explains it where the mass before it all but reaches top-p, and where its logit is
-    just below what top-k and min-p ask for."""
+def test_the_edge_of_what_is_kept(
+    temperature: float, kept: dict[str, Any], weights: list[float], tie: bool
+) -> None:
+    """Of the third token: rounding explains it where the mass before it all but reaches top-p, and
+    where its logit is just below what top-k and min-p ask for."""
     logits_NV, sampling = temperature * torch.tensor([weights]).log(), Sampling(temperature, **kept)
     assert (rows_of(logits_NV, sampling).probs_NV[0] > 0).tolist() == [True, True, False, False]
     assert refused(logits_NV, [2], sampling).at_a_tie == tie
@@ -282,5 +325,7 @@ def test_unlikely_tokens_are_counted_beside_those_to_be_expected() -> None:
     seen.join(other)
     assert (seen.tokens, seen.unlikely) == (5, 2)
     assert seen.expected == pytest.approx(32e-4, rel=1e-4)
-    assert str(seen) == "40.00% of the tokens had a probability below 0.001; 0.06% are to be expected"
+    assert (
+        str(seen) == "40.00% of the tokens had a probability below 0.001; 0.06% are to be expected"
+    )
     assert str(Plausibility()).startswith("0.00% of the tokens")

@@ -1,4 +1,5 @@
-"""Pairs whose models score different tokens: tables that differ in padding, and a draft that says a part of the tokens.
+"""Pairs whose models score different tokens: tables that differ in padding, and a draft that says a
+part of the tokens.
 
 They are pairs like any other: decoding, labels and generation stay lossless.
 """
@@ -30,8 +31,11 @@ PADDED = VOCABULARY + 20
 
 
 @pytest.fixture(scope="module")
-def padded(tmp_path_factory: pytest.TempPathFactory, pair_folders: tuple[str, str]) -> tuple[str, str]:
-    """The tests' pair, its target with more rows than there are tokens, of which the last are as likely as any."""
+def padded(
+    tmp_path_factory: pytest.TempPathFactory, pair_folders: tuple[str, str]
+) -> tuple[str, str]:
+    """The tests' pair, its target with more rows than there are tokens, of which the last are as
+    likely as any."""
     folder = tmp_path_factory.mktemp("padded")
     target = LlamaForCausalLM.from_pretrained(pair_folders[0])
     target.resize_token_embeddings(PADDED)
@@ -41,14 +45,19 @@ def padded(tmp_path_factory: pytest.TempPathFactory, pair_folders: tuple[str, st
 
 
 @pytest.mark.parametrize("swapped", [False, True], ids=["draft padded", "target padded"])
-def test_a_pair_with_padded_tables_does_all_that_others_do(padded: tuple[str, str], swapped: bool) -> None:
+def test_a_pair_with_padded_tables_does_all_that_others_do(
+    padded: tuple[str, str], swapped: bool
+) -> None:
     names = (padded[1], padded[0]) if swapped else padded
     pair = ModelPair.load(*names, device="cpu")
     assert pair.vocabulary == PADDED and [scored(pair.target), scored(pair.draft)] != [PADDED] * 2
     (text,) = generated_by_target(pair, [[5, 9]], 30, Sampling(), seed=1)
-    text.tokens[10] = PADDED - 1 if not swapped else 7  # a token that the draft's table has no row for
+    # a token that the draft's table has no row for
+    text.tokens[10] = PADDED - 1 if not swapped else 7
     (block,) = rows_along(pair, text, Sampling())
-    assert block.target.probs_NV.shape == block.draft.probs_NV.shape == (len(text.tokens) - 1, PADDED)
+    assert (
+        block.target.probs_NV.shape == block.draft.probs_NV.shape == (len(text.tokens) - 1, PADDED)
+    )
     assert not (block.target if swapped else block.draft).probs_NV[:, VOCABULARY:].any()
     assert Assistant(3).decode(pair, Sampling(), [5, 9], 12, seed=1).tokens == 12
     assert decode(pair, Action(3, 1, 3), [5, 9], 24).tokens == generated(pair.target, [5, 9], 24)
@@ -61,16 +70,24 @@ def test_generate_takes_models_whose_tables_differ_in_padding() -> None:
     assert draft(torch.tensor([prompt])).logits.shape[-1] == 1005
 
 
-def test_the_first_token_that_differs_is_named(pair_folders: tuple[str, str], tmp_path: Path) -> None:
+def test_the_first_token_that_differs_is_named(
+    pair_folders: tuple[str, str], tmp_path: Path
+) -> None:
     file = Path(pair_folders[0]) / "tokenizer.json"
     ours = AutoTokenizer.from_pretrained(pair_folders[0])
     first, second = ours.convert_ids_to_tokens([40, 41])
     ours.save_pretrained(tmp_path)
-    swapped = file.read_text().replace(f'"{first}": 40', f'"{first}": -1').replace(f'"{second}": 41', f'"{second}": 40')
+    swapped = (
+        file.read_text()
+        .replace(f'"{first}": 40', f'"{first}": -1')
+        .replace(f'"{second}": 41', f'"{second}": 40')
+    )
     (tmp_path / "tokenizer.json").write_text(swapped.replace(f'"{first}": -1', f'"{first}": 41'))
     with pytest.raises(InputError) as refused:
         shared_tokenizer(pair_folders[0], str(tmp_path))
-    assert str(refused.value).endswith(f"the first that differs is token 40: {first!r} and {second!r}")
+    assert str(refused.value).endswith(
+        f"the first that differs is token 40: {first!r} and {second!r}"
+    )
 
 
 SAID = torch.tensor([0, 2])
@@ -80,7 +97,8 @@ def test_it_begins_as_the_targets_own_layers() -> None:
     """With all layers and all tokens it is the target."""
     target = random_llama(20, 3, 0)
     draft, ids = new_draft(target, [0, 1, 2], torch.arange(20)), torch.tensor([[3, 4, 5, 6]])
-    torch.testing.assert_close(draft(ids).logits, target(ids).logits)  # products of other shapes are rounded otherwise
+    # products of other shapes are rounded otherwise
+    torch.testing.assert_close(draft(ids).logits, target(ids).logits)
     fewer = new_draft(target, [0, 1, 2], torch.arange(7))(ids).logits
     torch.testing.assert_close(fewer[..., :7], target(ids).logits[..., :7])
     assert (fewer[..., 7:] == -torch.inf).all()
@@ -96,7 +114,9 @@ def test_layers_of_another_kind_stay_what_they_are() -> None:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory, pair_folders: tuple[str, str]) -> tuple[str, str]:
+def saved(
+    tmp_path_factory: pytest.TempPathFactory, pair_folders: tuple[str, str]
+) -> tuple[str, str]:
     """A target, and a draft of its first layer that says every third token."""
     target = AutoModelForCausalLM.from_pretrained(pair_folders[0])
     folder = tmp_path_factory.mktemp("distilled") / "draft"
@@ -110,20 +130,31 @@ def test_a_pair_with_it_does_all_that_others_do(saved: tuple[str, str]) -> None:
     (text,) = generated_by_target(pair, [[5, 9]], 30, Sampling(), seed=1)
     (block,) = rows_along(pair, text, Sampling())
     q_NV = block.draft.probs_NV
-    assert q_NV.shape == block.target.probs_NV.shape and (q_NV[:, 1::3] == 0).all() and (q_NV[:, ::3] > 0).all()
+    assert (
+        q_NV.shape == block.target.probs_NV.shape
+        and (q_NV[:, 1::3] == 0).all()
+        and (q_NV[:, ::3] > 0).all()
+    )
     own = torch.special.entr(q_NV.double()).sum(-1)
     assert torch.tensor(entropies(block.draft.logits_NV)) == pytest.approx(own, abs=1e-5)
     expected = generated(pair.target, [5, 9], 24)
     assert decode(pair, Action(3, 1, 3), [5, 9], 24).tokens == expected
     assert Assistant(3).decode(pair, Sampling(0), [5, 9], 24, seed=1).text == expected
-    ours = {"custom_generate": speculative_generate, "draft_model": pair.draft, "selector": (2, 1, 2)}
+    ours = {
+        "custom_generate": speculative_generate,
+        "draft_model": pair.draft,
+        "selector": (2, 1, 2),
+    }
     assert generated(pair.target, [5, 9], 24, **ours) == expected
 
 
 def test_it_is_stored_without_the_targets_tables(saved: tuple[str, str]) -> None:
     target = AutoModelForCausalLM.from_pretrained(saved[0])
     assert is_distilled(saved[1]) and not is_distilled(saved[0]) and not is_distilled("org/model")
-    made, loaded = new_draft(target, [0], torch.arange(0, VOCABULARY, 3)), load_draft(saved[1], target)
+    made, loaded = (
+        new_draft(target, [0], torch.arange(0, VOCABULARY, 3)),
+        load_draft(saved[1], target),
+    )
     assert list(getattr(loaded.config, LAYERS)) == [0]
     ids = torch.tensor([[5, 9, 7]])
     assert torch.equal(loaded(ids).logits.isfinite(), made(ids).logits.isfinite())
@@ -134,7 +165,9 @@ def test_it_is_stored_without_the_targets_tables(saved: tuple[str, str]) -> None
 
 def test_a_wrong_draft_is_refused(saved: tuple[str, str], tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"pair\.draft: .* was distilled for a target of width 32 with 300 tokens; .* 16 and 20"
+        InputError,
+        match=r"pair\.draft: .* was distilled for a target of width 32 with 300 tokens; .* 16 and "
+        r"20",
     ):
         load_draft(saved[1], random_llama(20, 3, 0))
     target = AutoModelForCausalLM.from_pretrained(saved[0])

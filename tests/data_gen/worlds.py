@@ -31,7 +31,9 @@ class Forest(DraftTree):
         self._parents, self._child_lists = [], []
         for root, tree in zip(self.roots, trees, strict=True):
             self._parents += [parent + root if parent >= 0 else -1 for parent in tree._parents]
-            self._child_lists += [[child + root for child in tree.children(node)] for node in range(len(tree))]
+            self._child_lists += [
+                [child + root for child in tree.children(node)] for node in range(len(tree))
+            ]
             self.branch_nodes += [[node + root for node in nodes] for nodes in tree.branch_nodes]
         self._groups: dict[tuple[int, ...] | None, list[NodeGroup]] = {}
 
@@ -50,7 +52,8 @@ def normalised(probs_V: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Drafts:
-    """What may be drafted, to be verified together: trees, their probabilities, and each node's tree and context."""
+    """What may be drafted, to be verified together: trees, their probabilities, and each node's
+    tree and context."""
 
     forest: Forest
     probability_T: Tensor
@@ -65,7 +68,9 @@ class World(checking.World):
         super().__init__(vocabulary, depth, kind, seed)
         self._delayed: dict[tuple[int, int, int, str], list[Drafts]] = {}
         self.number = {context: number for number, context in enumerate(self.target)}
-        self.target_CV, self.draft_CV = (torch.stack(list(rows.values())) for rows in (self.target, self.draft))
+        self.target_CV, self.draft_CV = (
+            torch.stack(list(rows.values())) for rows in (self.target, self.draft)
+        )
 
     def delayed_trees(self, K: int, L1: int, L2: int, style: str = "iid") -> list[Drafts]:
         """All trees of a shape, in parts of a size that memory bears."""
@@ -74,12 +79,20 @@ class World(checking.World):
             left, parts = self.drafts(*key), []
             while part := list(islice(left, TOGETHER)):
                 trees = [DraftTree.from_paths(trunk, branches) for _, trunk, branches in part]
-                contexts = (tuple(map(tree.token, tree.path_to(node))) for tree in trees for node in range(len(tree)))
+                contexts = (
+                    tuple(map(tree.token, tree.path_to(node)))
+                    for tree in trees
+                    for node in range(len(tree))
+                )
                 parts.append(
                     Drafts(
                         Forest(trees),
-                        torch.tensor([probability for probability, *_ in part], dtype=torch.float64),
-                        torch.arange(len(part)).repeat_interleave(torch.tensor([len(tree) for tree in trees])),
+                        torch.tensor(
+                            [probability for probability, *_ in part], dtype=torch.float64
+                        ),
+                        torch.arange(len(part)).repeat_interleave(
+                            torch.tensor([len(tree) for tree in trees])
+                        ),
                         torch.tensor([self.number[context] for context in contexts]),
                     )
                 )
@@ -90,15 +103,22 @@ class World(checking.World):
         """P(accepted context, extra token) over drafting and verification, [contexts, V]."""
         law_CV = torch.zeros_like(self.target_CV)
         for part in drafts:
-            law_NV = verifier.law(part.forest, self.target_CV[part.number_N], self.draft_CV[part.number_N])
+            law_NV = verifier.law(
+                part.forest, self.target_CV[part.number_N], self.draft_CV[part.number_N]
+            )
             assert torch.isfinite(law_NV).all()
-            totals_T = torch.zeros_like(part.probability_T).index_add_(0, part.tree_N, law_NV.sum(-1))
+            totals_T = torch.zeros_like(part.probability_T).index_add_(
+                0, part.tree_N, law_NV.sum(-1)
+            )
             assert (totals_T - 1).abs().max() < 1e-12
-            law_CV.index_add_(0, part.number_N, part.probability_T[part.tree_N].unsqueeze(-1) * law_NV)
+            law_CV.index_add_(
+                0, part.number_N, part.probability_T[part.tree_N].unsqueeze(-1) * law_NV
+            )
         return law_CV
 
     def losslessness_error(self, law_CV: Tensor, depth: int) -> float:
-        """Largest deviation of the appended text, continued by the target to `depth + 1` tokens, from the target."""
+        """Largest deviation of the appended text, continued by the target to `depth + 1` tokens,
+        from the target."""
         worst = 0.0
         for sequence in product(range(self.vocabulary), repeat=depth + 1):
             total = sum(
@@ -110,4 +130,8 @@ class World(checking.World):
         return worst
 
     def block_efficiency(self, law_CV: Tensor) -> float:
-        return float(sum((len(context) + 1) * law_CV[number].sum() for context, number in self.number.items()))
+        return float(
+            sum(
+                (len(context) + 1) * law_CV[number].sum() for context, number in self.number.items()
+            )
+        )

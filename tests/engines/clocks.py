@@ -1,9 +1,11 @@
-"""Step times of pairs of real sizes on this GPU, without their weights: a CSV file for each pair (`make gpu`).
+"""Step times of pairs of real sizes on this GPU, without their weights: a CSV file for each pair
+(`make gpu`).
 
     python -m tests.engines.clocks configs/clocks
 
-Weights are random, but a pass takes as long with them. All requests of a batch have contexts of one length, every pass
-is a CUDA graph, and attention reads each cached key once, as an engine's does. A file that exists is not made again.
+Weights are random, but a pass takes as long with them. All requests of a batch have contexts of one
+length, every pass is a CUDA graph, and attention reads each cached key once, as an engine's does. A
+file that exists is not made again.
 
 Legend: B requests, W tokens of a pass, H heads, D head width, C cached rows, V vocabulary.
 """
@@ -33,34 +35,86 @@ from selector.files import atomically
 
 BATCHES, CONTEXTS, VERIFIED = (1, 8, 32), (512, 2048), (1, 2, 4, 8, 16, 32)
 REPEATS = 15  # timed passes of each size, of which the median counts
-PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # target and draft, from their public configs
+# target and draft, from their public configs
+PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama3.1-8b_llama3.2-1b": (
-        {"model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336}
+        {
+            "model_type": "llama",
+            "vocab_size": 128256,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+        }
         | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
-        {"model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192}
-        | {"num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True},
+        {
+            "model_type": "llama",
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+        }
+        | {
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "tie_word_embeddings": True,
+        },
     ),
     "qwen2.5-32b_qwen2.5-0.5b": (
-        {"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 5120, "intermediate_size": 27648}
+        {
+            "model_type": "qwen2",
+            "vocab_size": 152064,
+            "hidden_size": 5120,
+            "intermediate_size": 27648,
+        }
         | {"num_hidden_layers": 64, "num_attention_heads": 40, "num_key_value_heads": 8},
         {"model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864}
-        | {"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        | {
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+        },
     ),
     "gemma3-27b_gemma3-270m": (
-        {"model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 5376, "intermediate_size": 21504}
-        | {"num_hidden_layers": 62, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128}
+        {
+            "model_type": "gemma3_text",
+            "vocab_size": 262208,
+            "hidden_size": 5376,
+            "intermediate_size": 21504,
+        }
+        | {
+            "num_hidden_layers": 62,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 16,
+            "head_dim": 128,
+        }
         | {"sliding_window": 1024, "query_pre_attn_scalar": 168},
-        {"model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048}
-        | {"num_hidden_layers": 18, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}
+        {
+            "model_type": "gemma3_text",
+            "vocab_size": 262144,
+            "hidden_size": 640,
+            "intermediate_size": 2048,
+        }
+        | {
+            "num_hidden_layers": 18,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+        }
         | {"sliding_window": 512},
     ),
 }
 
 
 def packed(
-    module: torch.nn.Module, query_BHWD: Tensor, key: Tensor, value: Tensor, mask: object, **kwargs: Any
+    module: torch.nn.Module,
+    query_BHWD: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: object,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of W tokens to the whole cache, or its window, without a mask: the heads that share keys are one."""
+    """Attention of W tokens to the whole cache, or its window, without a mask: the heads that share
+    keys are one."""
     if window := kwargs.get("sliding_window"):
         key, value = key[:, :, -window:], value[:, :, -window:]
     shared = query_BHWD.reshape(len(query_BHWD), key.shape[1], -1, query_BHWD.shape[-1])
@@ -71,7 +125,9 @@ def packed(
 class _Layer(StaticLayer):
     """A full cache, of which every pass overwrites the last rows."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.keys, self.values = (
                 states.new_empty(*states.shape[:2], self.max_cache_len, states.shape[-1]).normal_()
@@ -88,21 +144,27 @@ def model_of(config: dict[str, Any], device: str, dtype: torch.dtype) -> PreTrai
     ALL_ATTENTION_FUNCTIONS.register(packed.__name__, packed)
     own = AutoConfig.for_model(**config, max_position_embeddings=8192)
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(own, dtype=dtype, attn_implementation=packed.__name__).eval()
+        return AutoModelForCausalLM.from_config(
+            own, dtype=dtype, attn_implementation=packed.__name__
+        ).eval()
 
 
 def pass_of(model: PreTrainedModel, batch: int, context: int, width: int) -> Callable[[], Tensor]:
-    """A pass over so many new tokens of each request behind `context` cached ones, with a draw after each of them."""
+    """A pass over so many new tokens of each request behind `context` cached ones, with a draw
+    after each of them."""
     device, layers = model.device, model.config.num_hidden_layers
     cache = Cache(layers=[_Layer(max_cache_len=context + width) for _ in range(layers)])
     tokens_BW = torch.randint(model.config.vocab_size, (batch, width), device=device)
     positions = torch.arange(context, context + width, device=device).unsqueeze(0)
-    mask: Any = torch.zeros(1, 1, width, context + width, dtype=model.dtype, device=device)  # for its shape alone
+    # for its shape alone
+    mask: Any = torch.zeros(1, 1, width, context + width, dtype=model.dtype, device=device)
     if SLIDING in (getattr(model.config, "layer_types", None) or ()):
         mask = {FULL: mask, SLIDING: mask}
 
     def run() -> Tensor:
-        logits_BWV = model(tokens_BW, attention_mask=mask, position_ids=positions, past_key_values=cache).logits
+        logits_BWV = model(
+            tokens_BW, attention_mask=mask, position_ids=positions, past_key_values=cache
+        ).logits
         probs_BWV = logits_BWV.float().softmax(-1)
         return (probs_BWV / torch.empty_like(probs_BWV).exponential_()).argmax(-1)
 
@@ -130,8 +192,11 @@ def seconds_of(run: Callable[[], Tensor]) -> float:
 
 
 @torch.inference_mode()
-def rows_of(target: dict[str, Any], draft: dict[str, Any], device: str, dtype: torch.dtype) -> Iterator[Row]:
-    """The steps of a pair: passes of the target over so many tokens of each request, and one of the draft."""
+def rows_of(
+    target: dict[str, Any], draft: dict[str, Any], device: str, dtype: torch.dtype
+) -> Iterator[Row]:
+    """The steps of a pair: passes of the target over so many tokens of each request, and one of the
+    draft."""
     for config, widths, drafts in ((target, VERIFIED, False), (draft, (1,), True)):
         model = model_of(config, device, dtype)
         for batch, context, width in product(BATCHES, CONTEXTS, widths):
@@ -139,7 +204,12 @@ def rows_of(target: dict[str, Any], draft: dict[str, Any], device: str, dtype: t
                 seconds = seconds_of(pass_of(model, batch, context, width))
             except torch.OutOfMemoryError:
                 continue  # so large a batch does not fit
-            sizes = {"batch": batch, "context": context, "verified": 0 if drafts else width, "passes": int(drafts)}
+            sizes = {
+                "batch": batch,
+                "context": context,
+                "verified": 0 if drafts else width,
+                "passes": int(drafts),
+            }
             yield Row(**sizes, seconds=seconds)
         del model
         if torch.cuda.is_available():
@@ -147,13 +217,17 @@ def rows_of(target: dict[str, Any], draft: dict[str, Any], device: str, dtype: t
 
 
 def main(folder: Path, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> None:
-    card = (re.findall(r"[A-Z]+\d+", torch.cuda.get_device_name()) if device == "cuda" else []) or [device]
+    card = (re.findall(r"[A-Z]+\d+", torch.cuda.get_device_name()) if device == "cuda" else []) or [
+        device
+    ]
     for name, pair in PAIRS.items():
         path = folder / f"{card[0].lower()}_{name}.csv"
         if path.exists():
             continue
         found = pd.DataFrame([row.model_dump() for row in rows_of(*pair, device, dtype)])
-        timed = found.groupby(["batch", "context"])["verified"].transform("nunique") == 1 + len(VERIFIED)
+        timed = found.groupby(["batch", "context"])["verified"].transform("nunique") == 1 + len(
+            VERIFIED
+        )
         with atomically(path) as partial:
             found[timed].to_csv(partial, index=False, float_format="%.7f")
         print(f"{path}: {timed.sum()} steps", flush=True)

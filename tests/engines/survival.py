@@ -1,8 +1,8 @@
 """Does vLLM's server survive our proposer (`python -m tests.engines.survival SELECTOR`)?
 
-200 requests of mixed settings, eight at once, some of them aborted, empty, repeated or at the context's limit, with so
-small a cache that requests are preempted. While they run, the selector's files are damaged. Greedy texts equal those
-without speculation.
+200 requests of mixed settings, eight at once, some of them aborted, empty, repeated or at the
+context's limit, with so small a cache that requests are preempted. While they run, the selector's
+files are damaged. Greedy texts equal those without speculation.
 """
 
 from __future__ import annotations
@@ -29,16 +29,30 @@ BLOCKS = "--num-gpu-blocks-override 20"  # of the cache: eight long requests do 
 
 def bodies() -> list[tuple[str, dict[str, Any], float]]:
     """The kind of each request, its body, and after how many seconds it is aborted."""
-    chosen, (training, _), found = random.Random(0), prompts(), list[tuple[str, dict[str, Any], float]]()
+    chosen, (training, _), found = (
+        random.Random(0),
+        prompts(),
+        list[tuple[str, dict[str, Any], float]](),
+    )
     texts = [prompt.text for prompt in training[:KEPT]]
     for number in range(REQUESTS):
         text = texts[number % KEPT]
-        body: dict[str, Any] = {"prompt": text, "max_tokens": 48, "temperature": 0.0, "seed": number}
+        body: dict[str, Any] = {
+            "prompt": text,
+            "max_tokens": 48,
+            "temperature": 0.0,
+            "seed": number,
+        }
         kind = (
-            "greedy" if number < KEPT else chosen.choice(("greedy", "sampled", "aborted", "empty", "limit", "beyond"))
+            "greedy"
+            if number < KEPT
+            else chosen.choice(("greedy", "sampled", "aborted", "empty", "limit", "beyond"))
         )
         if kind == "sampled":
-            body |= {"temperature": chosen.choice((0.3, 0.7, 1.2)), "top_p": chosen.choice((0.9, 1.0))}
+            body |= {
+                "temperature": chosen.choice((0.3, 0.7, 1.2)),
+                "top_p": chosen.choice((0.9, 1.0)),
+            }
         elif kind == "empty":
             body["prompt"] = ""
         elif kind in ("limit", "beyond"):  # up to the context's last token, or beyond it
@@ -79,15 +93,25 @@ def main(selector: Path) -> None:
         assert alive(address), "the server has ended"
         with urllib.request.urlopen(f"{address}/metrics") as page:
             counted = [line.split() for line in page.read().decode().splitlines()]
-    preempted = sum(float(line[-1]) for line in counted if line and line[0].startswith("vllm:num_preemptions_total"))
+    preempted = sum(
+        float(line[-1])
+        for line in counted
+        if line and line[0].startswith("vllm:num_preemptions_total")
+    )
     said = ["a text" if isinstance(end, list) else end for end in found]
     ends = Counter((kind, end) for (kind, *_), end in zip(todo, said, strict=True))
     for (kind, end), count in sorted(ends.items()):
         console.print(f"{kind}: {count} x {end}")
     same = [sum(a == b for a, b in zip(plain, own, strict=True)) for own in (found[:KEPT], again)]
     log = (FOLDER / f"server-{PORT}.log").read_text()
-    console.print(f"{same[0]} and {same[1]} of {KEPT} greedy texts equal those without speculation; it still serves")
-    console.print(f"{preempted:.0f} times a request was preempted, {log.count('no draft')} times a decision failed")
+    console.print(
+        f"{same[0]} and {same[1]} of {KEPT} greedy texts equal those without speculation; it "
+        "still serves"
+    )
+    console.print(
+        f"{preempted:.0f} times a request was preempted, {log.count('no draft')} times a "
+        "decision failed"
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""The loop with a real engine (`make engine-vllm`): vLLM on the CPU serves SmolLM2, its log and its step times train
-selectors, and these decide inside it.
+"""The loop with a real engine (`make engine-vllm`): vLLM on the CPU serves SmolLM2, its log and its
+step times train selectors, and these decide inside it.
 
-Methods are compared in companies of a few servers, which answer some held-out prompts each in random order: a machine
-may be a third faster an hour later. Servers start anew for every round, since two that do the same may differ by some
-percent as long as they run; a round has a third of the prompts, and intervals are over rounds. Six servers would fill
-the memory. Every part is kept in `runs/vllm/`, and the same command goes on there.
+Methods are compared in companies of a few servers, which answer some held-out prompts each in
+random order: a machine may be a third faster an hour later. Servers start anew for every round,
+since two that do the same may differ by some percent as long as they run; a round has a third of
+the prompts, and intervals are over rounds. Six servers would fill the memory. Every part is kept in
+`runs/vllm/`, and the same command goes on there.
 """
 
 from __future__ import annotations
@@ -34,16 +35,35 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
 from pipelines.run import console
-from tests.engines.loop import PLAIN, TUNING, WRONG, Answer, kept, prompts, row, show, train, write_log
+from tests.engines.loop import (
+    PLAIN,
+    TUNING,
+    WRONG,
+    Answer,
+    kept,
+    prompts,
+    row,
+    show,
+    train,
+    write_log,
+)
 from tests.engines.vllm_server import FOLDER, PYTHON, SERVER, ask_all, custom, server
 
 FEW = [(0.25, 0), (0.5, 0)]  # as `WRONG`, where only some of several requests draft
-PORT, TIMED, TIMES, LONGEST = 8711, 24, 4, 20  # new tokens of an answer that times steps; how often; drafted tokens
+# new tokens of an answer that times steps; how often; drafted tokens
+PORT, TIMED, TIMES, LONGEST = 8711, 24, 4, 20
 DRAFT, SAMPLED, SGLANG = str(SHIPPED.absolute()), 0.7, Path(".venv-vllm/sglang")
 NGRAMS = [
-    {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": n} for n in (2, 4, 8)
+    {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": n}
+    for n in (2, 4, 8)
 ]
-NGRAM, SUFFIX, MODEL, COPIES, OURS = "n-gram, tuned", "suffix decoding", "draft model, tuned", "copies", "selector"
+NGRAM, SUFFIX, MODEL, COPIES, OURS = (
+    "n-gram, tuned",
+    "suffix decoding",
+    "draft model, tuned",
+    "copies",
+    "selector",
+)
 TWIN = "n-gram, a second server"  # says how far apart two servers are that do the same
 COMPANIES = (PLAIN, NGRAM, COPIES, OURS), (PLAIN, NGRAM, SUFFIX, MODEL), (PLAIN, NGRAM, TWIN)
 PARTS = 3  # of the held-out prompts, a part in each round
@@ -68,13 +88,19 @@ class Scene(NamedTuple):
 
 
 WIDE = PLAIN, NGRAM, MODEL, COPIES, OURS
-SCENES = [Scene(0.0, 1, methods=(*WIDE, SUFFIX))]  # suffix decoding knows texts that it has answered
-SCENES += [Scene(0.0, 4, methods=COMPANIES[0]), Scene(0.0, 8, methods=(*WIDE, TWIN)), Scene(0.0, 8, True)]
+# suffix decoding knows texts that it has answered
+SCENES = [Scene(0.0, 1, methods=(*WIDE, SUFFIX))]
+SCENES += [
+    Scene(0.0, 4, methods=COMPANIES[0]),
+    Scene(0.0, 8, methods=(*WIDE, TWIN)),
+    Scene(0.0, 8, True),
+]
 SCENES += [Scene(SAMPLED, 1), Scene(SAMPLED, 8)]
 
 
 def step_times(asked: Sequence[Prompt], heat: float) -> pd.DataFrame:
-    """Seconds of a step by requests, mean verified tokens and draft passes: how much longer longer answers take."""
+    """Seconds of a step by requests, mean verified tokens and draft passes: how much longer longer
+    answers take."""
     rows, file, most = [], FOLDER / "wrong.txt", 2 * max(count for count, _ in WRONG)
     file.write_text("0 0")
     with server(PORT, custom("tests.engines.wrong.WrongTokens", most), {"draft": DRAFT}) as address:
@@ -84,15 +110,27 @@ def step_times(asked: Sequence[Prompt], heat: float) -> pd.DataFrame:
                 continue
             file.write_text(f"{count} {passes}")
             size = asked[:batch], batch, heat
-            turns = [ask_all(address, *size, tokens=tokens, to_the_end=True) for tokens in (4, 4 + TIMED)]
+            turns = [
+                ask_all(address, *size, tokens=tokens, to_the_end=True) for tokens in (4, 4 + TIMED)
+            ]
             short, long = (max(each.seconds for each in turn) for turn in turns)
             seconds = (long - short) / TIMED  # the prompts' passes are in both
-            rows.append({"batch": batch, "context": 100, "verified": count + 1, "passes": passes, "seconds": seconds})
+            rows.append(
+                {
+                    "batch": batch,
+                    "context": 100,
+                    "verified": count + 1,
+                    "passes": passes,
+                    "seconds": seconds,
+                }
+            )
     columns = list(rows[0])
     return pd.DataFrame(rows).groupby(columns[:-1], as_index=False)["seconds"].median()
 
 
-def tuned(drafters: Sequence[dict[str, Any]], asked: Sequence[Prompt], heat: float) -> dict[str, Any]:
+def tuned(
+    drafters: Sequence[dict[str, Any]], asked: Sequence[Prompt], heat: float
+) -> dict[str, Any]:
     """The drafter with which vLLM answers one request at a time most quickly."""
     found = []
     for own in drafters:
@@ -103,7 +141,8 @@ def tuned(drafters: Sequence[dict[str, Any]], asked: Sequence[Prompt], heat: flo
 
 
 def draft_as_checkpoint() -> str:
-    """The draft that comes with Espalier, with the target's tables; tokens that it cannot say have the logit 0."""
+    """The draft that comes with Espalier, with the target's tables; tokens that it cannot say have
+    the logit 0."""
     folder = FOLDER / "draft"
     if not folder.exists():
         pair = ModelPair.load(SMOLLM2, DRAFT, "cpu")
@@ -118,12 +157,17 @@ def draft_as_checkpoint() -> str:
 
 
 def law(answers: Sequence[Answer], selector: TextSelector) -> str:
-    """How many drafted tokens the engine accepted in sampled texts of one request at a time, and how many the target's
-    probabilities say. The drafts are the selector's, which decides again along each text."""
+    """How many drafted tokens the engine accepted in sampled texts of one request at a time, and
+    how many the target's probabilities say. The drafts are the selector's, which decides again
+    along each text."""
     target, sampling = ModelPair.load(SMOLLM2, DRAFT, "cpu").target, Sampling(SAMPLED, 1.0)
     drafted = accepted = expected = variance = 0.0
     for own in answers:
-        end, steps, known = 1, iter(own.steps), selector.text([*own.prompt, own.tokens[0]], len(own.prompt))
+        end, steps, known = (
+            1,
+            iter(own.steps),
+            selector.text([*own.prompt, own.tokens[0]], len(own.prompt)),
+        )
         cached = CachedModel(target)
         cached.fill(own.prompt)
         while end < len(own.tokens):
@@ -136,8 +180,12 @@ def law(answers: Sequence[Answer], selector: TextSelector) -> str:
                 said, count = next(steps)
                 assert said == len(draft), "the selector decides as in the engine"
                 probs_NV = sampling.probabilities(passed.logits_WV)
-                survivals_N = probs_NV[torch.arange(len(draft)), draft].double().cumprod(0)  # P(accepted >= n)
-                mean, square = survivals_N.sum(), (2 * torch.arange(len(draft)).double() + 1) @ survivals_N
+                # P(accepted >= n)
+                survivals_N = probs_NV[torch.arange(len(draft)), draft].double().cumprod(0)
+                mean, square = (
+                    survivals_N.sum(),
+                    (2 * torch.arange(len(draft)).double() + 1) @ survivals_N,
+                )
                 drafted, accepted = drafted + len(draft), accepted + count
                 expected, variance = expected + float(mean), variance + float(square - mean**2)
             known.committed(own.tokens[end : end + count + 1])
@@ -145,7 +193,8 @@ def law(answers: Sequence[Answer], selector: TextSelector) -> str:
             end += count + 1
     z = (accepted - expected) / math.sqrt(variance)
     return (
-        f"T = {SAMPLED}: {drafted:.0f} tokens drafted, {accepted:.0f} accepted, {expected:.1f} expected, z = {z:+.2f}"
+        f"T = {SAMPLED}: {drafted:.0f} tokens drafted, {accepted:.0f} accepted, {expected:.1f} "
+        f"expected, z = {z:+.2f}"
     )
 
 
@@ -155,8 +204,20 @@ def settings_are_accepted() -> None:
         if name == "sglang" and not SGLANG.exists():
             console.print(f"{SGLANG} does not exist: SGLang does not check its settings")
             continue
-        environment = {**os.environ, **SERVER, "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": f"{Path.cwd()}{more}"}
-        command = [PYTHON, "-m", "tests.engines.arguments", name, resolved(SMOLLM2, "target"), DRAFT]
+        environment = {
+            **os.environ,
+            **SERVER,
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "PYTHONPATH": f"{Path.cwd()}{more}",
+        }
+        command = [
+            PYTHON,
+            "-m",
+            "tests.engines.arguments",
+            name,
+            resolved(SMOLLM2, "target"),
+            DRAFT,
+        ]
         subprocess.run(command, env=environment, check=True)
 
 
@@ -174,21 +235,30 @@ def main() -> None:
         if not path.exists():
             step_times(training, heat).to_csv(path, index=False)
         console.print(path.read_text())
-    drafter, logs = CachedDrafter.load(DRAFT, SMOLLM2), {heat: FOLDER / f"log-{heat:g}.jsonl" for heat in raw}
+    drafter, logs = (
+        CachedDrafter.load(DRAFT, SMOLLM2),
+        {heat: FOLDER / f"log-{heat:g}.jsonl" for heat in raw},
+    )
     for heat, path in raw.items():
         if not logs[heat].exists():
             write_log(logs[heat], [Answer(*each) for each in json.loads(path.read_text())], drafter)
     copies = train(logs[0.0], timings[0.0], "vllm-copies", "logs.drafter=none")
     both = dict[float, Path]()
     for heat, log in logs.items():
-        both[heat] = train(log, timings[heat], f"vllm-{heat:g}", f"sampling=[{{temperature: {heat}}}]")
+        both[heat] = train(
+            log, timings[heat], f"vllm-{heat:g}", f"sampling=[{{temperature: {heat}}}]"
+        )
     checkpoint = {"method": "draft_model", "model": draft_as_checkpoint()}
     models = [{**checkpoint, "num_speculative_tokens": n} for n in (2, 4)]
     methods: dict[str, tuple[Any, ...]] = {PLAIN: (None,)}
-    if not subprocess.run([PYTHON, "-c", "import arctic_inference.suffix_decoding"], capture_output=True).returncode:
+    if not subprocess.run(
+        [PYTHON, "-c", "import arctic_inference.suffix_decoding"], capture_output=True
+    ).returncode:
         methods[SUFFIX] = ({"method": "suffix"},)
     else:
-        console.print("suffix decoding is left out: arctic-inference is not installed in .venv-vllm")
+        console.print(
+            "suffix decoding is left out: arctic-inference is not installed in .venv-vllm"
+        )
     few = training[:TUNING]
     methods[MODEL] = (kept(FOLDER / "model.json", lambda: tuned(models, few, 0.0)),)
     proposer = custom("data_gen.engines.vllm.Proposer", LONGEST)
@@ -198,7 +268,10 @@ def main() -> None:
         for heat in logs:
             ngram = kept(FOLDER / f"ngram-{heat:g}.json", partial(tuned, NGRAMS, few, heat))
             methods |= {NGRAM: (ngram,), TWIN: (ngram,)}
-            methods[OURS] = proposer, {NAME: {"selector": str(both[heat]), "temperature": heat, "draft": DRAFT}}
+            methods[OURS] = (
+                proposer,
+                {NAME: {"selector": str(both[heat]), "temperature": heat, "draft": DRAFT}},
+            )
             scenes = [scene for scene in SCENES if scene.temperature == heat]
             cells += measured(scenes, company, methods, held_out, training)
         show(cells)
@@ -222,7 +295,11 @@ def answered(scene: Scene, company: Sequence[str]) -> dict[str, list[list[Answer
 
 
 def compared(
-    scene: Scene, addresses: dict[str, str], again: int, held_out: Sequence[Prompt], training: Sequence[Prompt]
+    scene: Scene,
+    addresses: dict[str, str],
+    again: int,
+    held_out: Sequence[Prompt],
+    training: Sequence[Prompt],
 ) -> list[dict[str, Any]]:
     """The answers of all methods to each group of prompts, in random order."""
     found, order = [], random.Random(f"{scene} {again}")
@@ -243,9 +320,12 @@ def measured(
     held_out: Sequence[Prompt],
     training: Sequence[Prompt],
 ) -> list[Any]:
-    """The lines of the table, once a company has answered all scenes that compare two drafters or more: every prompt
-    twice of greedy requests to the first company, else once."""
-    own = {scene: [name for name in company if name in scene.methods and name in methods] for scene in scenes}
+    """The lines of the table, once a company has answered all scenes that compare two drafters or
+    more: every prompt twice of greedy requests to the first company, else once."""
+    own = {
+        scene: [name for name in company if name in scene.methods and name in methods]
+        for scene in scenes
+    }
     own = {scene: names for scene, names in own.items() if names[2:]}
     times = 2 if company == COMPANIES[0] and scenes[0].temperature == 0 else 1
     for again in range(times * PARTS):
@@ -254,16 +334,26 @@ def measured(
         names = sorted({name for scene in todo for name in own[scene]})
         with ExitStack() as stack, ThreadPoolExecutor(2) as starting:
             order = random.Random(again).sample(names, len(names))
-            begun = starting.map(stack.enter_context, [server(PORT + n, *methods[x]) for n, x in enumerate(order)])
+            begun = starting.map(
+                stack.enter_context, [server(PORT + n, *methods[x]) for n, x in enumerate(order)]
+            )
             at = dict(zip(order, begun, strict=True))
             for address in at.values():
                 ask_all(address, training[:24], 8)
             for scene in todo:
-                found = compared(scene, {name: at[name] for name in own[scene]}, again, held_out, training)
+                found = compared(
+                    scene, {name: at[name] for name in own[scene]}, again, held_out, training
+                )
                 with (FOLDER / "rounds.jsonl").open("a") as file:
-                    file.writelines(json.dumps({"company": company, **each}) + "\n" for each in found)
+                    file.writelines(
+                        json.dumps({"company": company, **each}) + "\n" for each in found
+                    )
     told = {scene: answered(scene, company) for scene in own}
-    return [row(str(scene), name, turns, scene.at_once, NGRAM) for scene, turns in told.items() for name in turns]
+    return [
+        row(str(scene), name, turns, scene.at_once, NGRAM)
+        for scene, turns in told.items()
+        for name in turns
+    ]
 
 
 if __name__ == "__main__":

@@ -20,7 +20,11 @@ from tests.engines.wrong import COUNT
 
 FOLDER, PYTHON = Path("runs/vllm"), ".venv-vllm/bin/python"
 SERVER = {
-    **{"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+    **{
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    },
     **{"OMP_NUM_THREADS": "2", "KMP_BLOCKTIME": "0"},
     **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_PLUGINS": ""},
 }
@@ -29,19 +33,37 @@ OPTIONS = f"--served-model-name smol --dtype float32 --enforce-eager --max-model
 
 @contextmanager
 def server(
-    port: int, speculative: dict[str, Any] | None, additional: dict[str, Any] | None = None, more: str = ""
+    port: int,
+    speculative: dict[str, Any] | None,
+    additional: dict[str, Any] | None = None,
+    more: str = "",
 ) -> Iterator[str]:
     """A server of the loopback, once it answers; its address."""
-    command = [*f"{PYTHON} -m vllm.entrypoints.openai.api_server {OPTIONS} --port {port} {more}".split()]
+    command = [
+        *f"{PYTHON} -m vllm.entrypoints.openai.api_server {OPTIONS} --port {port} {more}".split()
+    ]
     command += ["--model", resolved(SMOLLM2, "target")]
     if speculative:
-        command += ["--per-request-spec-decode-metrics", "detailed", "--speculative-config", json.dumps(speculative)]
+        command += [
+            "--per-request-spec-decode-metrics",
+            "detailed",
+            "--speculative-config",
+            json.dumps(speculative),
+        ]
     if additional:
         command += ["--additional-config", json.dumps(additional)]
     address, log = f"http://127.0.0.1:{port}", FOLDER / f"server-{port}.log"
     assert not alive(address), f"{address}: something serves there already"
-    environment = {**os.environ, **SERVER, "PYTHONPATH": str(Path.cwd()), COUNT: str(FOLDER / "wrong.txt")}
-    with log.open("w") as said, subprocess.Popen(command, stdout=said, stderr=said, env=environment) as process:
+    environment = {
+        **os.environ,
+        **SERVER,
+        "PYTHONPATH": str(Path.cwd()),
+        COUNT: str(FOLDER / "wrong.txt"),
+    }
+    with (
+        log.open("w") as said,
+        subprocess.Popen(command, stdout=said, stderr=said, env=environment) as process,
+    ):
         try:
             while not alive(address):
                 if process.poll() is not None:
@@ -66,23 +88,33 @@ def custom(name: str, most: int) -> dict[str, Any]:
 
 
 def post(address: str, way: str, body: dict[str, Any], timeout: float = 600) -> dict[str, Any]:
-    """The server's answer; URLError where it refuses, TimeoutError, which aborts the request, where it takes longer."""
+    """The server's answer; URLError where it refuses, TimeoutError, which aborts the request, where
+    it takes longer."""
     data = json.dumps({"model": "smol", "return_token_ids": True, **body}).encode()
-    request = urllib.request.Request(f"{address}/v1/{way}", data, {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"{address}/v1/{way}", data, {"Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=timeout) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
 
 
-def ask(address: str, prompt: Prompt, temperature: float, tokens: int = TOKENS, to_the_end: bool = False) -> Answer:
+def ask(
+    address: str, prompt: Prompt, temperature: float, tokens: int = TOKENS, to_the_end: bool = False
+) -> Answer:
     """The answer to one prompt; of so many tokens in any case if `to_the_end`."""
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": prompt.text}], "temperature": temperature}
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": prompt.text}],
+        "temperature": temperature,
+    }
     body |= {"max_tokens": tokens, "ignore_eos": to_the_end, "seed": 1}
     begin = time.perf_counter()
     found = post(address, "chat/completions", body)
     seconds = time.perf_counter() - begin
     told = ((found.get("metrics") or {}).get("speculative_decoding")) or {}
-    steps = zip(told.get("per_step_drafted") or (), told.get("per_step_accepted") or (), strict=True)
+    steps = zip(
+        told.get("per_step_drafted") or (), told.get("per_step_accepted") or (), strict=True
+    )
     ids = found["prompt_token_ids"], found["choices"][0]["token_ids"]
     return Answer(*ids, seconds, prompt.kind, prompt.source, list(steps))
 
@@ -95,8 +127,8 @@ def ask_all(
     others: Sequence[Prompt] = (),
     **how: Any,
 ) -> list[Answer]:
-    """All answers, so many at once; some `others` are asked before them, so that they do not begin together, and the
-    rest after them, so that the last ones are not alone."""
+    """All answers, so many at once; some `others` are asked before them, so that they do not begin
+    together, and the rest after them, so that the last ones are not alone."""
     with ThreadPoolExecutor(at_once) as pool:
         for prompt in others[:at_once]:
             pool.submit(ask, address, prompt, temperature, **how)

@@ -1,4 +1,5 @@
-"""One finished run for the whole test session, which the tests of this folder copy before they change it."""
+"""One finished run for the whole test session, which the tests of this folder copy before they
+change it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def store(inside: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A new store of MLflow in it for stages in this process, by its absolute path: MLflow keeps relative ones."""
+    """A new store of MLflow in it for stages in this process, by its absolute path: MLflow keeps
+    relative ones."""
     shutil.copyfile(new_store(), inside / "mlflow.db")
     uri = f"sqlite:///{inside}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -43,7 +45,8 @@ def store(inside: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def copy(demo: tuple[Path, str], store: str, inside: Path) -> Path:
-    """The working directory, with a copy of the finished run that a test may change, and of its MLflow store."""
+    """The working directory, with a copy of the finished run that a test may change, and of its
+    MLflow store."""
     for name in ("runs", "mlruns"):
         shutil.copytree(demo[0] / name, inside / name)
     return inside

@@ -1,7 +1,7 @@
 """Step times of two engines that do not exist, as `espalier latency --from` reads them.
 
-`flat`: a pass costs the same up to 256 tokens, and grows with them beyond. `stepped`: graphs are captured at powers of
-two up to 128 tokens, and a pass costs what the next captured size does.
+`flat`: a pass costs the same up to 256 tokens, and grows with them beyond. `stepped`: graphs are
+captured at powers of two up to 128 tokens, and a pass costs what the next captured size does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 VERIFIED = range(1, 10)
 CONTEXT = 512
-Seconds = Callable[[int], float]  # of a pass of the target over so many tokens; the draft takes a 20th
+# of a pass of the target over so many tokens; the draft takes a 20th
+Seconds = Callable[[int], float]
 
 
 def flat(tokens: int) -> float:

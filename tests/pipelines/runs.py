@@ -58,7 +58,8 @@ SMALL = [
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
 APART = ("compare", "distil", "logs")  # commands that stand alone
 
-SERVER = multiprocessing.get_context("forkserver")  # its processes begin with everything imported: seconds saved
+# its processes begin with everything imported: seconds saved
+SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
         *(f"pipelines.{stage}.stage" for stage in (*STAGES, "compare")),
@@ -104,20 +105,30 @@ def command(stage: str, *arguments: str, config: str = "demo.yaml") -> list[str]
 
 
 def environment() -> dict[str, str]:
-    return {name: own for name, own in os.environ.items() if name != "MLFLOW_TRACKING_URI"} | {"PYTHONPATH": str(ROOT)}
+    return {name: own for name, own in os.environ.items() if name != "MLFLOW_TRACKING_URI"} | {
+        "PYTHONPATH": str(ROOT)
+    }
 
 
 def started(
-    folder: Path, said: Path, stage: str, *arguments: str, config: str = "demo.yaml", prepare: Prepare | None = None
+    folder: Path,
+    said: Path,
+    stage: str,
+    *arguments: str,
+    config: str = "demo.yaml",
+    prepare: Prepare | None = None,
 ) -> BaseProcess:
-    """A stage in a process of its own, whose output goes to the file `said`; `prepare` is called there before it."""
+    """A stage in a process of its own, whose output goes to the file `said`; `prepare` is called
+    there before it."""
     line = command(stage, *arguments, config=config)[3:]
     process = SERVER.Process(target=_work, args=(folder, said, line, environment(), prepare))
     process.start()
     return process
 
 
-def _work(folder: Path, said: Path, line: list[str], variables: dict[str, str], prepare: Prepare | None) -> None:
+def _work(
+    folder: Path, said: Path, line: list[str], variables: dict[str, str], prepare: Prepare | None
+) -> None:
     from pipelines.cli import app as main
 
     os.chdir(folder)
@@ -134,7 +145,11 @@ def _work(folder: Path, said: Path, line: list[str], variables: dict[str, str], 
 
 
 def outcome(
-    folder: Path, stage: str, *arguments: str, config: str = "demo.yaml", prepare: Prepare | None = None
+    folder: Path,
+    stage: str,
+    *arguments: str,
+    config: str = "demo.yaml",
+    prepare: Prepare | None = None,
 ) -> tuple[int, str]:
     """Exit code and output of a stage in a process of its own."""
     with tempfile.TemporaryDirectory() as elsewhere:
@@ -186,14 +201,16 @@ def signed(path: Path, stage: str) -> None:
 
 
 def patch(name: str, replacement: Callable[[Any], Any]) -> None:
-    """Put `replacement(what stands there)` in the place of a function or method by its dotted name."""
+    """Put `replacement(what stands there)` in the place of a function or method by its dotted
+    name."""
     owner = pkgutil.resolve_name(name.rpartition(".")[0])
     attribute = name.rpartition(".")[2]
     setattr(owner, attribute, replacement(getattr(owner, attribute)))
 
 
 def at_call(name: str, number: int, happens: Callable[[], object]) -> None:
-    """In the process of a stage: something happens when a function is called for the `number`-th time."""
+    """In the process of a stage: something happens when a function is called for the `number`-th
+    time."""
     calls = count(1)
 
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,4 +234,6 @@ def versions(folder: Path, model: str = "espalier-selector") -> list[Any]:
     """The versions of a model in the registry of a folder's store."""
     from mlflow import MlflowClient
 
-    return MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db").search_model_versions(f"name = '{model}'")
+    return MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db").search_model_versions(
+        f"name = '{model}'"
+    )

@@ -1,4 +1,5 @@
-"""Small logs of an engine: texts that repeat themselves, and a drafter that does better after some tokens."""
+"""Small logs of an engine: texts that repeat themselves, and a drafter that does better after some
+tokens."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def write(path: Path, entries: list[dict[str, Any]]) -> Path:
 
 def small(folder: Path, count: int = 40) -> tuple[Path, Path]:
     """A log of two kinds of work, and a clock."""
-    log = write(folder / "small.jsonl", [record(n, kind="prose" if n % 2 else "code") for n in range(count)])
+    log = write(
+        folder / "small.jsonl", [record(n, kind="prose" if n % 2 else "code") for n in range(count)]
+    )
     clock = folder / "clock.csv"
     clock.write_text(CLOCK)
     return log, clock

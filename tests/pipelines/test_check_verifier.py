@@ -1,4 +1,5 @@
-"""`espalier check-verifier` finds planted faults, passes right verifiers, and says what it cannot check."""
+"""`espalier check-verifier` finds planted faults, passes right verifiers, and says what it cannot
+check."""
 
 from __future__ import annotations
 
@@ -53,7 +54,10 @@ def test_an_error_of_rounding_is_seen_and_an_option_is_no_generator(inside: Path
     ("words", "message"),
     [
         (["no_such_module:verify"], "no_such_module:verify: ModuleNotFoundError"),
-        ([f"{PLANTED}:right", "style=sorted"], "a style among iid, without_replacement, greedy, top_k"),
+        (
+            [f"{PLANTED}:right", "style=sorted"],
+            "a style among iid, without_replacement, greedy, top_k",
+        ),
         ([f"{PLANTED}:right", "speed=2"], "after MODULE:NAME comes style=.."),
         (["data_gen.verification:Greedy"], "greedy is not lossless for style 'iid'"),
         (["math:gcd"], "the verifier raises"),

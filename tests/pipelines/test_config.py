@@ -13,13 +13,16 @@ from selector.schema import InputError
 from tests.pipelines.runs import ROOT, demo_config, write_lines
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name
+)
 def test_every_shipped_config_is_valid(file: Path) -> None:
     assert load_config(file, []).name == file.stem
 
 
 def test_a_quick_run_is_the_run_in_small_where_nothing_else_is_said() -> None:
-    """Its sizes give way to the command line, and a draft that the run has trained stays where that run has it."""
+    """Its sizes give way to the command line, and a draft that the run has trained stays where that
+    run has it."""
     said = ["name=own", "pair.target=a/b", "pair.draft=distilled", "data.texts=9"]
     config = in_small(load_config(None, [*SIZES, *said]))
     assert (config.name, config.data.texts, config.data.seconds) == ("own-quick", 9, 20)
@@ -36,8 +39,14 @@ def test_a_quick_run_is_the_run_in_small_where_nothing_else_is_said() -> None:
         ("verifiers=[travresal]", "verifiers: unknown verifier 'travresal'; known are"),
         ("verifiers=[khisti,lifted_uniform]", "verifiers: khisti has no labels along a text"),
         ('distil={"a\\nb": 1}', r"unknown key 'distil.a\nb'"),
-        ("pair.target=some/model", "pair: draft: the one that comes with Espalier is not for the target some/model"),
-        ("sampling=[{temprature: 1}]", "unknown key sampling.0.temprature; did you mean sampling.temperature?"),
+        (
+            "pair.target=some/model",
+            "pair: draft: the one that comes with Espalier is not for the target some/model",
+        ),
+        (
+            "sampling=[{temprature: 1}]",
+            "unknown key sampling.0.temprature; did you mean sampling.temperature?",
+        ),
         ("sampling=[{top_p: 0.5},{top_p: 0.5}]", "sampling: a setting is listed twice"),
         ("name=../x", "name: String should match pattern"),
         ("data", "'data': an override reads section.key=value"),
@@ -45,10 +54,22 @@ def test_a_quick_run_is_the_run_in_small_where_nothing_else_is_said() -> None:
         ("name=2020-01-01", "name: not YAML of keys and values"),
         ("name.x=1", "name: Input should be a valid string"),
         ("sampling=[{top_k: -1}]", "sampling.0.top_k: Input should be greater than or equal to 0"),
-        ("sampling=[{min_p: 0.1}, {top_k: 20}]", "settings that differ in top_k or min_p alone need runs of"),
-        ("prompts.longer=start", "prompts: longer: a prompt in a chat template cannot be cut: drop"),
-        ("prompts.chat=false & prompts.system=hello", "prompts: system: without chat there is no system turn"),
-        ("prompts.file=a.jsonl & prompts.sets=[{name: gsm8k}]", "prompts: sets: prompts come from a file or from"),
+        (
+            "sampling=[{min_p: 0.1}, {top_k: 20}]",
+            "settings that differ in top_k or min_p alone need runs of",
+        ),
+        (
+            "prompts.longer=start",
+            "prompts: longer: a prompt in a chat template cannot be cut: drop",
+        ),
+        (
+            "prompts.chat=false & prompts.system=hello",
+            "prompts: system: without chat there is no system turn",
+        ),
+        (
+            "prompts.file=a.jsonl & prompts.sets=[{name: gsm8k}]",
+            "prompts: sets: prompts come from a file or from",
+        ),
         ("prompts.sets=[{name: gsm9k}]", "prompts.sets.0: name: 'gsm9k' is none of math500, "),
         ("prompts.sets=[{name: lines}]", "prompts.sets.0: file: lines is on no hub: name a file"),
     ],
@@ -63,7 +84,11 @@ def test_a_wrong_key_or_value_is_one_line_that_names_it(overrides: str, message:
 
 def test_no_number_may_be_infinite() -> None:
     """Of every key with a number as its default."""
-    numbers = [key for key, value in flat(Config(name="x").model_dump()).items() if type(value) in (int, float)]
+    numbers = [
+        key
+        for key, value in flat(Config(name="x").model_dump()).items()
+        if type(value) in (int, float)
+    ]
     assert len(numbers) > 20
     for key in numbers:
         with pytest.raises(InputError) as error:
@@ -79,14 +104,20 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None
             load_config(tmp_path / f"{name}.yaml", [])
 
 
-def test_a_file_is_utf_8_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "latin-1")  # as another locale's
+def test_a_file_is_utf_8_wherever_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as another locale's
+    monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "latin-1")
     (tmp_path / "run.yaml").write_text("name: x\nprompts: {file: müller.jsonl}", encoding="utf-8")
     assert load_config(tmp_path / "run.yaml", []).prompts.file == Path("müller.jsonl")
 
 
 def test_overrides_change_only_what_they_name() -> None:
-    config, before = demo_config("distil.passes=7", "data.texts=500", "sampling=[{top_p: 0.9}]"), demo_config()
+    config, before = (
+        demo_config("distil.passes=7", "data.texts=500", "sampling=[{top_p: 0.9}]"),
+        demo_config(),
+    )
     assert (config.distil.passes, before.distil.passes, config.data.texts) == (7, 3, 500)
     assert config.prompts == before.prompts and config.sampling[0].top_p == 0.9
 
@@ -112,9 +143,13 @@ def test_the_learning_rate_is_the_one_that_is_set(own: str, used: float) -> None
 
 
 @pytest.mark.parametrize(("level", "same"), [("light", True), ("full", False)])
-def test_the_stride_of_training_makes_no_traces_anew(level: str, same: bool, tmp_path: Path) -> None:
+def test_the_stride_of_training_makes_no_traces_anew(
+    level: str, same: bool, tmp_path: Path
+) -> None:
     """Only hidden states are recorded at every stride-th root."""
-    file = write_lines(tmp_path / "prompts.jsonl", ({"text": f"prompt number {n}"} for n in range(40)))
+    file = write_lines(
+        tmp_path / "prompts.jsonl", ({"text": f"prompt number {n}"} for n in range(40))
+    )
     keys = [f"data.features={level}", f"prompts.file={file}"]
     one, two = (depends(demo_config(*keys, f"data.stride={n}"), "pair") for n in (1, 2))
     assert (one == two) is same

@@ -1,4 +1,5 @@
-"""The data stage against what happens to long runs: kills, broken models; its plan; and its labels."""
+"""The data stage against what happens to long runs: kills, broken models; its plan; and its
+labels."""
 
 from __future__ import annotations
 
@@ -40,7 +41,11 @@ def config_of(*overrides: str) -> Config:
 def files(folder: Path) -> dict[str, bytes]:
     """All files of the store."""
     store = folder / TRACES
-    return {str(path.relative_to(store)): path.read_bytes() for path in sorted(store.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(store)): path.read_bytes()
+        for path in sorted(store.rglob("*"))
+        if path.is_file()
+    }
 
 
 def shard_count(folder: Path) -> int:
@@ -74,12 +79,15 @@ def broken_after_a_shard() -> None:
 
 
 def test_whatever_ends_it_the_same_command_goes_on(whole: dict[str, bytes], tmp_path: Path) -> None:
-    """A broken model and SIGKILL: what is finished stays, and the store ends as the undisturbed run's, to a byte."""
+    """A broken model and SIGKILL: what is finished stays, and the store ends as the undisturbed
+    run's, to a byte."""
     said, line = tmp_path / "said", ["data", *FEW]
     code, output = outcome(tmp_path, *line, prepare=broken_after_a_shard)
     assert code == 2 and output.count("espalier: ") == 1 and "Traceback" not in output, output
     last = output.strip().splitlines()[-1]
-    assert re.match(r"espalier: .*prompt .*: .*/target: the model gives numbers that are not finite", last), last
+    assert re.match(
+        r"espalier: .*prompt .*: .*/target: the model gives numbers that are not finite", last
+    ), last
     assert shard_count(tmp_path) == 1
 
     process = started(tmp_path, said, *line)
@@ -112,11 +120,15 @@ def test_the_plan_says_texts_and_bytes(pair: ModelPair, features: str) -> None:
     """The bytes of a held-out text, all of whose roots have features; beside its names."""
     config = config_of("data.texts=100", "data.tokens=48", f"data.features={features}")
     (size,) = plan(config)
-    assert size.startswith("2 sampling settings x 100 texts (55 for train, 20 for validation, 25 for test)")
+    assert size.startswith(
+        "2 sampling settings x 100 texts (55 for train, 20 for validation, 25 for test)"
+    )
     planned = re.search(r"up to (\d+) kB a text", size)
     assert planned is not None
     (prompt, *_) = prompts_of(config, pair, "test")
-    table = make_shard(pair, recipe(config), Work("test", config.sampling[0].build(), ((prompt, 0),))).table
+    table = make_shard(
+        pair, recipe(config), Work("test", config.sampling[0].build(), ((prompt, 0),))
+    ).table
     assert table["roots"].to_pylist() == [48]
     assert table.nbytes / 1e3 == pytest.approx(int(planned[1]), rel=0.04)
 
@@ -129,14 +141,17 @@ DIFFERENT = tuple(action._replace(style=GREEDY) for action in TREES[1:])
 def test_what_decoding_accepts_is_what_the_labels_say(
     pair: ModelPair, inside: Path, behaviour: tuple[Action, ...]
 ) -> None:
-    """Over a hundred steps with every verifier, also where the draft has its own temperature: a token would show."""
+    """Over a hundred steps with every verifier, also where the draft has its own temperature: a
+    token would show."""
     settings = "sampling=[{temperature: 0.7, draft_temperature: 0.8}, {temperature: 1.0}]"
     config = config_of("data.texts=90", "data.texts_per_shard=32", "data.siblings=4", settings)
     store = TraceStore(config.folder / "traces", {})
     for name, work in shards(config, pair).items():
         if work.split == "train":
             decoded = replace(work, decoded=True)
-            store.write(name, make_shard(pair, replace(recipe(config), behaviour=behaviour), decoded).table)
+            store.write(
+                name, make_shard(pair, replace(recipe(config), behaviour=behaviour), decoded).table
+            )
     rows = realised(config)
     assert {row["verifier"] for row in rows} == {"specinfer", "traversal", "lifted_uniform"}
     for row in rows:
@@ -146,7 +161,8 @@ def test_what_decoding_accepts_is_what_the_labels_say(
 
 
 def test_z_of_steps_that_follow_their_labels_is_normal() -> None:
-    """With 25 steps, which begin wherever the last one ended; an alarm at 3 is false once in 370 cases."""
+    """With 25 steps, which begin wherever the last one ended; an alarm at 3 is false once in 370
+    cases."""
     rng, trials = torch.Generator().manual_seed(2), 2000
     survivals_RS = lawful(torch.rand(40, len(SPACE.sums_SA), generator=rng), SPACE)
     root_X, steps = torch.zeros(trials, dtype=torch.int64), []
@@ -161,8 +177,8 @@ def test_z_of_steps_that_follow_their_labels_is_normal() -> None:
 
 
 def test_a_mean_beyond_what_a_tree_yields_is_not_taken_for_certain() -> None:
-    """One draw of siblings may give a tree of six levels a mean of 13 tokens. Within its bounds a mean without variance
-    is certain: a step that yields another number is an alarm."""
+    """One draw of siblings may give a tree of six levels a mean of 13 tokens. Within its bounds a
+    mean without variance is certain: a step that yields another number is an alarm."""
     action = SPACE.index(Action(1, 6, 0))
     chain = SPACE.sums_SA[:, action] > 0
     for survival, quiet in ((2.0, True), (1.0, False)):

@@ -1,4 +1,5 @@
-"""The distil stage: the sequences that the target writes, the loss, and a draft from nothing to decoding."""
+"""The distil stage: the sequences that the target writes, the loss, and a draft from nothing to
+decoding."""
 
 from __future__ import annotations
 
@@ -14,17 +15,45 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from data_gen.models.pair import ModelPair
-from pipelines.distil.texts import BEGUN, FEW, LONGEST_TURN, Sampled, Sequences, Start, Template, save, starts, write
+from pipelines.distil.texts import (
+    BEGUN,
+    FEW,
+    LONGEST_TURN,
+    Sampled,
+    Sequences,
+    Start,
+    Template,
+    save,
+    starts,
+    write,
+)
 from pipelines.distil.training import WEIGHT_DECAY, Muon, distances
 from selector.schema import sha256
 from tests.pipelines.runs import TARGET, at_call, espalier, outcome, patch
 
 SMALL = [
-    *(f"pair.target={TARGET}", "pair.draft=distilled", "pair.device=cpu", "prompts.tokens=64", "prompts.chat=false"),
-    *("prompts.longer=start", "distil.layers=[0]", "distil.vocabulary=60", "distil.context=160", "distil.batch=8"),
+    *(
+        f"pair.target={TARGET}",
+        "pair.draft=distilled",
+        "pair.device=cpu",
+        "prompts.tokens=64",
+        "prompts.chat=false",
+    ),
+    *(
+        "prompts.longer=start",
+        "distil.layers=[0]",
+        "distil.vocabulary=60",
+        "distil.context=160",
+        "distil.batch=8",
+    ),
     *("distil.tokens=3840", "distil.passes=2", "distil.rate=0.003"),
 ]
 
@@ -39,12 +68,21 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return AutoTokenizer.from_pretrained(TARGET)
 
 
-def test_a_template_falls_into_what_stands_between_turns(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_template_falls_into_what_stands_between_turns(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
     template = Template.of(tokenizer, None)
     assert template is not None
-    assert list(map(tokenizer.decode, template)) == ["<user>", "<|end|><assistant>", "<|end|><user>"]
+    assert list(map(tokenizer.decode, template)) == [
+        "<user>",
+        "<|end|><assistant>",
+        "<|end|><user>",
+    ]
     with_system = Template.of(tokenizer, "Be brief.")
-    assert with_system is not None and tokenizer.decode(with_system.opening) == "<system>Be brief.<|end|><user>"
+    assert (
+        with_system is not None
+        and tokenizer.decode(with_system.opening) == "<system>Be brief.<|end|><user>"
+    )
     tokenizer.chat_template = "{{ raise_exception('no') }}"
     assert Template.of(tokenizer, None) is None
     tokenizer.chat_template = None
@@ -57,14 +95,24 @@ def test_the_target_writes_the_users_first_turn() -> None:
     lengths: Counter[int] = Counter()
     for start in islice(starts(template, prompts, random.Random(0)), 400):
         own = start.given[1:]
-        assert start.given[0] == 1 and not start.answers and any(own == prompt[: len(own)] for prompt in prompts)
+        assert (
+            start.given[0] == 1
+            and not start.answers
+            and any(own == prompt[: len(own)] for prompt in prompts)
+        )
         lengths[len(own)] += 1
-    assert sorted(lengths) == [*range(FEW + 1)] and lengths[0] == pytest.approx(400 * (1 - BEGUN), abs=40)
+    assert sorted(lengths) == [*range(FEW + 1)] and lengths[0] == pytest.approx(
+        400 * (1 - BEGUN), abs=40
+    )
     assert next(starts(None, [[50, 51]], random.Random(0))) == Start([50], True, 1.0)
 
 
-def written(target: PreTrainedModel, template: Template | None, begun: list[Start], length: int = 60) -> Sampled:
-    return write(target, template, begun, starts(template, [[7, 8]], random.Random(1)), length, seed=3)
+def written(
+    target: PreTrainedModel, template: Template | None, begun: list[Start], length: int = 60
+) -> Sampled:
+    return write(
+        target, template, begun, starts(template, [[7, 8]], random.Random(1)), length, seed=3
+    )
 
 
 def test_what_is_recorded_is_the_targets_distribution(target: PreTrainedModel) -> None:
@@ -87,12 +135,18 @@ def often(target: PreTrainedModel) -> int:
 
 
 def test_turns_follow_one_another(target: PreTrainedModel) -> None:
-    """A turn ends where the target draws the token that ends it, or where a user's turn is too long."""
+    """A turn ends where the target draws the token that ends it, or where a user's turn is too
+    long."""
     drawn_ends, forced_ends = 0, 0
     for end in (often(target), 150):  # a byte that is no text, which is hardly ever drawn
-        template, begun = Template([1], [end, 3], [end, 4]), [Start([1], False, 0.5), Start([1, 5, end, 3], True, 1.0)]
+        template, begun = (
+            Template([1], [end, 3], [end, 4]),
+            [Start([1], False, 0.5), Start([1, 5, end, 3], True, 1.0)],
+        )
         found = written(target, template, begun, 300)
-        for start, tokens, drawn in zip(begun, found.tokens_BT.tolist(), found.drawn_BT.tolist(), strict=True):
+        for start, tokens, drawn in zip(
+            begun, found.tokens_BT.tolist(), found.drawn_BT.tolist(), strict=True
+        ):
             answers, said, given = start.answers, 0, list(start.given)
             for token, is_drawn in zip(tokens, drawn, strict=True):
                 if given:
@@ -108,7 +162,9 @@ def test_turns_follow_one_another(target: PreTrainedModel) -> None:
     assert drawn_ends > 2 and forced_ends
 
 
-def test_without_a_template_texts_follow_one_another(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_template_texts_follow_one_another(
+    target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where the target draws a token that ends a text, the next one begins as a prompt does."""
     end = often(target)
     monkeypatch.setattr(target.generation_config, "eos_token_id", end)
@@ -120,7 +176,10 @@ def test_without_a_template_texts_follow_one_another(target: PreTrainedModel, mo
 
 
 def exact(states_ND: Tensor, rows_RD: Tensor, hidden_ND: Tensor, total_N: Tensor) -> Tensor:
-    p_NR, log_q_NR = (hidden_ND @ rows_RD.T - total_N[:, None]).exp(), (states_ND @ rows_RD.T).log_softmax(-1)
+    p_NR, log_q_NR = (
+        (hidden_ND @ rows_RD.T - total_N[:, None]).exp(),
+        (states_ND @ rows_RD.T).log_softmax(-1),
+    )
     overlap = torch.minimum(p_NR, log_q_NR.exp()).sum(-1).mean()
     return 1 - overlap - (p_NR * log_q_NR).sum(-1).mean()
 
@@ -145,9 +204,15 @@ def test_the_loss_has_the_gradient_of_its_formula(monkeypatch: pytest.MonkeyPatc
 def test_muon_moves_matrices_as_that_of_torch_does() -> None:
     """Torch's rounds to bfloat16."""
     generator = torch.Generator().manual_seed(0)
-    mine = [torch.randn(*shape, generator=generator).requires_grad_() for shape in ((40, 24), (24, 40), (30, 30))]
+    mine = [
+        torch.randn(*shape, generator=generator).requires_grad_()
+        for shape in ((40, 24), (24, 40), (30, 30))
+    ]
     other = [each.detach().clone().requires_grad_() for each in mine]
-    moves = Muon(mine, 0.01), torch.optim.Muon(other, 0.01, WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw")
+    moves = (
+        Muon(mine, 0.01),
+        torch.optim.Muon(other, 0.01, WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"),
+    )
     for _ in range(5):
         for own, its in zip(mine, other, strict=True):
             own.grad = its.grad = torch.randn(own.shape, generator=generator)
@@ -175,14 +240,20 @@ def test_a_draft_from_nothing_to_decoding(tmp_path: Path) -> None:
     about = json.loads((folder / "manifest.json").read_text())["draft"]
     assert about["vocabulary"] == 60 and 0.1 < about["overlap"] < about["covered"] < 1
     assert "distil: reusing" in espalier(tmp_path, "distil", *SMALL)
-    again = espalier(tmp_path, "distil", *SMALL, "distil.layers=[1]", "distil.passes=1")  # on the same texts
+    # on the same texts
+    again = espalier(tmp_path, "distil", *SMALL, "distil.layers=[1]", "distil.passes=1")
     tried = json.loads((folder / "manifest.json").read_text())["tried"]
     assert [each["layers"] for each in tried] == [[0], [1]] and "[1]" in again
     assert len(list((folder / "texts").iterdir())) == 1
-    assert ModelPair.load(TARGET, str(folder / "draft"), device="cpu").draft.config.num_hidden_layers == 1
+    assert (
+        ModelPair.load(TARGET, str(folder / "draft"), device="cpu").draft.config.num_hidden_layers
+        == 1
+    )
     assert "their vocabulary" in espalier(tmp_path, "pair", *SMALL, "data.tokens=24")
     made = json.loads((folder / "draft" / "provenance.json").read_text())  # as it is shipped
-    assert made["weights"] == sha256(folder / "draft" / "model.safetensors") and made["config"]["layers"] == [1]
+    assert made["weights"] == sha256(folder / "draft" / "model.safetensors") and made["config"][
+        "layers"
+    ] == [1]
 
 
 KILLED = partial(signal.raise_signal, signal.SIGKILL)
@@ -195,10 +266,15 @@ def kill_at_step(number: int) -> None:
 
 
 def test_a_killed_stage_goes_on(tmp_path: Path) -> None:
-    """Killed between two batches of texts, which stay; and at the sixth step of the training, of which four were kept,
-    so that the third call makes two: at a third one it would be killed."""
+    """Killed between two batches of texts, which stay; and at the sixth step of the training, of
+    which four were kept, so that the third call makes two: at a third one it would be killed."""
     distil = tmp_path / "runs" / "demo" / "distil"
-    code, _ = outcome(tmp_path, "distil", *SMALL, prepare=partial(at_call, "pipelines.distil.texts.save", 2, KILLED))
+    code, _ = outcome(
+        tmp_path,
+        "distil",
+        *SMALL,
+        prepare=partial(at_call, "pipelines.distil.texts.save", 2, KILLED),
+    )
     assert code == -signal.SIGKILL
     (first,) = distil.rglob("0*.safetensors")
     before = sha256(first)

@@ -1,4 +1,5 @@
-"""The engines' plug-ins: decisions from token ids, however they arrive; and the engines' own classes around them.
+"""The engines' plug-ins: decisions from token ids, however they arrive; and the engines' own
+classes around them.
 
 No engine is run here; small classes stand in for theirs.
 """
@@ -39,33 +40,52 @@ from tests.selector.synthetic import mode_row
 from tests.tiny import small_pair
 
 LONGEST, ROOM = 6, 90  # drafted tokens and the model's positions, of the engines below
-TEXTS = [(entry["prompt_token_ids"], entry["generated_token_ids"]) for entry in map(record, range(100, 106))]
+TEXTS = [
+    (entry["prompt_token_ids"], entry["generated_token_ids"])
+    for entry in map(record, range(100, 106))
+]
 
 
 def exported(folder: Path, longest: int) -> Path:
-    """The artefact of a log's selector, for chains of so many tokens and copies of twenty. It has learnt nothing, but
-    its choices vary from root to root: those of its network, or without chains those of a lookup rule."""
+    """The artefact of a log's selector, for chains of so many tokens and copies of twenty. It has
+    learnt nothing, but its choices vary from root to root: those of its network, or without chains
+    those of a lookup rule."""
     space, texts, own = ActionSpace.chains(longest, 20), logged.texts(), logged.profile()
-    knowing = [DrafterKnowledge(prompt, Sampling(0.0), TokenStatistics.empty()) for prompt, _ in TEXTS]
+    knowing = [
+        DrafterKnowledge(prompt, Sampling(0.0), TokenStatistics.empty()) for prompt, _ in TEXTS
+    ]
     rows = []
     for known, (_, generated) in zip(knowing, TEXTS, strict=True):
         for token in generated:
             known.committed([token], [1.0])
             rows.append(known.scalars(LOG.levels[1]))
-    texts = replace(texts, scalars_RF=torch.from_numpy(np.resize(rows, (len(texts.length_R), len(LOG.scalars)))))
+    texts = replace(
+        texts, scalars_RF=torch.from_numpy(np.resize(rows, (len(texts.length_R), len(LOG.scalars))))
+    )
     options: dict[str, Any] = {"hidden": [8]}
     torch.manual_seed(1)
-    module = SelectorModule("regressor", LOG.levels[1], [], options, schema=LOG.name, space=space.to_json())
+    module = SelectorModule(
+        "regressor", LOG.levels[1], [], options, schema=LOG.name, space=space.to_json()
+    )
     module.begin_at(texts, "naive", torch.arange(len(texts.length_R)))
     with torch.no_grad():
         list(module.network.modules())[-1].weight.mul_(25.0)
     static, levels, rule = space.chain(2), (TEXT,), None
     if not longest:
         static, levels, rule = space.chain(0), (), LookupRule(2, 6)
-    modes = [Mode(Sampling(0.0), static, levels, 200.0, rule=rule, batch=each, level=TEXT) for each in (1, 2, 4)]
-    facts = {"pair": {"target": "t", "draft": "d", "fingerprint": own.pair}, "metrics": {}, "run_id": "none"}
+    modes = [
+        Mode(Sampling(0.0), static, levels, 200.0, rule=rule, batch=each, level=TEXT)
+        for each in (1, 2, 4)
+    ]
+    facts = {
+        "pair": {"target": "t", "draft": "d", "fingerprint": own.pair},
+        "metrics": {},
+        "run_id": "none",
+    }
     entries = [mode_row(mode, torch.ones(len(space.trees))) for mode in modes]
-    write_artefact(folder, module, own, "naive", static, entries, facts, tokens=TokenStatistics.empty())
+    write_artefact(
+        folder, module, own, "naive", static, entries, facts, tokens=TokenStatistics.empty()
+    )
     return folder
 
 
@@ -96,7 +116,9 @@ def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
             length = action.L1 if action.copies else 0
             lengths.append(length)
             for most in (LONGEST, 20):
-                assert chosen.drafts([text], [most])[0] == known.text.index.proposal(min(length, most))
+                assert chosen.drafts([text], [most])[0] == known.text.index.proposal(
+                    min(length, most)
+                )
         assert not any(grow(text, np.array(other)) for other in ([*prompt, -1], prompt))
     assert len(set(lengths)) > 1
 
@@ -104,14 +126,24 @@ def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
 def test_a_selector_that_drafts_needs_its_draft(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name its `draft` model"):
         TextSelector(exported(tmp_path / "selector", 5))
-    for other in ({"artefact": "x"}, {"selector": 3}, {"selector": "x", "temperature": "0"}, {"top_p": 1.0}, None):
+    for other in (
+        {"artefact": "x"},
+        {"selector": 3},
+        {"selector": "x", "temperature": "0"},
+        {"top_p": 1.0},
+        None,
+    ):
         with pytest.raises(InputError, match="selector, temperature, top_p, draft"):
             TextSelector.of(other, lambda _: pytest.fail("no draft is named"))
 
 
 @cache
 def drafter(family: str = "") -> CachedDrafter:
-    return CachedDrafter(model_of(family)) if family else CachedDrafter.load(small_pair()[1], small_pair()[0])
+    return (
+        CachedDrafter(model_of(family))
+        if family
+        else CachedDrafter.load(small_pair()[1], small_pair()[0])
+    )
 
 
 def drafted(text: list[int], length: int, family: str = "") -> list[int]:
@@ -123,19 +155,30 @@ def drafted(text: list[int], length: int, family: str = "") -> list[int]:
 
 
 def test_requests_that_draft_in_turn_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of five that draft alone, one after another, passes its text once and then its newest token."""
-    own, texts, seen = CachedDrafter(drafter().model), [[*prompt, *own] for prompt, own in TEXTS[:5]], list[int]()
+    """Each of five that draft alone, one after another, passes its text once and then its newest
+    token."""
+    own, texts, seen = (
+        CachedDrafter(drafter().model),
+        [[*prompt, *own] for prompt, own in TEXTS[:5]],
+        list[int](),
+    )
     forward = own.model.forward
-    monkeypatch.setattr(own.model, "forward", lambda fed, **how: seen.append(fed.numel()) or forward(fed, **how))
+    monkeypatch.setattr(
+        own.model, "forward", lambda fed, **how: seen.append(fed.numel()) or forward(fed, **how)
+    )
     for end, row in product((20, 21, 22), range(5)):
         own.chains([text[:end] for text in texts], [int(row == each) for each in range(5)])
     assert sum(seen) == 5 * 22
 
 
 @pytest.mark.parametrize("family", ["", "Mistral, sliding window", "Gemma 3, text"])
-def test_chains_of_several_requests_are_those_of_each_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests of a batch change places, grow by few or many tokens, pause, come back, and begin alike."""
-    monkeypatch.setattr("data_gen.engines.drafter.BLOCK", 16)  # texts take several blocks, and the cache grows
+def test_chains_of_several_requests_are_those_of_each_alone(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of a batch change places, grow by few or many tokens, pause, come back, and begin
+    alike."""
+    # texts take several blocks, and the cache grows
+    monkeypatch.setattr("data_gen.engines.drafter.BLOCK", 16)
     wholes, chance = [[*prompt, *own] for prompt, own in TEXTS[:5]], random.Random(0)
     wholes += [[*wholes[0][:30], *wholes[1]], wholes[2][:3] + wholes[3]]
     at = [chance.randint(3, 20) for _ in wholes]
@@ -143,7 +186,9 @@ def test_chains_of_several_requests_are_those_of_each_alone(family: str, monkeyp
         rows = chance.sample(range(len(wholes)), chance.randint(1, len(wholes)))
         lengths = [chance.randint(0, 4) for _ in rows]
         texts = [wholes[row][: at[row]] for row in rows]
-        wanted = [drafted(text, length, family) for text, length in zip(texts, lengths, strict=True)]
+        wanted = [
+            drafted(text, length, family) for text, length in zip(texts, lengths, strict=True)
+        ]
         assert drafter(family).chains(texts, lengths) == wanted
         at = [end + chance.choice([0, 1, 3, 12]) for end in at]
     assert drafter(family).chains(texts, [0] * len(texts)) == [[]] * len(texts)
@@ -153,7 +198,8 @@ def test_chains_of_several_requests_are_those_of_each_alone(family: str, monkeyp
 def test_each_request_is_copied_or_drafted_as_the_selector_decides(
     temperature: float, kind: str, tmp_path: Path
 ) -> None:
-    """Requests that are decoded together: the network copies; the static chain of a setting unknown to it drafts."""
+    """Requests that are decoded together: the network copies; the static chain of a setting unknown
+    to it drafts."""
     folder, most, kinds = exported(tmp_path / "selector", 5), [6, 1, 6, 0], set()
     chosen = TextSelector(folder, temperature, chains=drafter().chains)
     tuned = loaded(folder).at(temperature, batch=4, level=TEXT)
@@ -173,7 +219,9 @@ def test_what_vllm_loads_imports_no_numba() -> None:
     """vLLM 0.32 walks through all modules to replace Triton's kernels, and fails at llvmlite's."""
     code = "import sys, data_gen.engines.vllm, data_gen.engines.drafter, selector.runtime.selector"
     code += "; print({'numba', 'llvmlite'} & {*sys.modules})"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd()
+    )
     assert said.stdout.strip() == "set()"
 
 
@@ -183,11 +231,17 @@ def test_a_decision_that_fails_drafts_nothing_and_says_so_once(
     def fails(*_: Any) -> None:
         raise RuntimeError("it failed\nin two lines")
 
-    proposer, ids, counts = Proposer(vllm_config(copies)), np.ones((2, ROOM), np.int32), np.full(2, 9, np.int32)
+    proposer, ids, counts = (
+        Proposer(vllm_config(copies)),
+        np.ones((2, ROOM), np.int32),
+        np.full(2, 9, np.int32),
+    )
     monkeypatch.setattr(TextSelector, "drafts", fails)
     for _ in range(3):
         assert proposer.propose([[1], [1]], counts, ids) == [[], []]
-    assert [record.getMessage() for record in caplog.records] == ["no draft: RuntimeError: it failed"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "no draft: RuntimeError: it failed"
+    ]
 
 
 def vllm_config(folder: Path) -> Any:
@@ -199,8 +253,13 @@ def vllm_config(folder: Path) -> Any:
 
 
 def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(copies: Path) -> None:
-    """Called as in `GPUModelRunner.propose_draft_token_ids`; rows change places, end, begin, and wait for prompts."""
-    random_, proposer, chosen = random.Random(1), Proposer(vllm_config(copies)), TextSelector(copies)
+    """Called as in `GPUModelRunner.propose_draft_token_ids`; rows change places, end, begin, and
+    wait for prompts."""
+    random_, proposer, chosen = (
+        random.Random(1),
+        Proposer(vllm_config(copies)),
+        TextSelector(copies),
+    )
     ids, counts = np.zeros((8, ROOM), np.int32), np.zeros(8, np.int32)
     at = dict.fromkeys(range(4), 0)
     ragged = 0
@@ -209,7 +268,8 @@ def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(co
         sampled: list[list[int]] = []
         for row, number in enumerate(rows):
             prompt, generated = TEXTS[number]
-            new = 0 if step == 0 and number == 2 else random_.randrange(1, 5)  # its prompt is not finished
+            # its prompt is not finished
+            new = 0 if step == 0 and number == 2 else random_.randrange(1, 5)
             sampled.append(generated[at[number] : at[number] + new])
             at[number] += new
             counts[row] = len(prompt) + at[number]
@@ -219,7 +279,9 @@ def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(co
         live = [row for row, new in enumerate(sampled) if new]
         read = [chosen.text(ids[row, : counts[row]], len(TEXTS[rows[row]][0])) for row in live]
         wanted = chosen.drafts(read, [min(LONGEST, ROOM - counts[row] - 1) for row in live])
-        assert [found[row] for row in live] == wanted and all(found[row] == [] for row in set(range(4)) - set(live))
+        assert [found[row] for row in live] == wanted and all(
+            found[row] == [] for row in set(range(4)) - set(live)
+        )
         ragged += len(set(map(len, wanted))) > 1
         if step == 5:
             del at[0]
@@ -250,7 +312,9 @@ class Engine:
         self.all_of.append(self._logits_all)  # type: ignore[attr-defined]
 
 
-def test_llama_cpp_computes_all_logits_where_it_verifies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_cpp_computes_all_logits_where_it_verifies_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of a prompt and of a plain step the last ones are enough."""
     held: dict[str, dict[str, Any]] = {"llama_cpp.llama_speculative": {"LlamaDraftModel": object}}
     held["llama_cpp"] = {"Llama": Engine}
@@ -258,15 +322,28 @@ def test_llama_cpp_computes_all_logits_where_it_verifies_alone(monkeypatch: pyte
     for tokens in ([1, 2, 3], [4], [5, 6], [7]):
         llama.eval(tokens)
         assert not llama._logits_all  # so that logprobs are refused
-    assert llama.all_of == [False, False, True, False] and llama.n_tokens == 7 and llama.options == {"logits_all": True}
+    assert (
+        llama.all_of == [False, False, True, False]
+        and llama.n_tokens == 7
+        and llama.options == {"logits_all": True}
+    )
 
 
-def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_cpp_is_given_the_copies_of_its_one_text(
+    copies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held: dict[str, dict[str, Any]] = {"llama_cpp.llama_speculative": {"LlamaDraftModel": object}}
     held["llama_cpp"] = {"Llama": object}
     drafting = stand_ins(monkeypatch, "data_gen.engines.llama_cpp", held).SelectedDrafts(copies)
     chosen, lengths, (first, second, *_) = TextSelector(copies), set(), TEXTS
-    for prompt, generated in [*TEXTS, first, (second[0], second[1][:9]), (first[0], second[1]), first, first]:
+    for prompt, generated in [
+        *TEXTS,
+        first,
+        (second[0], second[1][:9]),
+        (first[0], second[1]),
+        first,
+        first,
+    ]:
         for end in range(1, len(generated), 3):
             ids = [*prompt, *generated[:end]]
             found = drafting(np.array(ids, np.intc))

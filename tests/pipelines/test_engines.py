@@ -36,14 +36,16 @@ def profile(seconds: Seconds, folder: Path) -> LatencyProfile:
 
 
 def even(accepted: float = ACCEPTED) -> Texts:
-    """Texts in which every drafted token is accepted with one probability; so long that their ends, where the last step
-    yields more than is left, hardly count."""
+    """Texts in which every drafted token is accepted with one probability; so long that their ends,
+    where the last step yields more than is left, hardly count."""
     made = texts(count=4, roots=4000)
     survivals = survivals_of(torch.full((len(made.length_R),), accepted)).half()
     return replace(made, survivals=dict.fromkeys(VERIFIERS, survivals))
 
 
-def speed(seconds: Seconds, batch: int, length: int, passes: int, accepted: float = ACCEPTED) -> float:
+def speed(
+    seconds: Seconds, batch: int, length: int, passes: int, accepted: float = ACCEPTED
+) -> float:
     """Of a whole batch, by the formula."""
     tokens = (1 - accepted ** (length + 1)) / (1 - accepted)
     return batch * tokens / step(seconds, batch, length + 1, passes)
@@ -51,50 +53,74 @@ def speed(seconds: Seconds, batch: int, length: int, passes: int, accepted: floa
 
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("name", ENGINES)
-def test_lengths_are_the_best_of_those_that_the_engine_takes(gpu: str, name: str, tmp_path: Path) -> None:
-    """A token in five is rejected, on two GPUs that do not exist. vLLM makes the passes of the longest chain for every
-    batch; SGLang drafts one length. The predictions are what the engine really pays."""
+def test_lengths_are_the_best_of_those_that_the_engine_takes(
+    gpu: str, name: str, tmp_path: Path
+) -> None:
+    """A token in five is rejected, on two GPUs that do not exist. vLLM makes the passes of the
+    longest chain for every batch; SGLang drafts one length. The predictions are what the engine
+    really pays."""
     seconds, engine = GPUS[gpu], ENGINES[name]
     found = best_lengths(engine, even(), ("traversal", "specinfer"), profile(seconds, tmp_path))
     assert [choice.batch for choice in found] == list(BATCHES)
     longest, default = max(choice.length for choice in found), engine.default
-    assert (longest != min(choice.length for choice in found)) != engine.one_length  # the best moves with the batch
+    # the best moves with the batch
+    assert (longest != min(choice.length for choice in found)) != engine.one_length
     for choice in found:
         real = speed(seconds, choice.batch, choice.length, longest)
         assert choice.tokens_per_second == pytest.approx(real, rel=2e-3)
         assert choice.gain is not None
-        assert choice.gain.value == pytest.approx(real / speed(seconds, choice.batch, default, default), rel=2e-3)
+        assert choice.gain.value == pytest.approx(
+            real / speed(seconds, choice.batch, default, default), rel=2e-3
+        )
 
     def mean(longest: int) -> float:
         lengths = [longest] if engine.one_length else range(longest + 1)
-        return statistics.mean(math.log(max(speed(seconds, b, n, longest) for n in lengths)) for b in BATCHES)
+        return statistics.mean(
+            math.log(max(speed(seconds, b, n, longest) for n in lengths)) for b in BATCHES
+        )
 
     reached = statistics.mean(math.log(choice.tokens_per_second) for choice in found)
     assert reached == pytest.approx(max(map(mean, range(9))), abs=2e-3)
-    settings = Settings("T", "D", engine.blocks, Sampling(draft_temperature=None if engine.samples else 0.0), found)
-    assert engine.macros.settings(settings) == (GOLDEN / f"{name}-{gpu}.{engine.suffix}").read_text()
+    settings = Settings(
+        "T", "D", engine.blocks, Sampling(draft_temperature=None if engine.samples else 0.0), found
+    )
+    assert (
+        engine.macros.settings(settings) == (GOLDEN / f"{name}-{gpu}.{engine.suffix}").read_text()
+    )
 
 
 def test_block_labels_are_compared_with_what_the_engine_does_unasked(tmp_path: Path) -> None:
-    labels = {"traversal": even(0.9).survivals["traversal"], "specinfer": even(0.6).survivals["specinfer"]}
+    labels = {
+        "traversal": even(0.9).survivals["traversal"],
+        "specinfer": even(0.6).survivals["specinfer"],
+    }
     own, both, vllm = profile(flat, tmp_path), ("traversal", "specinfer"), ENGINES["vllm"]
     first, *others = best_lengths(vllm, replace(even(), survivals=labels), both, own)
     longest = max(each.length for each in (first, *others))
     expected = speed(flat, 1, first.length, longest, 0.9) / speed(flat, 1, 5, 5, 0.6)
     assert first.gain is not None and first.gain.value == pytest.approx(expected, rel=2e-3)
-    assert all(each.gain is None for each in best_lengths(replace(vllm, default=12), even(), both, own))
+    assert all(
+        each.gain is None for each in best_lengths(replace(vllm, default=12), even(), both, own)
+    )
 
 
 def test_an_engine_reads_what_the_golden_folder_holds() -> None:
     """With greedy drafts that are verified token by token."""
-    lengths = [BestLength(batch, length, 1.0, 1.0, None) for batch, length in ((1, 5), (4, 5), (8, 3), (64, 0))]
+    lengths = [
+        BestLength(batch, length, 1.0, 1.0, None)
+        for batch, length in ((1, 5), (4, 5), (8, 3), (64, 0))
+    ]
     settings = Settings("target", "draft", False, Sampling(draft_temperature=0.0), lengths)
     vllm, sglang = ENGINES["vllm"], ENGINES["sglang"]
     assert vllm.files(settings)["temperature-1.json"] == (GOLDEN / "vllm-plain.json").read_text()
     assert vllm.command(settings, Path("a b")) == (
-        """vllm serve target --max-num-seqs 64 --speculative-config "$(cat 'a b/temperature-1.json')\""""
+        "vllm serve target --max-num-seqs 64 "
+        """--speculative-config "$(cat 'a b/temperature-1.json')\""""
     )
-    assert sglang.command(settings, Path("a")) == "python -m sglang.launch_server --config a/temperature-1.yaml"
+    assert (
+        sglang.command(settings, Path("a"))
+        == "python -m sglang.launch_server --config a/temperature-1.yaml"
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +148,9 @@ def test_the_runs_verifiers_on_chains() -> None:
     assert ENGINES["vllm"].verifiers(("traversal",), 0.7) == ("traversal", "traversal")
     with pytest.raises(InputError, match="verifiers: sglang verifies chains as one of naive"):
         ENGINES["sglang"].verifiers(("traversal",), 0.7)
-    assert ENGINES["sglang"].verifiers(("traversal",), 0.0) == ("traversal", "traversal"), "greedy chains need no rule"
+    assert ENGINES["sglang"].verifiers(("traversal",), 0.0) == ("traversal", "traversal"), (
+        "greedy chains need no rule"
+    )
 
 
 def run(stage: str, *arguments: str) -> str:
@@ -144,13 +172,19 @@ def test_a_finished_run_gets_settings_for_an_engine(copy: Path) -> None:
         folder = copy / "runs/demo/engines" / name
         page = (folder / "README.md").read_text()
         assert page.count("\n## ") == 2  # sampling settings
-        assert page.count("Nothing is written") == (not engine.samples)  # sampled drafts at temperature 1
-        served = [path for path in folder.glob(f"*.{engine.suffix}") if ".prediction" not in path.name]
+        # sampled drafts at temperature 1
+        assert page.count("Nothing is written") == (not engine.samples)
+        served = [
+            path for path in folder.glob(f"*.{engine.suffix}") if ".prediction" not in path.name
+        ]
         assert served and all(f"runs/demo/engines/{name}/{path.name}" in page for path in served)
         for path in served:
             rows = json.loads(path.with_suffix(".prediction.json").read_text())
             assert [row["batch"] for row in rows] == list(BATCHES)
-            assert all(row["gain"]["value"] > 0 and f"| {row['tokens_per_step']:.2f} |" in page for row in rows)
+            assert all(
+                row["gain"]["value"] > 0 and f"| {row['tokens_per_step']:.2f} |" in page
+                for row in rows
+            )
     assert "reusing" in run("export", "--engine", "vllm")
 
 

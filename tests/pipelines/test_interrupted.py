@@ -1,4 +1,5 @@
-"""What ends a stage on its way where a library holds the loop: what was there stays, and the same command goes on."""
+"""What ends a stage on its way where a library holds the loop: what was there stays, and the same
+command goes on."""
 
 from __future__ import annotations
 
@@ -21,18 +22,29 @@ def full_disk() -> None:
 
 
 def test_a_training_that_is_stopped_leaves_the_earlier_one(copy: Path) -> None:
-    """By Ctrl-C, which Lightning would take for the end; by a full disk, when it would record its own end, too."""
+    """By Ctrl-C, which Lightning would take for the end; by a full disk, when it would record its
+    own end, too."""
     before = {path: content for path, content in contents().items() if "training" in path.parts}
-    batch, again = "pipelines.train.fitting.StopBetweenBatches.on_train_batch_start", [*SMALL, "train.epochs=3"]
+    batch, again = (
+        "pipelines.train.fitting.StopBetweenBatches.on_train_batch_start",
+        [*SMALL, "train.epochs=3"],
+    )
     code, said = outcome(copy, "train", *again, prepare=partial(at_call, batch, 4, CTRL_C))
     assert code == 130 and INTERRUPTED in said and "Traceback" not in said, said
     code, said = outcome(
-        copy, "train", *again, prepare=partial(at_call, "pytorch_lightning.Trainer.save_checkpoint", 1, full_disk)
+        copy,
+        "train",
+        *again,
+        prepare=partial(at_call, "pytorch_lightning.Trainer.save_checkpoint", 1, full_disk),
     )
     line = said.strip().splitlines()[-1]
     assert code == 2 and "Traceback" not in said and said.count("espalier: ") == 1, said
-    assert line.startswith("espalier: sqlite:///mlruns/mlflow.db: ") and line.endswith("the same command then goes on")
-    assert before == {path: content for path, content in contents().items() if "training" in path.parts}
+    assert line.startswith("espalier: sqlite:///mlruns/mlflow.db: ") and line.endswith(
+        "the same command then goes on"
+    )
+    assert before == {
+        path: content for path, content in contents().items() if "training" in path.parts
+    }
     assert "train: reusing" in espalier(copy, "train", *SMALL)
 
 
@@ -40,7 +52,9 @@ def test_an_evaluation_goes_on_after_ctrl_c(copy: Path) -> None:
     """What was decoded stands in a journal, and is not decoded anew."""
     run, longer = copy / "runs" / "demo", [*SMALL, "evaluate.prompts=4"]
     (run / "evaluation.json").unlink()
-    code, said = outcome(copy, "evaluate", *longer, prepare=partial(at_call, "pipelines.run.Journal.add", 2, CTRL_C))
+    code, said = outcome(
+        copy, "evaluate", *longer, prepare=partial(at_call, "pipelines.run.Journal.add", 2, CTRL_C)
+    )
     assert code == 130 and INTERRUPTED in said and "Traceback" not in said, said
     journal = run / "evaluation.partial.jsonl"
     header, first = journal.read_text().splitlines()

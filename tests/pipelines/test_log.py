@@ -1,4 +1,5 @@
-"""Texts that another engine wrote: `data.log`, from transformers' `generate` to a trained selector."""
+"""Texts that another engine wrote: `data.log`, from transformers' `generate` to a trained
+selector."""
 
 from __future__ import annotations
 
@@ -24,10 +25,23 @@ from pipelines.config import Config
 from pipelines.pair.stage import encode, prompts_of, recipe
 from selector.actions import ActionSpace
 from selector.schema import InputError, survival_column
-from tests.pipelines.runs import SMALL, contents, demo_config, espalier, failure, refusal, write_lines
+from tests.pipelines.runs import (
+    SMALL,
+    contents,
+    demo_config,
+    espalier,
+    failure,
+    refusal,
+    write_lines,
+)
 
 SPACE = ActionSpace.recorded()
-SETTINGS = (Sampling(0.0), Sampling(0.2), Sampling(1.0), Sampling(1.0, 0.9123456789, top_k=100, min_p=0.01))
+SETTINGS = (
+    Sampling(0.0),
+    Sampling(0.2),
+    Sampling(1.0),
+    Sampling(1.0, 0.9123456789, top_k=100, min_p=0.01),
+)
 COUNTS = {"train": 8, "validation": 4, "test": 4}  # texts of each setting
 NEW = 40
 VERIFIERS = ("specinfer", "traversal", "lifted_uniform")
@@ -46,8 +60,16 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for split, count in COUNTS.items():
             for prompt in prompts_of(config, pair, split, count):
                 tokens = encode(config, pair, prompt)
-                line = {"id": f"{prompt.id} {setting}", "source": prompt.source, "kind": prompt.kind}
-                own = {**numbers(setting), "prompt": tokens, "completion": generated(pair, tokens, setting)}
+                line = {
+                    "id": f"{prompt.id} {setting}",
+                    "source": prompt.source,
+                    "kind": prompt.kind,
+                }
+                own = {
+                    **numbers(setting),
+                    "prompt": tokens,
+                    "completion": generated(pair, tokens, setting),
+                }
                 lines.append({**line, **own})
     for line in lines:  # where the tokenizer gives back the tokens, their text stands in the log
         text = pair.tokenizer.decode(line["completion"])
@@ -59,7 +81,12 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def generated(pair: ModelPair, prompt: list[int], setting: Sampling) -> list[int]:
     """As any user of transformers would."""
-    sampled = {"do_sample": True, "temperature": setting.temperature, "top_p": setting.top_p, "top_k": setting.top_k}
+    sampled = {
+        "do_sample": True,
+        "temperature": setting.temperature,
+        "top_p": setting.top_p,
+        "top_k": setting.top_k,
+    }
     output = pair.target.generate(
         torch.tensor([prompt]),
         max_new_tokens=NEW,
@@ -104,10 +131,14 @@ def labelled(logged: Path) -> tuple[pa.Table, str]:
 
 def survivals_of(row: dict[str, Any], verifier: str) -> np.ndarray:
     """[R, S]."""
-    return np.asarray(row[survival_column(verifier)], dtype=np.float64).reshape(row["roots"], len(SPACE.sums_SA))
+    return np.asarray(row[survival_column(verifier)], dtype=np.float64).reshape(
+        row["roots"], len(SPACE.sums_SA)
+    )
 
 
-def test_every_text_of_the_log_is_labelled(logged: Path, labelled: tuple[pa.Table, str], pair: ModelPair) -> None:
+def test_every_text_of_the_log_is_labelled(
+    logged: Path, labelled: tuple[pa.Table, str], pair: ModelPair
+) -> None:
     table, output = labelled
     rows = {row["prompt"]: row for row in table.to_pylist()}
     lines = read(logged / "log.jsonl")
@@ -117,10 +148,16 @@ def test_every_text_of_the_log_is_labelled(logged: Path, labelled: tuple[pa.Tabl
     for line, text in zip(lines, texts, strict=True):
         row = rows[line["id"]]
         kept = finished(pair, text.prompt_tokens, text.completion)
-        assert row["tokens"] == kept.tokens and row["start"] == kept.start == len(text.prompt_tokens) - 1
+        assert (
+            row["tokens"] == kept.tokens
+            and row["start"] == kept.start == len(text.prompt_tokens) - 1
+        )
         assert row["roots"] == max(0, len(kept.tokens) - kept.start - SPACE.depth)
         assert (row["source"], row["kind"]) == (line["source"], line["kind"])
-        assert all(row[name] == pytest.approx(line[name]) for name in ("temperature", "top_p", "top_k", "min_p"))
+        assert all(
+            row[name] == pytest.approx(line[name])
+            for name in ("temperature", "top_p", "top_k", "min_p")
+        )
         assert row["step_verifier"] is None and row["step_root"] == []
     assert f"{len(lines)} texts" in output and "the texts of " in output
 
@@ -134,12 +171,19 @@ def test_labels_are_those_of_plain_passes(labelled: tuple[pa.Table, str], pair: 
             continue
         setting = Sampling(row["temperature"], row["top_p"], row["top_k"], row["min_p"])
         tokens = torch.tensor([row["tokens"]])
-        rows = [setting.probabilities(model(tokens).logits[0, row["start"] :]) for model in (pair.target, pair.draft)]
-        labeller = TextLabeller(tokens[0, row["start"] :], VERIFIERS, space=ActionSpace(1, SPACE.max_L1, SPACE.max_L2))
+        rows = [
+            setting.probabilities(model(tokens).logits[0, row["start"] :])
+            for model in (pair.target, pair.draft)
+        ]
+        labeller = TextLabeller(
+            tokens[0, row["start"] :], VERIFIERS, space=ActionSpace(1, SPACE.max_L1, SPACE.max_L2)
+        )
         labeller.add(*rows)
         chains = labeller.survivals()[:, :, : SPACE.depth].numpy()
         for verifier, expected in zip(VERIFIERS, chains, strict=True):
-            np.testing.assert_allclose(survivals_of(row, verifier)[:, : SPACE.depth], expected, atol=2e-3)
+            np.testing.assert_allclose(
+                survivals_of(row, verifier)[:, : SPACE.depth], expected, atol=2e-3
+            )
         compared += row["roots"]
     assert compared > 1000
 
@@ -147,11 +191,20 @@ def test_labels_are_those_of_plain_passes(labelled: tuple[pa.Table, str], pair: 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda lines: lines[2].update(temperature=0.7), ":3: T=0.7 is not among the run's sampling settings"),
-        (lambda lines: lines[4].update(top_k=20), ":5: T=0, top-k=20 is not among the run's sampling settings"),
+        (
+            lambda lines: lines[2].update(temperature=0.7),
+            ":3: T=0.7 is not among the run's sampling settings",
+        ),
+        (
+            lambda lines: lines[4].update(top_k=20),
+            ":5: T=0, top-k=20 is not among the run's sampling settings",
+        ),
         (lambda lines: lines[2].update(completion=[7] * 5000), ":3: 5012 tokens; the pair has "),
         (lambda lines: lines[2].update(completion=[]), ":3: completion."),
-        (lambda lines: lines.__delitem__(slice(12, 16)), "sources falls to test: add some, or change a share"),
+        (
+            lambda lines: lines.__delitem__(slice(12, 16)),
+            "sources falls to test: add some, or change a share",
+        ),
     ],
 )
 def test_a_line_that_does_not_fit_the_run_is_named(
@@ -165,7 +218,9 @@ def test_a_line_that_does_not_fit_the_run_is_named(
     assert contents() == {}
 
 
-def test_a_token_that_cannot_be_the_targets_is_named(logged: Path, store: str, pair: ModelPair) -> None:
+def test_a_token_that_cannot_be_the_targets_is_named(
+    logged: Path, store: str, pair: ModelPair
+) -> None:
     """A greedy text with a token that is not the best one."""
     lines = read(logged / "log.jsonl")
     number = next(n for n, line in enumerate(lines) if line["temperature"] == 0)
@@ -177,7 +232,10 @@ def test_a_token_that_cannot_be_the_targets_is_named(logged: Path, store: str, p
     write_lines(Path("log.jsonl"), lines)
     arguments = [*options(logged), "data.log=log.jsonl"]
     said = failure("data", *arguments)
-    assert f"log.jsonl:{number + 1}: token {len(prompt) + 9} of the text ({worst}) has probability 0 under the" in said
+    assert (
+        f"log.jsonl:{number + 1}: token {len(prompt) + 9} of the text ({worst}) has probability "
+        "0 under the" in said
+    )
     assert said.endswith("the text is not the target's own under T=0")
     lines[number]["completion"] = right
     write_lines(Path("log.jsonl"), lines)
@@ -186,20 +244,35 @@ def test_a_token_that_cannot_be_the_targets_is_named(logged: Path, store: str, p
 
 @pytest.mark.parametrize("place", [12, 30])
 @torch.no_grad()
-def test_a_token_at_the_very_edge_of_the_nucleus_ends_the_text(logged: Path, pair: ModelPair, place: int) -> None:
-    """Another pass may round to the other side; a token well beyond the edge is an error. Texts beside it stay."""
+def test_a_token_at_the_very_edge_of_the_nucleus_ends_the_text(
+    logged: Path, pair: ModelPair, place: int
+) -> None:
+    """Another pass may round to the other side; a token well beyond the edge is an error. Texts
+    beside it stay."""
     config, start = config_of(logged), 7
     greedy = list(range(30, 38))
     for _ in range(40):  # greedy, so that nothing else is in the way
         greedy.append(int(pair.target(torch.tensor([greedy])).logits[0, -1].argmax()))
-    probs, order = pair.target(torch.tensor([greedy[:place]])).logits[0, -1].double().softmax(-1).sort(descending=True)
+    probs, order = (
+        pair.target(torch.tensor([greedy[:place]]))
+        .logits[0, -1]
+        .double()
+        .softmax(-1)
+        .sort(descending=True)
+    )
     text = [*greedy[:place], int(order[5]), *greedy[place + 1 :]]
     before = float(probs[:5].sum())
 
     def rows(top_p: float) -> list[dict[str, Any]]:
         setting = Sampling(1.0, top_p)
         given = tuple(
-            GivenText(Prompt("a", "a", "a", "a"), tokens[: start + 1], tokens[start + 1 :], setting, f"log:{number}")
+            GivenText(
+                Prompt("a", "a", "a", "a"),
+                tokens[: start + 1],
+                tokens[start + 1 :],
+                setting,
+                f"log:{number}",
+            )
             for number, tokens in enumerate((greedy, text, greedy), 1)
         )
         full = replace(recipe(config), hidden=True)
@@ -212,5 +285,7 @@ def test_a_token_at_the_very_edge_of_the_nucleus_ends_the_text(logged: Path, pai
     ]
     chains = [survivals_of(row, "traversal")[:, : SPACE.depth] for row in (first, last)]
     np.testing.assert_allclose(*chains, rtol=1e-12)
-    with pytest.raises(InputError, match=f"^log:2: token {place} of the text \\({text[place]}\\) has probability 0"):
+    with pytest.raises(
+        InputError, match=f"^log:2: token {place} of the text \\({text[place]}\\) has probability 0"
+    ):
         rows(before - 5e-3)

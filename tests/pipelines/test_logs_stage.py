@@ -1,4 +1,5 @@
-"""From a log to an artefact and a report, through the command line; and a stronger rule than the lookup rule."""
+"""From a log to an artefact and a report, through the command line; and a stronger rule than the
+lookup rule."""
 
 from __future__ import annotations
 
@@ -28,12 +29,26 @@ from pipelines.train import judging
 from pipelines.train.judging import judge_jointly, keep_if_ahead
 from selector.actions import ActionSpace
 from selector.decision import Mode
-from selector.runtime.selector import Selector, Shapes, Tuned, joint_choice, load_selector, step_clock
+from selector.runtime.selector import (
+    Selector,
+    Shapes,
+    Tuned,
+    joint_choice,
+    load_selector,
+    step_clock,
+)
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed
 from selector.train.mixed import MixedBatches
 from selector.train.module import SelectorModule
-from selector.train.tuning import StaticTable, best_static, decide, judge_mode, tune_lookup_rule, tune_mode
+from selector.train.tuning import (
+    StaticTable,
+    best_static,
+    decide,
+    judge_mode,
+    tune_lookup_rule,
+    tune_mode,
+)
 from tests.pipelines.runs import ROOT, espalier, evaluation_of, failure, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
 from tests.selector import logged
@@ -61,7 +76,9 @@ def selector(run: tuple[Path, str]) -> Selector:
     return load_selector(run[0] / "runs/small/selector")
 
 
-def test_mlflow_holds_the_selector_its_gains_and_the_logs(run: tuple[Path, str], logs: dict[str, Any]) -> None:
+def test_mlflow_holds_the_selector_its_gains_and_the_logs(
+    run: tuple[Path, str], logs: dict[str, Any]
+) -> None:
     client = mlflow.MlflowClient(f"sqlite:///{run[0]}/mlruns/mlflow.db")
     stages = {
         each.data.tags["stage"]: each
@@ -69,14 +86,22 @@ def test_mlflow_holds_the_selector_its_gains_and_the_logs(run: tuple[Path, str],
     }
     assert {"data", "train", "evaluate", "export", "report"} <= set(stages)
     (version,) = client.search_model_versions("name = 'espalier-selector'")
-    own = next(e for e in logs["by_batch"] if (e["batch"], e["level"], e["mixed"]) == (8, DRAFTER, True))
+    own = next(
+        e for e in logs["by_batch"] if (e["batch"], e["level"], e["mixed"]) == (8, DRAFTER, True)
+    )
     tag = "test T0_8_different_requests selector_with_the_drafters_hits replayed_over_lookup_rule"
     assert version.tags[tag] == f"{own['selector_over_rule']['value']:.3f}"
-    assert {"traces train", "traces test"} <= {each.dataset.name for each in stages["data"].inputs.dataset_inputs}
-    assert client.get_model_version_by_alias("espalier-selector", "small").version == version.version
+    assert {"traces train", "traces test"} <= {
+        each.dataset.name for each in stages["data"].inputs.dataset_inputs
+    }
+    assert (
+        client.get_model_version_by_alias("espalier-selector", "small").version == version.version
+    )
 
 
-def test_there_is_an_entry_for_every_batch_size_level_and_kind_of_batch(logs: dict[str, Any]) -> None:
+def test_there_is_an_entry_for_every_batch_size_level_and_kind_of_batch(
+    logs: dict[str, Any],
+) -> None:
     found = [(entry["batch"], entry["level"], entry["mixed"]) for entry in logs["by_batch"]]
     equal = [(batch, level, False) for batch in (1, 8, 32) for level in (TEXT, DRAFTER)]
     mixed = [(batch, level, True) for batch in (8, 32) for level in (TEXT, DRAFTER)]
@@ -87,8 +112,13 @@ def test_there_is_an_entry_for_every_batch_size_level_and_kind_of_batch(logs: di
             assert each["fixed"] > 0 and each["rule"] > 0 and each["selector"] > 0
             for other in ("rule", "fixed"):
                 ratio = each[f"selector_over_{other}"]
-                assert ratio["value"] == pytest.approx(each["selector"] / each[other]) and ratio["error"] >= 0
-            assert 0 < each["charged_over_rule"]["value"] <= each["selector_over_rule"]["value"] + 1e-9
+                assert (
+                    ratio["value"] == pytest.approx(each["selector"] / each[other])
+                    and ratio["error"] >= 0
+                )
+            assert (
+                0 < each["charged_over_rule"]["value"] <= each["selector_over_rule"]["value"] + 1e-9
+            )
             assert ("one_length_over_fixed" in each) == entry["mixed"]
             if not entry["mixed"]:
                 assert each["oracle"] >= max(each["selector"], each["rule"], each["fixed"])
@@ -99,9 +129,14 @@ def test_all_figures_are_in_one_table(run: tuple[Path, str], logs: dict[str, Any
     equal, mixed = ([f"T=0, {words}" for words in each] for each in (EQUAL, MIXED))
     assert set(table.settings) == {*equal, *mixed}
     for entry in logs["by_batch"]:
-        setting = f"T=0, {entry['batch']} different requests" if entry["mixed"] else f"T=0, batch {entry['batch']}"
+        setting = (
+            f"T=0, {entry['batch']} different requests"
+            if entry["mixed"]
+            else f"T=0, batch {entry['batch']}"
+        )
         over = {
-            kind: table.of(setting, selector_at(entry["level"]), replayed(COPYING), kind) for kind in ("all", "code")
+            kind: table.of(setting, selector_at(entry["level"]), replayed(COPYING), kind)
+            for kind in ("all", "code")
         }
         assert vars(over["all"].ratio) == entry["selector_over_rule"]
         assert vars(over["code"].ratio) == entry["by_kind"]["code"]["selector_over_rule"]
@@ -109,8 +144,14 @@ def test_all_figures_are_in_one_table(run: tuple[Path, str], logs: dict[str, Any
 
 def test_what_is_printed_says_what_is_gained_and_where_it_is(run: tuple[Path, str]) -> None:
     folder, said = run
-    expected = "T=0, batch 1, token ids alone", "T=0, 32 different requests, with", "of the lookup rule", "runs/small"
-    assert all(words in said for words in expected) and "batch 32, with" not in said  # of equal texts
+    expected = (
+        "T=0, batch 1, token ids alone",
+        "T=0, 32 different requests, with",
+        "of the lookup rule",
+        "runs/small",
+    )
+    # of equal texts
+    assert all(words in said for words in expected) and "batch 32, with" not in said
     page = (folder / "runs/small/report.html").read_text()
     assert "kind of work" in page
     again = espalier(folder, "logs", *arguments(folder), config="")
@@ -135,7 +176,9 @@ def test_one_artefact_decides_for_every_batch_size_and_level(
     root = known(run[0], selector, batch)
     for level in (TEXT, DRAFTER):
         asked = selector.at(0.0, batch=batch, level=level)
-        assert asked.mode.level == level and asked.mode.batch == min((1, 8, 32), key=lambda b: abs(np.log2(b / batch)))
+        assert asked.mode.level == level and asked.mode.batch == min(
+            (1, 8, 32), key=lambda b: abs(np.log2(b / batch))
+        )
         features = root.features(level)
         alone = asked.select(features)
         assert alone in selector.actions
@@ -143,7 +186,10 @@ def test_one_artefact_decides_for_every_batch_size_and_level(
         jointly = asked.select_jointly([features] * batch)
         assert len(jointly) == batch and len(set(jointly)) == 1, "equal requests decide alike"
         by_features = selector.at(0.0, batch=batch)
-        assert by_features.select(features) == alone and by_features.select_jointly([features] * batch) == jointly
+        assert (
+            by_features.select(features) == alone
+            and by_features.select_jointly([features] * batch) == jointly
+        )
         assert selector.scores(features).shape == (len(selector.actions),)
 
 
@@ -159,9 +205,13 @@ def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
     given = [{SCALARS_KEY: data.scalars_RF[row]} for row in rows]
     mode = selector.at(0.0, batch=8, level=DRAFTER).mode
     for speed in (100.0, 400.0, 1600.0):
-        asked = Tuned(replace(mode, feature_levels=(DRAFTER,), rule=None, joint=speed, allowed=()), selector)
+        asked = Tuned(
+            replace(mode, feature_levels=(DRAFTER,), rule=None, joint=speed, allowed=()), selector
+        )
         chosen = asked.select_jointly(given)
-        prices = step_clock(selector.latency, 8).prices(float(data.length_R[rows].float().mean()), 8)
+        prices = step_clock(selector.latency, 8).prices(
+            float(data.length_R[rows].float().mean()), 8
+        )
         tokens_BA = module.scores(data)[rows].double().numpy()
         expected = joint_choice(tokens_BA, Shapes.of(selector.actions), speed, *prices)
         assert chosen == [selector.actions[a] for a in expected]
@@ -175,31 +225,47 @@ def test_its_card_says_what_it_is_and_generate_refuses_it(
 ) -> None:
     folder = run[0] / "runs/small/selector"
     card = (folder / "README.md").read_text()
-    assert "the drafter `head`" in card and "1, 8, 32 requests" in card and "custom_generate" not in card
+    assert (
+        "the drafter `head`" in card
+        and "1, 8, 32 requests" in card
+        and "custom_generate" not in card
+    )
     assert (folder / "tokens.safetensors").exists()
     with pytest.raises(InputError, match="trained on an engine's log"):
         pair.target.generate(
-            torch.tensor([[5]]), custom_generate=speculative_generate, draft_model=pair.draft, selector=selector
+            torch.tensor([[5]]),
+            custom_generate=speculative_generate,
+            draft_model=pair.draft,
+            selector=selector,
         )
 
 
 def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     train, validation, test = (logged.timed(4, seed=seed, count=24) for seed in range(3))
-    told = [dict.fromkeys(LOG.levels, each.space.efficiencies(each.survivals_RS)) for each in (validation, test)]
+    told = [
+        dict.fromkeys(LOG.levels, each.space.efficiencies(each.survivals_RS))
+        for each in (validation, test)
+    ]
     fixed = best_static(train, StaticTable.of(train))
     (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile())
     batches = MixedBatches(train, logged.profile(), 4)
-    tuned, alike = (batches.replay(decide(train, {}, mode).action_R) for mode in (rule.mode, lookup_rule(train)))
+    tuned, alike = (
+        batches.replay(decide(train, {}, mode).action_R) for mode in (rule.mode, lookup_rule(train))
+    )
     assert tuned.speed >= alike.speed  # as if all requests had the same text
     modes = gains.BatchModes(fixed, rule.mode, {}, {})
     for level, own in told[0].items():
         alone = tune_mode(validation, {level: own}, fixed)
-        network, modes.common[level] = judge_jointly(validation, own, alone, rule, fixed, logged.profile())
+        network, modes.common[level] = judge_jointly(
+            validation, own, alone, rule, fixed, logged.profile()
+        )
         modes.selector[level] = replace(keep_if_ahead(network, rule, fixed).mode, level=level)
     for level, mode in modes.selector.items():
         assert mode.decider == "network" and mode.level == level and mode.joint > 0
     taken = dict.fromkeys(LOG.levels, 1e-3)
-    found = list(gains.entries(Table(gains.measured(modes, test, told[1], logged.profile(), taken)), modes))
+    found = list(
+        gains.entries(Table(gains.measured(modes, test, told[1], logged.profile(), taken)), modes)
+    )
     assert [(entry["level"], entry["mixed"]) for entry in found] == [
         (own, m) for m in (False, True) for own in LOG.levels
     ]
@@ -234,12 +300,16 @@ def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:
 
 def test_lookups_alone_are_a_choice(tmp_path: Path) -> None:
     small(tmp_path)
-    said = espalier(tmp_path, "logs", *arguments(tmp_path, name="copies"), "logs.drafter=none", config="")
+    said = espalier(
+        tmp_path, "logs", *arguments(tmp_path, name="copies"), "logs.drafter=none", config=""
+    )
     assert "token ids alone" in said and "drafter's hits" not in said, "there is no drafter"
     assert "hits" not in (tmp_path / "runs/copies/report.html").read_text()
     entries = evaluation_of(tmp_path, "copies")["logs"]["by_batch"]
     assert all(entry["fixed_length"] == 0 and entry["fixed"] == 1 for entry in entries)
-    assert [action.nodes for action in load_selector(tmp_path / "runs/copies/selector").actions] == list(range(21))
+    assert [
+        action.nodes for action in load_selector(tmp_path / "runs/copies/selector").actions
+    ] == list(range(21))
 
 
 def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path: Path) -> None:
@@ -248,9 +318,13 @@ def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path:
     clock = ROOT / "configs/clocks/h100_llama3.1-8b_eagle3.csv"
     line = [f"logs.files=['{log}']", f"logs.test=['{other}']", f"latency.timings={clock}", *SMALL]
     assert "batch 128" in espalier(tmp_path, "logs", *line, config="llama_eagle3.yaml")
-    assert "train: reusing" in espalier(tmp_path, "train", *line, config="llama_eagle3.yaml"), "a stage by itself"
+    assert "train: reusing" in espalier(tmp_path, "train", *line, config="llama_eagle3.yaml"), (
+        "a stage by itself"
+    )
     found = evaluation_of(tmp_path, "llama_eagle3")["logs"]
-    assert found["texts"]["test"] == 5 and found["texts"]["train"] + found["texts"]["validation"] == 16
+    assert (
+        found["texts"]["test"] == 5 and found["texts"]["train"] + found["texts"]["validation"] == 16
+    )
     assert all(set(entry["by_kind"]) == {"other"} for entry in found["by_batch"])
 
 
@@ -265,7 +339,9 @@ def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path:
         (["small.jsonl", "--test", "small.jsonl"], "is among files, too"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(line: list[str], message: str, tmp_path: Path) -> None:
+def test_a_mistake_is_one_line_and_exit_code_2(
+    line: list[str], message: str, tmp_path: Path
+) -> None:
     small(tmp_path)
     write(tmp_path / "one.jsonl", [record(1)])
     code, said = outcome(tmp_path, "logs", *line, config="")
@@ -279,23 +355,40 @@ def test_a_pipe_is_no_log(tmp_path: Path) -> None:
     assert "a pipe, no file" in failure("logs", "name=piped", f"logs.files=[{tmp_path / 'pipe'}]")
 
 
-def test_a_pairs_traces_give_the_same_speeds_through_this_door(demo: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_pairs_traces_give_the_same_speeds_through_this_door(
+    demo: tuple[Path, str], tmp_path: Path
+) -> None:
     folder = demo[0] / "runs/demo/traces"
     _, clock = small(tmp_path, 1)
-    logged, space = read_trace_log(folder, GREEDY), ActionSpace.chains(ActionSpace.default().depth, 4)
+    logged, space = (
+        read_trace_log(folder, GREEDY),
+        ActionSpace.chains(ActionSpace.default().depth, 4),
+    )
     data = replace(with_features(Labeller("draft", space, GREEDY).table(logged)), space=space)
-    own = profile_of(read_timings(clock), "clock", False, "log:draft", (VERIFIER, "specinfer")).at_batch(8)
+    own = profile_of(
+        read_timings(clock), "clock", False, "log:draft", (VERIFIER, "specinfer")
+    ).at_batch(8)
     parts = [read_texts(folder, split, ["specinfer"]).setting_of(GREEDY) for split in SPLITS]
     assert sum(map(len, parts)) == len(data)
     speeds = []
     for timed in (Timed(data, VERIFIER, own), *(Timed(part, "specinfer", own) for part in parts)):
         actions = [timed.space.index(timed.space.chain(n)) for n in range(space.depth + 1)]
-        speeds.append(torch.stack([columns_XA.sum(0)[actions] for columns_XA in StaticTable.of(timed)]))
-    assert torch.allclose(speeds[0], sum(speeds[1:]), rtol=1e-5), "tokens, seconds and steps of every chain"
+        speeds.append(
+            torch.stack([columns_XA.sum(0)[actions] for columns_XA in StaticTable.of(timed)])
+        )
+    assert torch.allclose(speeds[0], sum(speeds[1:]), rtol=1e-5), (
+        "tokens, seconds and steps of every chain"
+    )
     predicted = list(zip(data.prompt_X, data.lookup_R.split(data.size_X.tolist()), strict=True))
     for part in parts:
-        for prompt, own_R in zip(part.prompt_X, part.lookup_R.split(part.size_X.tolist()), strict=True):
-            assert any(torch.equal(own_R.clamp(max=4), other_R) for name, other_R in predicted if name == prompt)
+        for prompt, own_R in zip(
+            part.prompt_X, part.lookup_R.split(part.size_X.tolist()), strict=True
+        ):
+            assert any(
+                torch.equal(own_R.clamp(max=4), other_R)
+                for name, other_R in predicted
+                if name == prompt
+            )
 
 
 def test_a_trace_store_is_a_log(demo: tuple[Path, str], tmp_path: Path) -> None:
@@ -311,23 +404,30 @@ def lookup_rule(train: Timed) -> Mode:
 
 
 @pytest.mark.parametrize(("drafting", "drafts"), [(0.0, True), (1.3e-3, False)])
-def test_a_model_drafts_in_a_log_only_where_it_is_clearly_ahead_of_copies_alone(drafting: float, drafts: bool) -> None:
-    """As step times lack some of what drafting costs: where it is ahead, but by less, it does not."""
+def test_a_model_drafts_in_a_log_only_where_it_is_clearly_ahead_of_copies_alone(
+    drafting: float, drafts: bool
+) -> None:
+    """As step times lack some of what drafting costs: where it is ahead, but by less, it does
+    not."""
     train, validation = (logged.timed(seed=seed, count=20) for seed in (1, 2))
     for own in (train, validation):
         own.texts.lookup_R.floor_divide_(4)
-    train, validation = (replace(own, profile=replace(own.profile, drafting=drafting)) for own in (train, validation))
+    train, validation = (
+        replace(own, profile=replace(own.profile, drafting=drafting)) for own in (train, validation)
+    )
     (fixed,) = judging.statics([train])
     (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile())
     drafted, alone = (
-        judge_mode(validation, {}, tune_lookup_rule(train, fixed, drafts=own), fixed.action) for own in (True, False)
+        judge_mode(validation, {}, tune_lookup_rule(train, fixed, drafts=own), fixed.action)
+        for own in (True, False)
     )
     assert drafted.is_ahead_of(alone) and not alone.mode.action.drafts
     assert rule.mode == (drafted if drafts else alone).mode
     lead = judging.lead(validation, rule.mode)
     assert lead == (1.0 if drafts else judging.DRAFTING) and fixed.action.drafts
     if not drafts:
-        network = replace(drafted, mode=replace(fixed, feature_levels=(TEXT,)))  # one that drafts as that rule does
+        # one that drafts as that rule does
+        network = replace(drafted, mode=replace(fixed, feature_levels=(TEXT,)))
         assert judging.keep_if_ahead(network, rule, fixed, times=lead).mode == rule.mode
 
 

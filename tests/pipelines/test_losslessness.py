@@ -1,4 +1,5 @@
-"""The greedy check, and the rival: under the pair's own law, whatever a checkpoint's generation config says."""
+"""The greedy check, and the rival: under the pair's own law, whatever a checkpoint's generation
+config says."""
 
 from __future__ import annotations
 
@@ -19,8 +20,16 @@ from tests.pipelines.runs import UNTEMPLATED, demo_config
 
 ONE = ("verifiers=[traversal]", "train.verifier=traversal")
 CONFIG = demo_config(*UNTEMPLATED, *ONE, "prompts.tokens=12", "data.tokens=10")
-PROMPTS = [Prompt(str(n), text, "prose", "a") for n, text in enumerate(("the quick brown fox", "over the lazy dog"))]
-POISON = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": list(range(40, 90)), "min_p": 0.9}
+PROMPTS = [
+    Prompt(str(n), text, "prose", "a")
+    for n, text in enumerate(("the quick brown fox", "over the lazy dog"))
+]
+POISON = {
+    "repetition_penalty": 5.0,
+    "no_repeat_ngram_size": 1,
+    "suppress_tokens": list(range(40, 90)),
+    "min_p": 0.9,
+}
 
 
 @pytest.fixture
@@ -31,12 +40,20 @@ def poisoned(pair_folders: tuple[str, str]) -> ModelPair:
     return pair
 
 
-def test_a_checkpoint_settings_move_neither_the_rival_nor_the_check(pair: ModelPair, poisoned: ModelPair) -> None:
+def test_a_checkpoint_settings_move_neither_the_rival_nor_the_check(
+    pair: ModelPair, poisoned: ModelPair
+) -> None:
     prompt = torch.tensor([[5, 17, 203]])
-    texts = [each.target.generate(prompt, max_new_tokens=12, do_sample=False).tolist() for each in (pair, poisoned)]
+    texts = [
+        each.target.generate(prompt, max_new_tokens=12, do_sample=False).tolist()
+        for each in (pair, poisoned)
+    ]
     assert texts[0] != texts[1]  # `generate` itself is moved
     for sampling in (Sampling(0), Sampling(0.8, 0.9)):
-        found = [Assistant(4).decode(each, sampling, [5, 17, 203], 24, seed=2) for each in (pair, poisoned)]
+        found = [
+            Assistant(4).decode(each, sampling, [5, 17, 203], 24, seed=2)
+            for each in (pair, poisoned)
+        ]
         assert (found[0].text, found[0].steps) == (found[1].text, found[1].steps)
     checked = greedy_check(poisoned, CONFIG, PROMPTS)
     assert checked["continuations"] == 6 and not checked["ties"]
@@ -46,7 +63,9 @@ def test_a_checkpoint_settings_move_neither_the_rival_nor_the_check(pair: ModelP
 def test_texts_that_end_are_compared_to_their_end(pair_folders: tuple[str, str]) -> None:
     pair = ModelPair.load(*pair_folders, device="cpu")
     prompt = torch.tensor([encode(CONFIG, pair, PROMPTS[0])])
-    text = pair.target.generate(prompt, max_new_tokens=10, do_sample=False)[0, prompt.shape[1] :].tolist()
+    text = pair.target.generate(prompt, max_new_tokens=10, do_sample=False)[
+        0, prompt.shape[1] :
+    ].tolist()
     pair.target.generation_config.eos_token_id = text[4]
     checked = greedy_check(pair, CONFIG, PROMPTS[:1])
     assert checked["tokens"] == 6 * (1 + text.index(text[4])) and not checked["ties"]
@@ -57,7 +76,9 @@ def test_in_bfloat16_texts_part_at_ties_alone(pair_folders: tuple[str, str]) -> 
     assert greedy_check(pair, CONFIG, PROMPTS)["continuations"] == 6
 
 
-def test_a_difference_that_is_no_tie_is_found(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_that_is_no_tie_is_found(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a decoder whose passes look at one committed token too few."""
     build = TreeMasks.build
 
@@ -67,7 +88,9 @@ def test_a_difference_that_is_no_tie_is_found(pair: ModelPair, monkeypatch: pyte
         return mask
 
     monkeypatch.setattr(TreeMasks, "build", blind)
-    with pytest.raises(InputError, match=r"is not generate\(\)'s: prompt 0, token \d+ with traversal on"):
+    with pytest.raises(
+        InputError, match=r"is not generate\(\)'s: prompt 0, token \d+ with traversal on"
+    ):
         greedy_check(pair, CONFIG, PROMPTS[:1])
 
 

@@ -1,4 +1,5 @@
-"""What methods decode, transformers' own assisted generation among them, and that replay says what decoding does."""
+"""What methods decode, transformers' own assisted generation among them, and that replay says what
+decoding does."""
 
 from __future__ import annotations
 
@@ -48,7 +49,10 @@ SAMPLING, ACTION = Sampling(0.8), Action(2, 1, 3)
 TOKENS, TEXTS = 20, 60
 PROMPT = [5, 17, 203, 44, 91]
 CONFIG = demo_config(
-    *UNTEMPLATED, f"verifiers=[{','.join(VERIFIERS)}]", "train.verifier=traversal", f"data.tokens={TOKENS}"
+    *UNTEMPLATED,
+    f"verifiers=[{','.join(VERIFIERS)}]",
+    "train.verifier=traversal",
+    f"data.tokens={TOKENS}",
 )
 PROFILE = replace(profile(), verify=dict.fromkeys(VERIFIERS, Verification()))
 
@@ -65,14 +69,17 @@ def test_what_the_last_step_yields_beyond_the_limit_does_not_count(
     found = method.decode(pair, SAMPLING, PROMPT, 24, seed=3)
     assert found.tokens == 24 < found.block_tokens and len(found.drafted) == found.steps
     prompt = torch.tensor([PROMPT])
-    greedy = pair.target.generate(prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)[0, 5:].tolist()
+    greedy = pair.target.generate(prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)[
+        0, 5:
+    ].tolist()
     monkeypatch.setattr(pair.target.generation_config, "eos_token_id", [greedy[9]])
     ended = method.decode(pair, Sampling(0), PROMPT, 24, seed=3)
     assert ended.tokens == greedy.index(greedy[9]) + 1 <= ended.block_tokens
 
 
 def test_what_decodes_alike_is_decoded_once() -> None:
-    """A verifier makes a difference where a tree is drafted; where tokens are copied alone, it makes none."""
+    """A verifier makes a difference where a tree is drafted; where tokens are copied alone, it
+    makes none."""
     rule = LookupRule(2, 16)
     copying = {
         (name, tree): Method("rule", name, Mode(Sampling(0.0), tree, rule=rule))
@@ -83,7 +90,9 @@ def test_what_decodes_alike_is_decoded_once() -> None:
     for methods in (copying, fixed):
         assert len({method.identity for method in methods.values()}) == 3
         assert methods["specinfer", EMPTY].identity == methods["traversal", EMPTY].identity
-    assert {each.identity for each in copying.values()}.isdisjoint(each.identity for each in fixed.values())
+    assert {each.identity for each in copying.values()}.isdisjoint(
+        each.identity for each in fixed.values()
+    )
     selecting = Method("selector", "traversal", copying["traversal", EMPTY].mode, opinionated())
     assert selecting.identity == copying["specinfer", EMPTY].identity
 
@@ -91,7 +100,10 @@ def test_what_decodes_alike_is_decoded_once() -> None:
 def test_static_trees_are_the_fastest_of_their_kind() -> None:
     """With one verifier that is always the better one by a little."""
     data = texts(10, seed=4)
-    data.survivals = {"traversal": data.survivals["traversal"], "specinfer": 0.95 * data.survivals["traversal"]}
+    data.survivals = {
+        "traversal": data.survivals["traversal"],
+        "specinfer": 0.95 * data.survivals["traversal"],
+    }
     methods = {method.name: method for method in static_methods(data, VERIFIERS, PROFILE)}
     assert next(iter(methods)) == PLAIN and methods[PLAIN].mode.action == EMPTY
     speed_A = StaticTable.of(Timed(data, "traversal", PROFILE)).speeds()
@@ -126,7 +138,13 @@ def methods_of(data: Texts) -> dict[str, Method]:
     mode = Mode(timed.sampling, best.action, (EARLY, LIGHT), best.speed, 0.5, (*chains, *lookups))
     module = opinionated()
     tuned = Tuned(
-        mode, Selector(module.state_dict(), config_of(module, "traversal", best.action, [mode]), PROFILE, [mode])
+        mode,
+        Selector(
+            module.state_dict(),
+            config_of(module, "traversal", best.action, [mode]),
+            PROFILE,
+            [mode],
+        ),
     )
     return {
         "chain": static("static", "specinfer", Action(1, 5, 0)),
@@ -139,12 +157,17 @@ def methods_of(data: Texts) -> dict[str, Method]:
 def quotient(tops: Sequence[float], bottoms: Sequence[float]) -> tuple[float, float]:
     """Of sums, and its standard error."""
     value = sum(tops) / sum(bottoms)
-    return value, math.sqrt(sum((t - value * b) ** 2 for t, b in zip(tops, bottoms, strict=True))) / sum(bottoms)
+    return value, math.sqrt(
+        sum((t - value * b) ** 2 for t, b in zip(tops, bottoms, strict=True))
+    ) / sum(bottoms)
 
 
 @pytest.mark.parametrize("name", ["chain", "tree", "selector", "lookups"])
-def test_replay_says_what_decoding_does(pair: ModelPair, labelled: tuple[Texts, list[Prompt]], name: str) -> None:
-    """Tokens per step of other texts, decoded: z is below 4. The selector has learnt nothing, but its choices vary."""
+def test_replay_says_what_decoding_does(
+    pair: ModelPair, labelled: tuple[Texts, list[Prompt]], name: str
+) -> None:
+    """Tokens per step of other texts, decoded: z is below 4. The selector has learnt nothing, but
+    its choices vary."""
     data, prompts = labelled
     method = methods_of(data)[name]
     decoded: list[Decoding] = []
@@ -152,7 +175,8 @@ def test_replay_says_what_decoding_does(pair: ModelPair, labelled: tuple[Texts, 
         tokens = pair.tokenizer(prompt.text)["input_ids"][: CONFIG.prompts.tokens]
         decoded.append(method.decode(pair, SAMPLING, tokens, TOKENS, seed=number))
     replayed = method.replay(data, PROFILE)
-    own = [min(each.block_tokens, TOKENS) for each in decoded]  # what is beyond the end does not count
+    # what is beyond the end does not count
+    own = [min(each.block_tokens, TOKENS) for each in decoded]
     found = quotient(own, [each.steps for each in decoded])
     said = quotient(replayed.tokens_X.tolist(), replayed.steps_X.tolist())
     assert said[0] == pytest.approx(replayed.block_efficiency)
@@ -171,7 +195,9 @@ def test_every_method_takes_every_place_over_as_many_rounds_as_there_are_methods
         assert all(len({order.index(item) for order in orders}) == rounds for item in items)
 
 
-@pytest.mark.parametrize("assistant", [Assistant(), Assistant(3), Assistant(10, 2)], ids=lambda own: own.name)
+@pytest.mark.parametrize(
+    "assistant", [Assistant(), Assistant(3), Assistant(10, 2)], ids=lambda own: own.name
+)
 @pytest.mark.parametrize("sampling", [Sampling(0), Sampling(0.7, 0.9)], ids=str)
 def test_assisted_generation_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
     pair: ModelPair, sampling: Sampling, assistant: Assistant
@@ -179,21 +205,33 @@ def test_assisted_generation_decodes_to_the_limit_and_leaves_the_pair_as_it_was(
     before = pair.draft.generation_config.to_dict()
     found = assistant.decode(pair, sampling, PROMPT, 24, seed=1)
     assert found.tokens == len(found.text) == 24 and found.seconds > 0
-    assert 24 / (1 + (assistant.tokens or 20)) <= found.steps <= 24  # one token more than was drafted
+    # one token more than was drafted
+    assert 24 / (1 + (assistant.tokens or 20)) <= found.steps <= 24
     assert pair.draft.generation_config.to_dict() == before
 
 
-def test_the_library_is_tuned_by_what_is_fastest(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_is_tuned_by_what_is_fastest(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the chains and of the lookups, on prompts of which the slower half sees few."""
     best, asked = {Assistant(4), Assistant(10, 2)}, list[Assistant]()
 
     def decode(self: Assistant, *_: Any) -> Decoding:
         asked.append(self)
-        return Decoding(tokens=10, seconds=1.0 if self in best else 2.0 + (self.tokens == 1), steps=5, block_tokens=10)
+        return Decoding(
+            tokens=10,
+            seconds=1.0 if self in best else 2.0 + (self.tokens == 1),
+            steps=5,
+            block_tokens=10,
+        )
 
     monkeypatch.setattr(Assistant, "decode", decode)
     found = tuned_assistants(pair, Sampling(0), [PROMPT] * 6, 24, seed=1)
     assert found == [Assistant(), Assistant(4), Assistant(10, 2)]
-    assert [own.name for own in found] == ["assisted generation", "assisted generation, tuned", "prompt lookup"]
+    assert [own.name for own in found] == [
+        "assisted generation",
+        "assisted generation, tuned",
+        "prompt lookup",
+    ]
     counts = Counter(asked)
     assert counts[Assistant(4)] > counts[Assistant(1)] == 3  # the first call of all does not count

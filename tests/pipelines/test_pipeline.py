@@ -1,4 +1,5 @@
-"""The whole pipeline, from the pair to the registered selector; and with the feature that `docs/extending.md` adds."""
+"""The whole pipeline, from the pair to the registered selector; and with the feature that
+`docs/extending.md` adds."""
 
 from __future__ import annotations
 
@@ -32,13 +33,23 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
     assert re.search(r"^demo: \S+ with .* on ", output, re.MULTILINE)
     assert all(len(line) <= 80 for line in output.splitlines() if set(line) & set("─━┃│"))
     assert str(run / "report.html") in output
-    _, found, program = output.partition(f"The exported selector is {run / 'selector'}. This program decodes with it:")
+    _, found, program = output.partition(
+        f"The exported selector is {run / 'selector'}. This program decodes with it:"
+    )
     assert bool(found) == ("custom_generate" in program)
-    assert found or "Decode without a draft" in output  # where times are disturbed, perhaps no draft pays
-    assert re.search(r"its actions equal the trained module's at all \d{3} roots of the validation texts", output)
+    # where times are disturbed, perhaps no draft pays
+    assert found or "Decode without a draft" in output
+    assert re.search(
+        r"its actions equal the trained module's at all \d{3} roots of the validation texts", output
+    )
     report = (run / "report.html").read_text()
-    assert len(set(re.findall(r'<img alt="([^"]{20,})" src="data:image/png;base64,', report))) == 2  # by setting
-    for title in ("All methods", "Do the labels describe the decoder?", "Is greedy text unchanged?"):
+    # by setting
+    assert len(set(re.findall(r'<img alt="([^"]{20,})" src="data:image/png;base64,', report))) == 2
+    for title in (
+        "All methods",
+        "Do the labels describe the decoder?",
+        "Is greedy text unchanged?",
+    ):
         assert title in report
 
 
@@ -53,7 +64,8 @@ PAGES = [
 def test_the_snippets_of_the_pages_run(
     page: Path, demo: tuple[Path, str], inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the demo has been run, and a log's selector trained, as the pages suppose; networks decide in programs."""
+    """Where the demo has been run, and a log's selector trained, as the pages suppose; networks
+    decide in programs."""
     decided, select = list[bool](), Tuned.select
 
     def observed(self: Tuned, features: Features | None, final: bool = False) -> Action | None:
@@ -65,10 +77,19 @@ def test_the_snippets_of_the_pages_run(
     shutil.copytree(demo[0] / "runs", "runs")
     if page.stem == "README":
         let_the_network_decide()
-    if page.stem == "logs":  # of steps alone: no other policy is compared, so that the network decides
+    # of steps alone: no other policy is compared, so that the network decides
+    if page.stem == "logs":
         _, clock = small(inside, 1)
         log = write(inside / "log.jsonl", [as_steps(record(n)) for n in range(30)])
-        line = [str(log), "--timings", str(clock), "--name", "llama_eagle3", "train.epochs=1", "train.hidden=[8]"]
+        line = [
+            str(log),
+            "--timings",
+            str(clock),
+            "--name",
+            "llama_eagle3",
+            "train.epochs=1",
+            "train.hidden=[8]",
+        ]
         runs.espalier(inside, "logs", *line, "logs.force=true", config="")
     monkeypatch.setattr(Tuned, "select", observed)
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
@@ -80,40 +101,61 @@ def test_the_snippets_of_the_pages_run(
 
 def let_the_network_decide() -> None:
     """In every setting of the demo's artefact, whatever pays on this machine."""
-    config = Config.model_validate(json.loads(Path("runs/demo/stages/train.json").read_text())["provenance"]["config"])
+    config = Config.model_validate(
+        json.loads(Path("runs/demo/stages/train.json").read_text())["provenance"]["config"]
+    )
     result, selector = load_result(config), load_selector("runs/demo/selector")
-    modes = [replace(mode, feature_levels=("light",), rule=None, rho=1.0, allowed=()) for mode in selector.modes]
+    modes = [
+        replace(mode, feature_levels=("light",), rule=None, rho=1.0, allowed=())
+        for mode in selector.modes
+    ]
     facts = json.loads(Path("runs/demo/selector/config.json").read_text())
     own = selector.verifier, selector.modes[0].action, [mode.row() for mode in modes]
     kept = {key: facts[key] for key in ("pair", "metrics", "run_id", "provenance")}
-    write_artefact(Path("runs/demo/selector"), load_module(config, result), load_profile(config), *own, kept)
+    write_artefact(
+        Path("runs/demo/selector"), load_module(config, result), load_profile(config), *own, kept
+    )
 
 
 def test_the_evaluation_holds_every_figure(demo: tuple[Path, str]) -> None:
-    evaluation, found = runs.evaluation_of(demo[0]), Table.read(demo[0] / "runs" / "demo" / "evaluation.parquet")
+    evaluation, found = (
+        runs.evaluation_of(demo[0]),
+        Table.read(demo[0] / "runs" / "demo" / "evaluation.parquet"),
+    )
     summary = evaluation["summary"]
     assert summary["ratio_vs_static_traversal_wall"] > 0 and 0 <= summary["selector_time_share"] < 1
     assert "ratio_vs_static_traversal_gpu_like" not in summary  # no clock is asked for
     mean = sum(row["wall_ratio"] for row in summary["by_setting"]) / 2
     assert summary["ratio_vs_best_static_delayed"] == pytest.approx(mean)
     methods = {PLAIN, SELECTOR, BEST_STATIC, COPYING, AT_ROOT, "static chain"}
-    for row, setting, temperature in zip(summary["by_setting"], ("T=0", "T=1"), (0, 1), strict=True):
+    for row, setting, temperature in zip(
+        summary["by_setting"], ("T=0", "T=1"), (0, 1), strict=True
+    ):
         assert (row["temperature"], row["top_p"]) == (temperature, 1)
         low, high = row["wall_interval_95"]
-        assert 0 < low <= row["wall_ratio"] <= high and row["replay_ratio"] > 0 and row["replay_error"] >= 0
+        assert (
+            0 < low <= row["wall_ratio"] <= high
+            and row["replay_ratio"] > 0
+            and row["replay_error"] >= 0
+        )
         for rival in (PLAIN, COPYING, BEST_STATIC, AT_ROOT):
             for measure in (decoded(rival), replayed(rival)):
                 figure = found.of(setting, SELECTOR, measure)
                 assert figure.low and figure.high and 0 < figure.low <= figure.value <= figure.high
-        assert sum(found.of(setting, SELECTOR, f"{SHARE} {origin}").value for origin in ORIGINS) == pytest.approx(1)
+        assert sum(
+            found.of(setting, SELECTOR, f"{SHARE} {origin}").value for origin in ORIGINS
+        ) == pytest.approx(1)
         entries = [entry for entry in evaluation["methods"] if entry["temperature"] == temperature]
         assert {entry["method"] for entry in entries} == methods
         for entry in entries:
             low, high = entry["interval_95"]
             assert 0 < low <= entry["tokens_per_second"] <= high
-            assert 1 <= entry["block_efficiency"] <= 17 and entry["verifier"] and entry["top_p"] == 1
+            assert (
+                1 <= entry["block_efficiency"] <= 17 and entry["verifier"] and entry["top_p"] == 1
+            )
             assert (entry["prompts"], entry["tokens"] > 0) == (3, True)
-        others = set(found.methods(setting, replayed(BEST_STATIC))) - methods  # of them two are of other verifiers
+        # of them two are of other verifiers
+        others = set(found.methods(setting, replayed(BEST_STATIC))) - methods
         assert {"static tree with branches", NETWORK} <= others and len(others) == 4
     assert evaluation["greedy"]["continuations"] == 18
 
@@ -122,7 +164,10 @@ def test_what_training_decided_is_what_is_evaluated_and_exported(demo: tuple[Pat
     run = demo[0] / "runs" / "demo"
     training = json.loads((run / "training" / "result.json").read_text())
     assert set(training["selectors"]) == {"regressor-light", "policy-light"}
-    assert all((run / "training" / found["checkpoint"]).exists() for found in training["selectors"].values())
+    assert all(
+        (run / "training" / found["checkpoint"]).exists()
+        for found in training["selectors"].values()
+    )
     modes = training["selectors"][training["chosen"]]["modes"]
     assert runs.evaluation_of(demo[0])["decisions"] == modes
     assert [mode.decider == "network" for mode in load_selector(run / "selector").modes] == [
@@ -131,16 +176,28 @@ def test_what_training_decided_is_what_is_evaluated_and_exported(demo: tuple[Pat
 
 
 def test_what_decoding_accepted_is_what_the_labels_say(demo: tuple[Path, str]) -> None:
-    """Of the texts that speculative decoding wrote: with every verifier |z| is below 4, in output and report."""
-    found = re.findall(r"data: (\w+), [^:]+: (\d+) decoding steps, .* realised, z = ([+-]\d+\.\d+)", demo[1])
-    assert {verifier for verifier, _, _ in found} <= {"specinfer", "traversal", "lifted_uniform"} and len(found) >= 2
+    """Of the texts that speculative decoding wrote: with every verifier |z| is below 4, in output
+    and report."""
+    found = re.findall(
+        r"data: (\w+), [^:]+: (\d+) decoding steps, .* realised, z = ([+-]\d+\.\d+)", demo[1]
+    )
+    assert {verifier for verifier, _, _ in found} <= {
+        "specinfer",
+        "traversal",
+        "lifted_uniform",
+    } and len(found) >= 2
     assert all(abs(float(z)) < 4 for _, _, z in found)
     assert sum(int(steps) for _, steps, _ in found) >= 15
-    (unlikely,) = re.findall(r"data: (\S+)% of the tokens had a probability below 0.001; (\S+)% are to be", demo[1])
-    assert abs(float(unlikely[0]) - float(unlikely[1])) < 1.5  # four binomial standard deviations of 3,000 tokens
+    (unlikely,) = re.findall(
+        r"data: (\S+)% of the tokens had a probability below 0.001; (\S+)% are to be", demo[1]
+    )
+    # four binomial standard deviations of 3,000 tokens
+    assert abs(float(unlikely[0]) - float(unlikely[1])) < 1.5
 
 
-def test_every_file_stands_in_a_record_with_its_checksum_and_who_made_it(demo: tuple[Path, str]) -> None:
+def test_every_file_stands_in_a_record_with_its_checksum_and_who_made_it(
+    demo: tuple[Path, str],
+) -> None:
     """So that no change of a file passes unseen; `test_stage` has what becomes of it."""
     run = demo[0] / "runs" / "demo"
     recorded = set()
@@ -163,12 +220,19 @@ def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> No
     for row in (row for split in data.values() for row in split):
         roots = row["roots"]
         assert roots == max(0, len(row["tokens"]) - row["start"] - 16) and roots <= runs.TOKENS + 1
-        assert len(row["target_entropy"]) == len(row["draft_prob"]) == len(row["lookup.right"]) == roots
+        assert (
+            len(row["target_entropy"])
+            == len(row["draft_prob"])
+            == len(row["lookup.right"])
+            == roots
+        )
         assert len(row["traversal.survivals"]) == roots * len(ActionSpace.recorded().sums_SA)
         assert bool(row["step_root"]) == (row["step_verifier"] is not None)
         assert not set(HIDDEN_STATES) & set(row)  # light features alone
     decoded = [row["step_verifier"] for row in data["train"] if row["step_verifier"]]
-    assert len(decoded) == 2 * round(0.1 * 22) and not any(row["step_verifier"] for row in data["test"])
+    assert len(decoded) == 2 * round(0.1 * 22) and not any(
+        row["step_verifier"] for row in data["test"]
+    )
     train, validation, test = ({row["source"] for row in data[split]} for split in files)
     assert train.isdisjoint(validation | test) and validation.isdisjoint(test)
 
@@ -181,11 +245,14 @@ def test_a_second_run_reuses_everything_and_says_so(copy: Path) -> None:
     assert "speed of all methods over plain decoding" in output  # the tables are shown again
     assert len(runs.versions(copy)) == 1
     after = runs.contents()
-    assert all(path.name == "pair.json" or after[path] == content for path, content in before.items())
+    assert all(
+        path.name == "pair.json" or after[path] == content for path, content in before.items()
+    )
 
 
 def test_the_results_config_runs_with_all_that_the_demo_leaves_out(tmp_path: Path) -> None:
-    """Prompts in a chat template, hidden states, a nucleus, other clocks, transformers' own methods."""
+    """Prompts in a chat template, hidden states, a nucleus, other clocks, transformers' own
+    methods."""
     few = (
         "prompts.chat=true",
         "prompts.longer=drop",
@@ -205,7 +272,10 @@ def test_the_results_config_runs_with_all_that_the_demo_leaves_out(tmp_path: Pat
     assert code == 0, said
     evaluation = runs.evaluation_of(tmp_path, "results")
     found = Table.read(tmp_path / "runs" / "results" / "evaluation.parquet")
-    ratios = [found.of("T=1, top-p=0.9", SELECTOR, replayed(AT_ROOT, clock.stem)).value for clock in clocks]
+    ratios = [
+        found.of("T=1, top-p=0.9", SELECTOR, replayed(AT_ROOT, clock.stem)).value
+        for clock in clocks
+    ]
     assert [evaluation["summary"]["ratio_vs_static_traversal_gpu_like"]] == pytest.approx(ratios)
     for name in ("assisted generation", "prompt lookup"):
         (entry,) = (each for each in evaluation["methods"] if each["method"] == name)
@@ -215,12 +285,18 @@ def test_the_results_config_runs_with_all_that_the_demo_leaves_out(tmp_path: Pat
     assert set(training["selectors"]) == {"regressor-light", "regressor-full"}
     assert training["selectors"]["regressor-full"]["feature_level"] == "full"
     texts = read_texts(tmp_path / "runs" / "results" / "traces", "train", ["traversal"])
-    assert {name: rows.shape[1] for name, rows in texts.hidden.items()} == dict.fromkeys(HIDDEN_STATES, 32)
+    assert {name: rows.shape[1] for name, rows in texts.hidden.items()} == dict.fromkeys(
+        HIDDEN_STATES, 32
+    )
     known = texts.hidden_R >= 0  # every second root of training texts
-    assert not known[texts.unknown_R].any() and float(known.float().mean()) == pytest.approx(0.48, abs=0.03)
+    assert not known[texts.unknown_R].any() and float(known.float().mean()) == pytest.approx(
+        0.48, abs=0.03
+    )
 
 
-def test_a_new_feature_is_replayed_on_traces_that_were_made_without_it(demo: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_new_feature_is_replayed_on_traces_that_were_made_without_it(
+    demo: tuple[Path, str], tmp_path: Path
+) -> None:
     code, folder = tmp_path / "code", tmp_path / "run"
     for room in ("selector", "data_gen", "pipelines"):
         shutil.copytree(runs.ROOT / room, code / room, ignore=shutil.ignore_patterns("__pycache__"))
@@ -228,12 +304,19 @@ def test_a_new_feature_is_replayed_on_traces_that_were_made_without_it(demo: tup
     page = (runs.ROOT / "docs" / "extending.md").read_text()
     (change,) = re.findall(r"```diff\n(.*?)```", page, flags=re.DOTALL)
     subprocess.run(["patch", "-p1", "--fuzz=0"], cwd=code, input=change, text=True, check=True)
-    assert ".venv/bin/espalier train --config configs/demo.yaml\n```\n\nArtefacts that lack the feature" in page
+    assert (
+        ".venv/bin/espalier train --config configs/demo.yaml\n```\n\nArtefacts that lack the "
+        "feature" in page
+    )
     variables = {**runs.environment(), "PYTHONPATH": str(code)}
     todo = runs.command("train", *runs.SMALL, "train.objectives=[regressor]")
-    said = subprocess.run(todo, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    said = subprocess.run(
+        todo, cwd=folder, env=variables, capture_output=True, text=True, check=False
+    )
     assert said.returncode == 0, said.stderr
-    assert len(re.findall(r"^ *T=[\d.]+ +\(.*\d\.\d+ ±\d\.\d+", said.stdout, flags=re.MULTILINE)) == 2, said.stdout
+    assert (
+        len(re.findall(r"^ *T=[\d.]+ +\(.*\d\.\d+ ±\d\.\d+", said.stdout, flags=re.MULTILINE)) == 2
+    ), said.stdout
     record = json.loads((folder / "runs/demo/stages/train.json").read_text())
     before = json.loads((demo[0] / "runs/demo/stages/train.json").read_text())
     assert record["finished"] and record["depends"]["scalars"] != before["depends"]["scalars"]

@@ -38,7 +38,10 @@ def test_a_finished_run_is_reused_but_for_a_changed_file(copy: Path) -> None:
     assert found["data"] == ["runs/demo/traces is reused: nothing it depends on has changed"]
     (copy / "runs/demo/training/result.json").write_text("{}")
     assert "none.jsonl: No such file" in failure("pair", "prompts.file=none.jsonl", "--plan")
-    assert reused(found := plan()) == {"latency", "data"} and found["pair"][1] == f"240 prompts of {PROMPTS}"
+    assert (
+        reused(found := plan()) == {"latency", "data"}
+        and found["pair"][1] == f"240 prompts of {PROMPTS}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,9 @@ def test_a_finished_run_is_reused_but_for_a_changed_file(copy: Path) -> None:
         ("evaluate.prompts=4", {"evaluate", "export", "report"}),
     ],
 )
-def test_what_a_change_makes_anew_is_what_depends_on_it(copy: Path, override: str, anew: set[str]) -> None:
+def test_what_a_change_makes_anew_is_what_depends_on_it(
+    copy: Path, override: str, anew: set[str]
+) -> None:
     found = plan(override)
     assert reused(found) == set(REUSED) - anew
     assert found["total"][0].startswith("about ")
@@ -73,6 +78,9 @@ def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
     output = espalier(tmp_path, "demo", "--plan")
     config = demo_config()
     assert f"data: {len(config.sampling)} sampling settings x {config.data.texts} texts (" in output
-    assert f"evaluate: {config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings" in output
+    assert (
+        f"evaluate: {config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings"
+        in output
+    )
     assert {line.partition(": ")[0] for line in output.splitlines()} >= set(STAGES)
     assert list(tmp_path.iterdir()) == []

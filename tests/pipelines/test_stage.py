@@ -1,5 +1,6 @@
-"""What every stage is promised: whole files or none, whatever ends it; earlier output that is reused only where it is
-intact and of the same inputs; one command at a time. On a stage of three files."""
+"""What every stage is promised: whole files or none, whatever ends it; earlier output that is
+reused only where it is intact and of the same inputs; one command at a time. On a stage of three
+files."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ import pytest
 
 from pipelines.cli import STAGES, only_one
 from pipelines.config import Config
-from pipelines.run import Journal, Stage, console, read_record, require, table, verify, watched, write_json
+from pipelines.run import (
+    Journal,
+    Stage,
+    console,
+    read_record,
+    require,
+    table,
+    verify,
+    watched,
+    write_json,
+)
 from selector.files import atomically
 from selector.schema import InputError
 from tests.pipelines.runs import APART, ROOT, demo_config
@@ -62,7 +73,9 @@ class Killed(BaseException):
 
 
 @contextmanager
-def failing(places: tuple[tuple[Any, str], ...], number: int, error: BaseException) -> Iterator[None]:
+def failing(
+    places: tuple[tuple[Any, str], ...], number: int, error: BaseException
+) -> Iterator[None]:
     """The `number`-th call of some functions raises an error instead."""
     calls = count(1)
 
@@ -85,7 +98,8 @@ RENAMES = ((Path, "replace"), (Path, "rename"))
 
 
 def test_after_a_kill_at_any_write_the_same_command_goes_on(config: Config) -> None:
-    """Meanwhile every file is whole; unless the earlier output stands untouched, no later stage takes what is there."""
+    """Meanwhile every file is whole; unless the earlier output stands untouched, no later stage
+    takes what is there."""
     whole: dict[str, str] = {}
     for number in count(1):
         try:
@@ -93,18 +107,25 @@ def test_after_a_kill_at_any_write_the_same_command_goes_on(config: Config) -> N
                 run(stage_of(config, number))
             break
         except Killed:
-            seen = {name: text for name, text in contents().items() if not re.search(r"\.(tmp|old)\b", name)}
+            seen = {
+                name: text
+                for name, text in contents().items()
+                if not re.search(r"\.(tmp|old)\b", name)
+            }
         if stage_of(config, number - 1).is_reusable:
             assert seen == whole
         else:
             with pytest.raises(
-                InputError, match=r"is not finished: run it again|fake\.json does not exist: run the fake"
+                InputError,
+                match=r"is not finished: run it again|fake\.json does not exist: run the fake",
             ):
                 require(config, "fake", {})
         assert run(stage_of(config, number)) and not run(stage_of(config, number))
         verify(config, "fake")
         made = contents()
-        assert made.keys() == set(FILES) and all(text in (made[name], whole.get(name)) for name, text in seen.items())
+        assert made.keys() == set(FILES) and all(
+            text in (made[name], whole.get(name)) for name, text in seen.items()
+        )
         whole = made
     assert number > 8
 
@@ -119,8 +140,11 @@ def test_a_full_disk_at_any_write_is_one_line_and_costs_nothing(config: Config) 
             break
         except InputError as error:
             said = str(error)
-        assert re.fullmatch(r"runs/demo/\S+\.tmp: cannot be written: No space left on device; make room .*", said)
-        untouched = FILES if number <= 4 else FILES[1:] if number <= 6 else ()  # the record, one.json, two, the record
+        assert re.fullmatch(
+            r"runs/demo/\S+\.tmp: cannot be written: No space left on device; make room .*", said
+        )
+        # the record, one.json, two, the record
+        untouched = FILES if number <= 4 else FILES[1:] if number <= 6 else ()
         left = contents()
         assert left.keys() == set(FILES) and all(left[name] == before[name] for name in untouched)
         assert run(stage_of(config, 1 + number))
@@ -133,14 +157,22 @@ RECORD = "stages/fake.json"
 @pytest.mark.parametrize(
     ("name", "content", "refused", "said"),
     [
-        *((name, "?", "missing, or changed since it was written", "was changed or removed") for name in FILES),
+        *(
+            (name, "?", "missing, or changed since it was written", "was changed or removed")
+            for name in FILES
+        ),
         ("two/a", None, "missing, or changed since it was written", "was changed or removed"),
         (RECORD, "[]", "is damaged", "is damaged: made again"),
         (RECORD, '{"depends": [], "finished": true}', "is damaged", "is damaged: made again"),
     ],
 )
 def test_damage_is_named_and_made_anew(
-    config: Config, name: str, content: str | None, refused: str, said: str, capsys: pytest.CaptureFixture[str]
+    config: Config,
+    name: str,
+    content: str | None,
+    refused: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run(stage_of(config))
     whole, path = contents(), FOLDER / name
@@ -158,7 +190,11 @@ def test_a_users_names_are_no_markup(config: Config, capsys: pytest.CaptureFixtu
     for _ in watched([1], "reading [/b]"):
         pass
     said = capsys.readouterr().out
-    assert "fake: 20 [/b], 20 [v2], 20 :smile:" in said and said.count("[v2]") == 2 and said.count("[/b]") == 3
+    assert (
+        "fake: 20 [/b], 20 [v2], 20 :smile:" in said
+        and said.count("[v2]") == 2
+        and said.count("[/b]") == 3
+    )
 
 
 def test_other_inputs_are_named(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +218,9 @@ def test_parts_that_are_finished_are_not_made_again(tmp_path: Path) -> None:
     again = Journal(path, {"seed": 1})
     assert again.entries == [[1]]
     again.path = Path("/dev/full")
-    with pytest.raises(InputError, match=r"^/dev/full: cannot be written: No space left on device; make room"):
+    with pytest.raises(
+        InputError, match=r"^/dev/full: cannot be written: No space left on device; make room"
+    ):
         again.add([3])
     assert again.entries == [[1]] and Journal(path, {"seed": 2}).entries == []
 
@@ -191,7 +229,10 @@ def test_two_commands_exclude_each_other(inside: Path) -> None:
     """Whatever ended the one before."""
     with only_one(FOLDER):
         for _ in range(2):  # a refused command does not remove the other one's lock
-            with pytest.raises(InputError, match=r"^runs/demo: another espalier is at work there"), only_one(FOLDER):
+            with (
+                pytest.raises(InputError, match=r"^runs/demo: another espalier is at work there"),
+                only_one(FOLDER),
+            ):
                 pass
         with only_one(Path("runs/other")):
             pass
@@ -206,19 +247,28 @@ def test_two_commands_exclude_each_other(inside: Path) -> None:
         (FOLDER / "latency.json").write_text("{}")
     assert [path.name for path in FOLDER.iterdir()] == ["latency.json"]
     nowhere = FOLDER / "latency.json" / "demo"
-    with pytest.raises(InputError, match=r": cannot be written: Not a directory; make"), only_one(nowhere):
+    with (
+        pytest.raises(InputError, match=r": cannot be written: Not a directory; make"),
+        only_one(nowhere),
+    ):
         pass
 
 
 SOURCES = {
-    path: path.read_text() for room in ("selector", "data_gen", "pipelines") for path in (ROOT / room).rglob("*.py")
+    path: path.read_text()
+    for room in ("selector", "data_gen", "pipelines")
+    for path in (ROOT / room).rglob("*.py")
 }
-RECORDS = sorted({name for text in SOURCES.values() for name in re.findall(r'\bStage\(\s*"([^"]+)"', text)})
+RECORDS = sorted(
+    {name for text in SOURCES.values() for name in re.findall(r'\bStage\(\s*"([^"]+)"', text)}
+)
 
 
 def test_messages_send_a_user_to_stages_that_exist(config: Config) -> None:
     """Those that are written in the code, and the advice on every record that the code names."""
-    named = {name for text in SOURCES.values() for name in re.findall(r"\b[Tt]he ([\w-]+) stage\b", text)}
+    named = {
+        name for text in SOURCES.values() for name in re.findall(r"\b[Tt]he ([\w-]+) stage\b", text)
+    }
     for record in RECORDS:
         with pytest.raises(InputError) as error:
             read_record(config, record)

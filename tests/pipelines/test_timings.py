@@ -1,4 +1,5 @@
-"""An engine's own step times, read into a profile with a batch axis; and the clocks of pairs without their weights."""
+"""An engine's own step times, read into a profile with a batch axis; and the clocks of pairs
+without their weights."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def test_the_profile_gives_back_every_timed_step(seconds: Seconds, tmp_path: Pat
         own = made.at_batch(batch)
         for verified in VERIFIED:
             predicted = own.action_seconds(SPACE.chain(verified - 1), CONTEXT, "traversal")
-            assert predicted == pytest.approx(step(seconds, batch, verified, verified - 1), rel=1e-6)
+            assert predicted == pytest.approx(
+                step(seconds, batch, verified, verified - 1), rel=1e-6
+            )
 
 
 def test_a_byte_order_mark_before_the_columns_is_no_part_of_them(tmp_path: Path) -> None:
@@ -44,9 +47,13 @@ def test_a_byte_order_mark_before_the_columns_is_no_part_of_them(tmp_path: Path)
     assert read(tmp_path, f"\ufeff{content}").to_json() == read(tmp_path, content).to_json()
 
 
-def test_sizes_between_cost_the_next_larger_one_and_beyond_the_largest_they_rise_linearly(tmp_path: Path) -> None:
+def test_sizes_between_cost_the_next_larger_one_and_beyond_the_largest_they_rise_linearly(
+    tmp_path: Path,
+) -> None:
     rows = [(1, 1, 10), (1, 5, 14), (4, 1, 12), (4, 5, 20), (8, 1, 16), (8, 5, 28)]
-    text = HEAD + "".join(f"{b},100,{v},0,{ms}e-3\n{b},100,0,2,2e-3\n" for b, v, ms in rows if v == 1)
+    text = HEAD + "".join(
+        f"{b},100,{v},0,{ms}e-3\n{b},100,0,2,2e-3\n" for b, v, ms in rows if v == 1
+    )
     text += "".join(f"{b},100,{v},0,{ms}e-3\n" for b, v, ms in rows if v > 1)
     made, linear = read(tmp_path, text), read(tmp_path, text, stepped=False)
     assert made.at_batch(3).target.at(100, 1) == pytest.approx(12e-3)
@@ -54,17 +61,23 @@ def test_sizes_between_cost_the_next_larger_one_and_beyond_the_largest_they_rise
     assert made.at_batch(4).target.at(100, 2) == pytest.approx(20e-3)
     assert linear.at_batch(4).target.at(100, 2) == pytest.approx(14e-3)
     for each in (made, linear):
-        assert each.at_batch(10).target.at(100, 1) == pytest.approx(18e-3)  # 1 ms for each further request
+        # 1 ms for each further request
+        assert each.at_batch(10).target.at(100, 1) == pytest.approx(18e-3)
         assert each.at_batch(4).target.at(100, 7) == pytest.approx(24e-3)
         assert each.at_batch(2).draft.at(100, 1) == pytest.approx(1e-3)
         assert each.at_batch(1).action_seconds(EMPTY, 100, "traversal") == pytest.approx(10e-3)
 
 
-def test_means_between_one_token_and_two_are_times_of_batches_in_which_some_draft(tmp_path: Path) -> None:
+def test_means_between_one_token_and_two_are_times_of_batches_in_which_some_draft(
+    tmp_path: Path,
+) -> None:
     rows = "8,100,1,0,0.048\n8,100,1.25,0,0.060\n8,100,2,0,0.063\n8,100,0,2,0.002\n"
     clock = step_clock(read(tmp_path, HEAD + rows, stepped=False), 8)
     assert clock.prices(100.0, 8)[0] == pytest.approx((clock.target_CV[0, -1] - 0.048) / 63 / 8)
-    assert float(_rest(clock, 100.0, 0.25)) == pytest.approx(0.060) and float(_rest(clock, 100.0, 0.125)) < 0.055
+    assert (
+        float(_rest(clock, 100.0, 0.25)) == pytest.approx(0.060)
+        and float(_rest(clock, 100.0, 0.125)) < 0.055
+    )
 
 
 def test_drafting_once_each_pass_and_verification_are_told_apart(tmp_path: Path) -> None:
@@ -73,7 +86,9 @@ def test_drafting_once_each_pass_and_verification_are_told_apart(tmp_path: Path)
     assert not misfit(read_timings(tmp_path / "timings.csv"), made)
     own = made.at_batch(1)
     assert (own.draft.at(100, 1), own.draft.at(100, 2)) == pytest.approx((0.002, 0.0025))
-    assert own.target.at(100, 3) == pytest.approx(0.010) and own.target.at(100, 5) == pytest.approx(0.013)
+    assert own.target.at(100, 3) == pytest.approx(0.010) and own.target.at(100, 5) == pytest.approx(
+        0.013
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,27 +99,49 @@ def test_drafting_once_each_pass_and_verification_are_told_apart(tmp_path: Path)
         ("batch,context,verified,seconds\n1,1,1,1\n", "line 2: passes: Field required"),
         (HEAD[:-1] + ",more\n1,1,1,1,1,1\n", "line 2: more: Extra inputs"),
         (HEAD, "no rows"),
-        (HEAD + "1,100,1,0,0.01\n1,100,one,0,0.01\n", "line 3: verified: Input should be a valid number"),
+        (
+            HEAD + "1,100,1,0,0.01\n1,100,one,0,0.01\n",
+            "line 3: verified: Input should be a valid number",
+        ),
         (HEAD + "1,100,1,0\n", "line 2: seconds: Input should be a valid number"),
         (HEAD + "1,100,1,0,0.01,7\n", "line 2: a cell too many: Extra inputs"),
         (HEAD + "0,100,1,0,0.01\n", "line 2: batch: Input should be greater than 0"),
-        (HEAD + "100000,100,1,0,0.01\n", "line 2: batch: Input should be less than or equal to 4096"),
-        (HEAD + f"1,1{'0' * 30},1,0,0.01\n", "line 2: context: Input should be less than 2147483648"),
+        (
+            HEAD + "100000,100,1,0,0.01\n",
+            "line 2: batch: Input should be less than or equal to 4096",
+        ),
+        (
+            HEAD + f"1,1{'0' * 30},1,0,0.01\n",
+            "line 2: context: Input should be less than 2147483648",
+        ),
         (HEAD + "1,100,1,0,1e308\n", "line 2: seconds: Input should be less than 3600"),
         (HEAD + "1,100,1,0,0.01\n1,100,1,0,0.02\n", "line 3: the step of an earlier line again"),
-        (HEAD + "1,100,1,0,0.01\n1,100,2,1,0.02\n", "batch 1, context 100: drafting cannot be told from"),
-        (HEAD + "1,100,1,0,0.02\n1,100,1,1,0.01\n", "batch 1, context 100: by least squares, a pass of the draft"),
-        (HEAD + "1,100,2,1,0.01\n1,100,0,1,0.01\n", "batch 1, context 100: by least squares, a pass of the draft"),
+        (
+            HEAD + "1,100,1,0,0.01\n1,100,2,1,0.02\n",
+            "batch 1, context 100: drafting cannot be told from",
+        ),
+        (
+            HEAD + "1,100,1,0,0.02\n1,100,1,1,0.01\n",
+            "batch 1, context 100: by least squares, a pass of the draft",
+        ),
+        (
+            HEAD + "1,100,2,1,0.01\n1,100,0,1,0.01\n",
+            "batch 1, context 100: by least squares, a pass of the draft",
+        ),
         (HEAD + "1,100,0,1,0.01\n", "batch 1, context 100: no row verifies anything"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_one_line_with_its_place(text: str, message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_file_is_one_line_with_its_place(
+    text: str, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match=message) as error:
         read(tmp_path, text)
     assert "timings.csv" in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_profile_with_batches_survives_the_file_and_one_of_a_single_request_has_none(tmp_path: Path) -> None:
+def test_a_profile_with_batches_survives_the_file_and_one_of_a_single_request_has_none(
+    tmp_path: Path,
+) -> None:
     made = read(tmp_path, timings(stepped, (1, 8)))
     (path := tmp_path / "latency.json").write_text(json.dumps(made.to_json()))
     assert LatencyProfile.load(path) == made
@@ -115,11 +152,24 @@ def test_a_profile_with_batches_survives_the_file_and_one_of_a_single_request_ha
 
 
 @pytest.mark.parametrize(
-    "spoilt", [{"sizes": [8, 1]}, {"sizes": [1]}, {"stepped": 1}, {"draft": 3}, {"more": 1}, {"light": 3.5e38}]
+    "spoilt",
+    [
+        {"sizes": [8, 1]},
+        {"sizes": [1]},
+        {"stepped": 1},
+        {"draft": 3},
+        {"more": 1},
+        {"light": 3.5e38},
+    ],
 )
 def test_damaged_parts_are_a_damaged_profile(spoilt: dict, tmp_path: Path) -> None:
-    values, place = read(tmp_path, timings(flat, (1, 8))).to_json(), "decide" if "light" in spoilt else "batches"
-    (path := tmp_path / "latency.json").write_text(json.dumps({**values, place: {**values[place], **spoilt}}))
+    values, place = (
+        read(tmp_path, timings(flat, (1, 8))).to_json(),
+        "decide" if "light" in spoilt else "batches",
+    )
+    (path := tmp_path / "latency.json").write_text(
+        json.dumps({**values, place: {**values[place], **spoilt}})
+    )
     with pytest.raises(InputError, match=r"latency.json: not a latency profile"):
         LatencyProfile.load(path)
 
@@ -130,12 +180,27 @@ def test_predictions_that_miss_the_measured_steps_are_noticed() -> None:
     assert unsteady([*near, *far]).startswith("predicted step times are 12% away")
 
 
-def test_the_clock_of_a_pair_needs_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 6, "vocab_size": 90, "head_dim": 8}
+def test_the_clock_of_a_pair_needs_no_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 6,
+        "vocab_size": 90,
+        "head_dim": 8,
+    }
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     gemma = {"gemma": tuple(each | sizes for each in clocks.PAIRS["gemma3-27b_gemma3-270m"])}
-    for name, value in {"PAIRS": gemma, "BATCHES": (1, 2), "CONTEXTS": (2048,), "VERIFIED": (1, 4)}.items():
+    for name, value in {
+        "PAIRS": gemma,
+        "BATCHES": (1, 2),
+        "CONTEXTS": (2048,),
+        "VERIFIED": (1, 4),
+    }.items():
         monkeypatch.setattr(clocks, name, value)
     clocks.main(tmp_path, "cpu", torch.float32)
     rows = read_timings(tmp_path / "cpu_gemma.csv")
-    assert len(rows) == 6 and not misfit(rows, profile_of(rows, "gemma", False, "pair", ["traversal"]))
+    assert len(rows) == 6 and not misfit(
+        rows, profile_of(rows, "gemma", False, "pair", ["traversal"])
+    )

@@ -1,5 +1,5 @@
-"""What training keeps: which selector, and under which sampling settings it decides; and training with Lightning: all
-epochs, the best one by replay, curves in MLflow."""
+"""What training keeps: which selector, and under which sampling settings it decides; and training
+with Lightning: all epochs, the best one by replay, curves in MLflow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,17 @@ from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, Replayed
 from selector.train.tuning import Judged, StaticTable, best_static, replay_mode, tune_lookup_rule
 from tests.selector.exported import FALLBACK, SOME, efficiencies, module_of, roots_of
-from tests.selector.synthetic import SPACE, WIDTHS, joined, mode_row, opinionated, profile, static_mode, texts, timed
+from tests.selector.synthetic import (
+    SPACE,
+    WIDTHS,
+    joined,
+    mode_row,
+    opinionated,
+    profile,
+    static_mode,
+    texts,
+    timed,
+)
 
 TRAIN = {"verifier": "traversal", "epochs": 8, "batch": 32, "hidden": [24, 12]}
 VERIFIERS = {"verifiers": ["traversal"]}
@@ -37,11 +47,14 @@ HOT, COLD = Sampling(1.0, top_k=7), Sampling(0.2, min_p=0.1, draft_temperature=0
 SAMPLING = [asdict(HOT), asdict(COLD)]
 CONFIG = Config.model_validate({"name": "train", "train": TRAIN, "sampling": SAMPLING, **VERIFIERS})
 EPOCHS = 4
-SHORT = Config.model_validate({"name": "fit", "train": {"epochs": EPOCHS, "batch": 8, "hidden": [16, 8]}})
+SHORT = Config.model_validate(
+    {"name": "fit", "train": {"epochs": EPOCHS, "batch": 8, "hidden": [16, 8]}}
+)
 
 
 def splits(told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
-    """Texts of two sampling settings; in each, a scalar tells which roots are easy, or nothing does."""
+    """Texts of two sampling settings; in each, a scalar tells which roots are easy, or nothing
+    does."""
     return {
         split: joined(
             [
@@ -89,12 +102,15 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     assert judged[0].ratio.value > 1.2
     row = row_of(module, own, no_rules(judged), bases, profile())
     hot, cold = (Mode.of(mode) for mode in row["modes"])
-    assert hot.longest == module.longest == int(data["train"].length_R.max()) and hot.rule == LookupRule(4, 8)
+    assert hot.longest == module.longest == int(
+        data["train"].length_R.max()
+    ) and hot.rule == LookupRule(4, 8)
     assert hot.decider == "network" and cold.decider == "static" and cold.action == bases[1].action
     gated = (judged[0].ratio.value + 1) / 2  # the static tree is kept under the other setting
     assert row["metrics"]["validation/replay_gated"] == pytest.approx(gated)
     assert row["metrics"]["validation/replay_error"] == pytest.approx(judged[0].ratio.error / 2)
-    assert row["modes"][1]["replay"]["value"] == judged[1].ratio.value  # what was found is said, all the same
+    # what was found is said, all the same
+    assert row["modes"][1]["replay"]["value"] == judged[1].ratio.value
     assert row["modes"][1]["replay_rule"]["value"] == 0.9
 
 
@@ -109,12 +125,16 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
         (1.2, 0.9, "network"),
     ],
 )
-def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float, rule: float, what: str) -> None:
+def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(
+    network: float, rule: float, what: str
+) -> None:
     static = Mode(HOT, SPACE.chain(3))
 
     def judged(mode: Mode, speed: float, times: list[float]) -> Judged:
         tokens_X = torch.full((4,), 10.0)
-        replayed = Replayed(tokens_X, tokens_X / speed * torch.tensor(times), tokens_X / 2, torch.zeros(0))
+        replayed = Replayed(
+            tokens_X, tokens_X / speed * torch.tensor(times), tokens_X / 2, torch.zeros(0)
+        )
         return Judged(mode, Ratio(speed, 0.01), replayed, torch.arange(4))
 
     mine = judged(replace(static, feature_levels=(EARLY,)), network, [1.1, 0.9, 1.0, 1.0])
@@ -123,17 +143,23 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(network: float
     kept = keep_if_ahead(mine, own, static, 200).mode
     assert kept == {"network": both, "rule": own.mode, "static": static}[what]
     long = replace(mine, ratio=Ratio(1.33, 0.18)), replace(own, ratio=Ratio(1.28, 0.17))
-    kept = keep_if_ahead(*long, static).mode  # few long texts decide how far both are ahead of the tree
+    # few long texts decide how far both are ahead of the tree
+    kept = keep_if_ahead(*long, static).mode
     assert kept.decider == (NETWORK if what == "network" else "rule")
 
 
-def test_static_trees_and_lookup_rules_are_tuned_on_the_training_texts_and_judged_on_others() -> None:
+def test_static_trees_and_lookup_rules_are_tuned_on_the_training_texts_and_judged_on_others() -> (
+    None
+):
     train, validation = (by_setting(data) for data in splits().values())
     bases = statics(train)
     found = judge_rules(train, validation, bases, train[0].profile)
     for judged, own, others, base in zip(found, train, validation, bases, strict=True):
         table = StaticTable.of(own)
-        assert base == best_static(own, table) and list(base.mean_efficiency) == table.efficiencies().tolist()
+        assert (
+            base == best_static(own, table)
+            and list(base.mean_efficiency) == table.efficiencies().tolist()
+        )
         assert judged.mode == tune_lookup_rule(own, base)
         speed = replay_mode(others, {}, judged.mode).speed
         assert judged.ratio.value == pytest.approx(speed / replay_mode(others, {}, base).speed)
@@ -149,15 +175,24 @@ def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
         assert torch.equal(seconds_RA[mine], own.seconds((LIGHT,)))
         at = SPACE.index(base.action)
         tokens_R = SPACE.efficiencies(own.texts.labels("traversal", slice(None), SPACE))[:, at]
-        assert torch.allclose(speed_R[mine] * own.seconds()[:, at], tokens_R)  # without the time of a decision
-        assert len(speed_R[mine].unique()) > 10  # what the tree yields at each root, not one speed for all
+        # without the time of a decision
+        assert torch.allclose(speed_R[mine] * own.seconds()[:, at], tokens_R)
+        # what the tree yields at each root, not one speed for all
+        assert len(speed_R[mine].unique()) > 10
 
 
-def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(tmp_path: Path) -> None:
+def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(
+    tmp_path: Path,
+) -> None:
     mode, folder = replace(SOME, sampling=Sampling(1.0, top_k=7, min_p=0.1)), tmp_path / "selector"
-    facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": {"evaluation": None}}
+    facts = {
+        "pair": {"target": "t", "draft": "d", "fingerprint": profile().pair},
+        "metrics": {"evaluation": None},
+    }
     module, data = module_of("regressor"), roots_of(mode, LIGHT, count=2)[0]
-    write_artefact(folder, module, profile(), "traversal", FALLBACK, [mode_row(mode, efficiencies(4))], facts)
+    write_artefact(
+        folder, module, profile(), "traversal", FALLBACK, [mode_row(mode, efficiencies(4))], facts
+    )
     assert count_differing(module, folder, lambda _: data) == 0
     assert count_differing(opinionated(seed=9), folder, lambda _: data) > 0
 
@@ -166,13 +201,16 @@ def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(t
     ("speeds", "chosen"),
     [
         ({"regressor-light": 1.05, "policy-light": 1.02}, "regressor-light"),
-        ({"regressor-light": 1.05, "policy-light": 1.055}, "regressor-light"),  # ahead, but not by a standard error
+        # ahead, but not by a standard error
+        ({"regressor-light": 1.05, "policy-light": 1.055}, "regressor-light"),
         ({"regressor-light": 1.05, "policy-light": 1.07}, "policy-light"),
         ({"regressor-light": 1.05, "regressor-full": 1.07, "policy-light": 1.06}, "regressor-full"),
         ({"policy-light": 1.02}, "policy-light"),
     ],
 )
-def test_a_dearer_selector_must_be_ahead_by_a_standard_error(speeds: dict[str, float], chosen: str) -> None:
+def test_a_dearer_selector_must_be_ahead_by_a_standard_error(
+    speeds: dict[str, float], chosen: str
+) -> None:
     found = {
         name: {"metrics": {"validation/replay_gated": speed, "validation/replay_error": 0.01}}
         for name, speed in reversed(speeds.items())
@@ -181,7 +219,9 @@ def test_a_dearer_selector_must_be_ahead_by_a_standard_error(speeds: dict[str, f
 
 
 def test_the_kinds_follow_from_what_the_traces_hold() -> None:
-    full = Config.model_validate({"name": "train", "data": {"features": "full"}, "train": TRAIN, **VERIFIERS})
+    full = Config.model_validate(
+        {"name": "train", "data": {"features": "full"}, "train": TRAIN, **VERIFIERS}
+    )
     assert kinds(CONFIG) == [("regressor", LIGHT), ("policy", LIGHT)]
     assert kinds(full) == [("regressor", LIGHT), ("regressor", FULL), ("policy", FULL)]
 
@@ -199,18 +239,28 @@ def fit(folder: Path, objective: str, level: str) -> tuple[SelectorModule, str]:
     splits = {"train": texts(12, seed=1, level=level), "validation": texts(8, seed=2, level=level)}
     module = new_module(SHORT, objective, level, WIDTHS if level == FULL else [])
     times = {
-        name: (timed(data).seconds((LIGHT,)), torch.full((len(data.length_R),), 300.0)) for name, data in splits.items()
+        name: (timed(data).seconds((LIGHT,)), torch.full((len(data.length_R),), 300.0))
+        for name, data in splits.items()
     }
     validation = timed(splits["validation"])
     judged = [(validation, replace(static_mode(validation), feature_levels=module.asked, rho=1.0))]
     with mlflow.start_run() as run:
         own = run.info.run_id
         return fitted(
-            SHORT, module, splits, "traversal", judged, folder, own, times if objective == "policy" else None
+            SHORT,
+            module,
+            splits,
+            "traversal",
+            judged,
+            folder,
+            own,
+            times if objective == "policy" else None,
         ), own
 
 
-@pytest.mark.parametrize(("objective", "level"), [("regressor", LIGHT), ("regressor", FULL), ("policy", LIGHT)])
+@pytest.mark.parametrize(
+    ("objective", "level"), [("regressor", LIGHT), ("regressor", FULL), ("policy", LIGHT)]
+)
 def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
     tmp_path: Path, client: Any, objective: str, level: str
 ) -> None:
@@ -219,22 +269,35 @@ def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
     assert signal.getsignal(signal.SIGINT) is before
     curves = {
         name: [point.value for point in client.get_metric_history(run, name)]
-        for name in (MONITOR, f"{MONITOR}/T 1 top-p 1", "train/loss", "validation/loss", "learning rate")
+        for name in (
+            MONITOR,
+            f"{MONITOR}/T 1 top-p 1",
+            "train/loss",
+            "validation/loss",
+            "learning rate",
+        )
     }
     assert [len(curve) for curve in curves.values()] == [EPOCHS] * 5
-    assert len(set(curves["learning rate"])) == EPOCHS and curves[MONITOR] == curves[f"{MONITOR}/T 1 top-p 1"]
+    assert (
+        len(set(curves["learning rate"])) == EPOCHS
+        and curves[MONITOR] == curves[f"{MONITOR}/T 1 top-p 1"]
+    )
     assert curves["train/loss"][-1] < curves["train/loss"][0]
     assert [file.name for file in (tmp_path / "fitted").iterdir()] == ["best.ckpt"]
     data = timed(texts(8, seed=2, level=level))
     static = static_mode(data)
     mode = replace(static, feature_levels=kept.asked, rho=1.0)
-    mine = replay_mode(data, kept.predictions(data.texts, mode), mode, policy=objective != "regressor")
+    mine = replay_mode(
+        data, kept.predictions(data.texts, mode), mode, policy=objective != "regressor"
+    )
     ratio = mine.speed / replay_mode(data, {}, static).speed
     assert ratio == pytest.approx(max(curves[MONITOR]), rel=1e-5)
     assert not kept.training and kept.hparams["level"] == level
 
 
-def test_the_metrics_of_every_epoch_are_those_of_numpy_and_scipy(tmp_path: Path, client: Any) -> None:
+def test_the_metrics_of_every_epoch_are_those_of_numpy_and_scipy(
+    tmp_path: Path, client: Any
+) -> None:
     """Their values at the best epoch, by other code; as curves in MLflow."""
     kept, run = fit(tmp_path, "regressor", LIGHT)
     data = texts(8, seed=2)
@@ -260,11 +323,17 @@ def test_the_metrics_of_every_epoch_are_those_of_numpy_and_scipy(tmp_path: Path,
 
 
 def test_a_policys_network_is_that_of_the_paper() -> None:
-    """DDTE, app. E: hidden states to 128 numbers each, layers of 512 and 32 with GELU; it sees the context length."""
+    """DDTE, app. E: hidden states to 128 numbers each, layers of 512 and 32 with GELU; it sees the
+    context length."""
     made = new_module(SHORT, "policy", FULL, WIDTHS).eval()
-    assert [[layer.in_features, layer.out_features] for layer, _ in made.network.blocks] == [[w, 128] for w in WIDTHS]
+    assert [[layer.in_features, layer.out_features] for layer, _ in made.network.blocks] == [
+        [w, 128] for w in WIDTHS
+    ]
     linear, after = made.network.mlp[::3], [type(layer).__name__ for layer in made.network.mlp[1:3]]
-    assert [layer.out_features for layer in linear] == [512, 32, len(SPACE)] and after == ["GELU", "Dropout"]
+    assert [layer.out_features for layer in linear] == [512, 32, len(SPACE)] and after == [
+        "GELU",
+        "Dropout",
+    ]
     data = texts(level=FULL)
     is_length_F = torch.tensor([name == "context_length" for name in PAIR.names])
     longer = replace(data, scalars_RF=data.scalars_RF + 50.0 * is_length_F)

@@ -20,11 +20,23 @@ from selector.sampling import Sampling
 from selector.schema import EARLY, EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, SCALARS_KEY
 from selector.train.data import Timed
 from selector.train.module import SelectorModule
-from tests.selector.synthetic import SPACE, mode_row, opinionated, profile, survivals_of, texts, timed
+from tests.selector.synthetic import (
+    SPACE,
+    mode_row,
+    opinionated,
+    profile,
+    survivals_of,
+    texts,
+    timed,
+)
 
 FALLBACK = Action(1, 3, 0)
 BRANCHED = Action(3, 0, 4), Action(2, 2, 3), Action(4, 1, 8)
-LIMITED = tuple(sorted(map(SPACE.index, [*map(SPACE.chain, range(17)), *BRANCHED, Action.copy(4), Action.copy(16)])))
+LIMITED = tuple(
+    sorted(
+        map(SPACE.index, [*map(SPACE.chain, range(17)), *BRANCHED, Action.copy(4), Action.copy(16)])
+    )
+)
 STATIC = Mode(Sampling(0.2), Action(1, 4, 0), speed=180.0)
 COPIES = Mode(Sampling(0.4), Action(1, 4, 0), speed=190.0, rule=LookupRule(5, 8))
 ANY = Mode(Sampling(0.6), Action(1, 3, 0), (LIGHT,), speed=200.0, rho=0.0)
@@ -32,21 +44,35 @@ KNOWN_EARLY = Mode(Sampling(0.8), Action(1, 3, 0), (EARLY,), speed=210.0, rho=0.
 SOME = Mode(Sampling(1.0), Action(2, 2, 3), (LIGHT,), speed=220.0, rho=0.5, allowed=LIMITED)
 NUCLEUS = Mode(Sampling(1.0, 0.9), Action(1, 5, 0), (LIGHT,), speed=150.0, rho=1.0, allowed=LIMITED)
 IN_TURN = Mode(Sampling(1.4), Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.5)
-SOME_IN_TURN = Mode(Sampling(1.4, 0.9), Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.25, allowed=LIMITED)
-SHORT = Mode(Sampling(1.8), Action(1, 3, 0), (EARLY, LIGHT), speed=210.0, rho=0.5, rule=LookupRule(5, 8), longest=70)
+SOME_IN_TURN = Mode(
+    Sampling(1.4, 0.9), Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.25, allowed=LIMITED
+)
+SHORT = Mode(
+    Sampling(1.8),
+    Action(1, 3, 0),
+    (EARLY, LIGHT),
+    speed=210.0,
+    rho=0.5,
+    rule=LookupRule(5, 8),
+    longest=70,
+)
 MODES = STATIC, COPIES, ANY, KNOWN_EARLY, SOME, NUCLEUS, IN_TURN, SOME_IN_TURN, SHORT
 KINDS = [(objective, level) for objective in ("policy", "regressor") for level in (LIGHT, FULL)]
 
 
 def efficiencies(at: int) -> Tensor:
-    """Of the static trees under a mode's sampling setting: the text is harder in one than in another."""
+    """Of the static trees under a mode's sampling setting: the text is harder in one than in
+    another."""
     return ActionSpace.recorded().efficiencies(survivals_of(torch.tensor([0.55 + 0.05 * at])))[0]
 
 
 def modes_of(level: str) -> list[Mode]:
     """Of a selector that sees so much."""
     return [
-        replace(mode, feature_levels=tuple(level if each == LIGHT else each for each in mode.feature_levels))
+        replace(
+            mode,
+            feature_levels=tuple(level if each == LIGHT else each for each in mode.feature_levels),
+        )
         for mode in MODES
     ]
 
@@ -59,7 +85,11 @@ def export(
     evaluation: dict | None = None,
 ) -> Selector:
     metrics = {"evaluation": evaluation}
-    facts = {"pair": {"target": "t", "draft": "d", "fingerprint": profile().pair}, "metrics": metrics, "run_id": "none"}
+    facts = {
+        "pair": {"target": "t", "draft": "d", "fingerprint": profile().pair},
+        "metrics": metrics,
+        "run_id": "none",
+    }
     rows = [mode_row(mode, efficiencies(at)) for at, mode in enumerate(modes_of(level))]
     module = module_of(objective, level)
     return write_artefact(folder, module, profile(), "traversal", FALLBACK, rows, facts, check)
@@ -67,15 +97,22 @@ def export(
 
 @cache
 def module_of(objective: str, level: str = LIGHT) -> SelectorModule:
-    """The first one whose choices vary under every mode, and which asks for the draft at some roots alone."""
+    """The first one whose choices vary under every mode, and which asks for the draft at some roots
+    alone."""
     made, modes = (opinionated(objective, level, seed) for seed in range(100)), modes_of(level)
-    return next(each for each in made if all(varies(each, mode, level) for mode in modes if mode.feature_levels))
+    return next(
+        each
+        for each in made
+        if all(varies(each, mode, level) for mode in modes if mode.feature_levels)
+    )
 
 
 def varies(made: SelectorModule, mode: Mode, level: str) -> bool:
     (data, rows), twice = roots_of(mode, level), len(mode.feature_levels) > 1
     first_B, last_B = (worth(made, data, mode, early)[rows].argmax(-1) for early in (twice, False))
-    return len(last_B.unique()) > 3 and (not twice or 0.1 < float(DRAFTS[first_B].float().mean()) < 0.9)
+    return len(last_B.unique()) > 3 and (
+        not twice or 0.1 < float(DRAFTS[first_B].float().mean()) < 0.9
+    )
 
 
 loaded, scripted = cache(load_selector), cache(load_script)
@@ -108,7 +145,9 @@ def early_of(features: Features) -> Features:
 def mask_of(mode: Mode, data: Timed) -> Tensor:
     """What may be chosen at every root, bool [R, A]."""
     matches = data.texts.scalar("match").tolist()
-    by_rule = torch.tensor([[action == mode.copied(match) for action in SPACE] for match in matches])
+    by_rule = torch.tensor(
+        [[action == mode.copied(match) for action in SPACE] for match in matches]
+    )
     if not mode.feature_levels:
         return by_rule
     beyond_R1 = (data.texts.length_R > (mode.longest or torch.inf)).unsqueeze(-1)
@@ -116,23 +155,29 @@ def mask_of(mode: Mode, data: Timed) -> Tensor:
 
 
 def worth(made: SelectorModule, data: Timed, mode: Mode, early: bool = False) -> Tensor:
-    """What the module and the decision rule say of every action at every root, [R, A]; with all features, or with the
-    early ones alone. The others are not looked at where the mode does not ask for them."""
+    """What the module and the decision rule say of every action at every root, [R, A]; with all
+    features, or with the early ones alone. The others are not looked at where the mode does not ask
+    for them."""
     early = early or mode.feature_levels in ((), (EARLY,))
     scores_RA = made.scores(data.texts, EARLY if early else None)
     if not made.is_regressor:
         return scores_RA.masked_fill(~mask_of(mode, data), NEVER)
     g, rho = torch.tensor([[mode.speed]]), torch.tensor([[mode.rho]])
-    seconds_RA = data.seconds([level for level in mode.feature_levels if level == EARLY or not early])
+    seconds_RA = data.seconds(
+        [level for level in mode.feature_levels if level == EARLY or not early]
+    )
     return net_tokens(scores_RA, seconds_RA, g, rho, mask_of(mode, data))
 
 
 DRAFTS = SPACE.needs_draft_A
 
 
-def most_lost(made: SelectorModule, data: Timed, mode: Mode, rows: Tensor, chosen: list[int]) -> float:
-    """By how many tokens the worst of some choices falls short of the best. Of a mode that is asked in turn a choice
-    without a draft may be that of the early features; any other is the one with all, where the early one would draft.
+def most_lost(
+    made: SelectorModule, data: Timed, mode: Mode, rows: Tensor, chosen: list[int]
+) -> float:
+    """By how many tokens the worst of some choices falls short of the best. Of a mode that is asked
+    in turn a choice without a draft may be that of the early features; any other is the one with
+    all, where the early one would draft.
     """
 
     def lost(early: bool) -> Tensor:

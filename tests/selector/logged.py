@@ -17,13 +17,19 @@ SIZES = (1, 2, 4)
 
 
 def profile() -> LatencyProfile:
-    """An engine's times: more for every request, verified token, draft pass and token of context."""
+    """An engine's times: more for every request, verified token, draft pass and token of
+    context."""
 
     def target(batch: int) -> Table:
-        rows = [[5e-3 + 2e-4 * batch * tokens + 1e-6 * batch * length for tokens in (1, 64)] for length in (1, 201)]
+        rows = [
+            [5e-3 + 2e-4 * batch * tokens + 1e-6 * batch * length for tokens in (1, 64)]
+            for length in (1, 201)
+        ]
         return Table([1, 201], [1, 64], rows)
 
-    draft = [Table([1, 201], [1], [[1e-3 + 1e-4 * batch], [1e-3 + 1e-4 * batch]]) for batch in SIZES]
+    draft = [
+        Table([1, 201], [1], [[1e-3 + 1e-4 * batch], [1e-3 + 1e-4 * batch]]) for batch in SIZES
+    ]
     batches = Batches(list(SIZES), draft, [target(batch) for batch in SIZES], stepped=False)
     return LatencyProfile(
         device="test engine",
@@ -82,7 +88,9 @@ def ten_lines(data: Timed, choose: Callable[[int], Action]) -> tuple[int, int, f
         at = 0
         while at < size:
             action = choose(begin + at)
-            seconds += data.profile.action_seconds(action, float(data.texts.length_R[begin + at]), "naive")
+            seconds += data.profile.action_seconds(
+                action, float(data.texts.length_R[begin + at]), "naive"
+            )
             at, steps = at + committed(data, begin + at, action), steps + 1
         begin, tokens = begin + size, tokens + size
     return steps, tokens, seconds

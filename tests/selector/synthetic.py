@@ -21,7 +21,8 @@ WIDTHS = [6, 4, 4]
 SPACE = ActionSpace.of_pairs()
 EASY, HARD = 0.95, 0.3  # how likely a drafted token is accepted
 TELLS = PAIR.index("draft_entropy_root")  # below 0.5 where the text is easy
-REPEATED, CONTINUED = 4, 11  # the least match where the text repeats itself, and how far it goes on with it there
+# the least match where the text repeats itself, and how far it goes on with it there
+REPEATED, CONTINUED = 4, 11
 
 
 def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
@@ -38,16 +39,21 @@ def profile(draft: float = 1e-3, target: float = 5e-3) -> LatencyProfile:
 
 
 def survivals_of(accepted_R: Tensor) -> Tensor:
-    """Of trees whose tokens are accepted with probability a each, and one of K siblings with 1 - (1 - a)^K."""
+    """Of trees whose tokens are accepted with probability a each, and one of K siblings with 1 -
+    (1 - a)^K."""
     survivals_RS = torch.ones(len(accepted_R), SPACE.tree_survivals)
     depth_D = torch.arange(1, SPACE.depth + 1)
     survivals_RS[:, : SPACE.depth] = accepted_R.unsqueeze(-1) ** depth_D
-    branches = survivals_RS[:, SPACE.depth :].unflatten(1, (-1, SPACE.max_K - 1, SPACE.max_L1 + 1, SPACE.max_L2))
+    branches = survivals_RS[:, SPACE.depth :].unflatten(
+        1, (-1, SPACE.max_K - 1, SPACE.max_L1 + 1, SPACE.max_L2)
+    )
     below_J = torch.arange(SPACE.max_L2)
     for K in range(2, SPACE.max_K + 1):
         one_R1 = 1 - (1 - accepted_R.unsqueeze(-1)) ** K
         for L1 in range(SPACE.max_L1 + 1):
-            branches[:, :, K - 2, L1] = (accepted_R.unsqueeze(-1) ** (L1 + below_J) * one_R1).unsqueeze(1)
+            branches[:, :, K - 2, L1] = (
+                accepted_R.unsqueeze(-1) ** (L1 + below_J) * one_R1
+            ).unsqueeze(1)
     return survivals_RS
 
 
@@ -60,11 +66,12 @@ def texts(
     told: bool = True,
     repeats: float = 0.0,
 ) -> Texts:
-    """Texts of which half the roots are easy, at random. One feature tells: a scalar, or of `full` features the first
-    entry of the draft's hidden state, which is then well above 0, and elsewhere well below it. Unless it is not `told`.
-    Two texts make a source.
+    """Texts of which half the roots are easy, at random. One feature tells: a scalar, or of `full`
+    features the first entry of the draft's hidden state, which is then well above 0, and elsewhere
+    well below it. Unless it is not `told`. Two texts make a source.
 
-    At a share of `repeats` of the roots, at random, a lookup has some tokens right, and the match there tells.
+    At a share of `repeats` of the roots, at random, a lookup has some tokens right, and the match
+    there tells.
     """
     generator = torch.Generator().manual_seed(seed)
     size_X = torch.full((count,), roots)
@@ -72,17 +79,24 @@ def texts(
     easy_R = torch.rand(R, generator=generator) < 0.5
     number_R = torch.arange(R) % roots
     length_R = 20 + number_R + 30 * (torch.arange(R) // roots % 4)
-    own_generator = torch.Generator().manual_seed(1000 + seed)  # what else is drawn is the same with more scalars
+    # what else is drawn is the same with more scalars
+    own_generator = torch.Generator().manual_seed(1000 + seed)
     scalars_RF = torch.rand(R, len(PAIR.names), generator=own_generator)
     hidden = {
-        name: torch.randn(R, width, generator=generator) for name, width in zip(HIDDEN_STATES, WIDTHS, strict=True)
+        name: torch.randn(R, width, generator=generator)
+        for name, width in zip(HIDDEN_STATES, WIDTHS, strict=True)
     }
     if told and level == FULL:
         last = hidden[HIDDEN_STATES[-1]]
         last[:, 0] = (3 + last[:, 0].abs()) * torch.where(easy_R, 1, -1)
     elif told:
         scalars_RF[:, TELLS] = scalars_RF[:, TELLS] / 2 + 0.5 * ~easy_R
-    known = {"context_length": length_R, "batch": 1.0, "temperature": setting.temperature, "top_p": setting.top_p}
+    known = {
+        "context_length": length_R,
+        "batch": 1.0,
+        "temperature": setting.temperature,
+        "top_p": setting.top_p,
+    }
     for name, values in known.items():
         scalars_RF[:, PAIR.index(name)] = values if isinstance(values, Tensor) else float(values)
     repeats_R = torch.rand(R, generator=generator) < repeats
@@ -102,7 +116,9 @@ def texts(
         length_R=length_R,
         survivals={"traversal": survivals_of(torch.where(easy_R, EASY, HARD)).half()},
         lookup_R=(CONTINUED * repeats_R).to(torch.uint8),
-        hidden={name: rows[known_R].half() for name, rows in hidden.items()} if level == FULL else {},
+        hidden={name: rows[known_R].half() for name, rows in hidden.items()}
+        if level == FULL
+        else {},
         hidden_R=torch.where(known_R & (level == FULL), known_R.cumsum(0) - 1, -1),
     )
 
@@ -134,12 +150,15 @@ def opinionated(objective: str = "regressor", level: str = LIGHT, seed: int = 0)
         last = list(made.network.modules())[-1]
         if objective == "regressor":
             last.weight.mul_(25.0)
-            last.bias[SPACE.tree_survivals :] += 0.5  # lookups are few, and would hardly ever be the best
+            # lookups are few, and would hardly ever be the best
+            last.bias[SPACE.tree_survivals :] += 0.5
         else:
             last.weight.mul_(16.0)
             data, trees = texts(level=level, repeats=0.1), len(SPACE.trees)
             scores_RA = torch.cat([made.scores(data, each) for each in (EARLY, level)])
-            last.bias[trees:] += (scores_RA[:, :trees].amax(-1) - scores_RA[:, trees:].amax(-1)).median()
+            last.bias[trees:] += (
+                scores_RA[:, :trees].amax(-1) - scores_RA[:, trees:].amax(-1)
+            ).median()
     return made
 
 
@@ -150,12 +169,19 @@ def mode_row(mode: Mode, efficiency_A: Tensor) -> dict:
 
 def joined(parts: Sequence[Texts]) -> Texts:
     """Texts of several sampling settings as one split; light features alone."""
-    lists, tensors = ("settings", "kind_X", "source_X", "prompt_X"), ("size_X", "scalars_RF", "length_R", "lookup_R")
+    lists, tensors = (
+        ("settings", "kind_X", "source_X", "prompt_X"),
+        ("size_X", "scalars_RF", "length_R", "lookup_R"),
+    )
     made = {name: [each for part in parts for each in getattr(part, name)] for name in lists}
-    made |= {name: torch.cat([getattr(part, name) for part in parts]) for name in (*tensors, "hidden_R")}
+    made |= {
+        name: torch.cat([getattr(part, name) for part in parts]) for name in (*tensors, "hidden_R")
+    }
     return replace(
         parts[0],
-        setting_X=torch.cat([torch.full((len(part),), made["settings"].index(part.settings[0])) for part in parts]),
+        setting_X=torch.cat(
+            [torch.full((len(part),), made["settings"].index(part.settings[0])) for part in parts]
+        ),
         survivals={"traversal": torch.cat([part.survivals["traversal"] for part in parts])},
         hidden={},
         **made,
@@ -163,12 +189,17 @@ def joined(parts: Sequence[Texts]) -> Texts:
 
 
 def some_survivals(sizes: list[int], space: ActionSpace, seed: int) -> Tensor:
-    """Survivals that fall with depth in every tree of the space, and in lookups, whose labels are 0 or 1."""
+    """Survivals that fall with depth in every tree of the space, and in lookups, whose labels are 0
+    or 1."""
     generator = torch.Generator().manual_seed(seed)
-    falling_RS = torch.rand(sum(sizes), len(space.sums_SA), generator=generator, dtype=torch.float64)
+    falling_RS = torch.rand(
+        sum(sizes), len(space.sums_SA), generator=generator, dtype=torch.float64
+    )
     survivals_RS = falling_RS.clone()
     survivals_RS[:, : space.depth] = falling_RS[:, : space.depth].cumprod(-1)
-    survivals_RS[:, space.tree_survivals :] = (falling_RS[:, space.tree_survivals :] > 0.3).double().cumprod(-1)
+    survivals_RS[:, space.tree_survivals :] = (
+        (falling_RS[:, space.tree_survivals :] > 0.3).double().cumprod(-1)
+    )
     branches = survivals_RS[:, space.depth : space.tree_survivals].unflatten(
         1, (space.max_K - 1, space.max_L1 + 1, space.max_L2)
     )

@@ -30,19 +30,30 @@ def test_styled_trees_follow_the_others_and_precede_lookups() -> None:
     """Positions of i.i.d. trees stay; every branching shape is there in every style."""
     space, trees = ActionSpace.of_pairs(), ActionSpace.default().actions
     styled = [shape._replace(style=GREEDY) for shape in trees if shape.K > 1]
-    assert space.actions == (*trees, *styled, Action.copy(2), Action.copy(4), Action.copy(8), Action.copy(16))
+    assert space.actions == (
+        *trees,
+        *styled,
+        Action.copy(2),
+        Action.copy(4),
+        Action.copy(8),
+        Action.copy(16),
+    )
     assert space.trees == ActionSpace.recorded().actions == space.actions[:449]
     assert [space.index(action) for action in space] == list(range(453))
     assert space.index(Action(1, 3, 2, GREEDY)) == space.index(Action(1, 5, 0))
     assert [Action.of(list(action)) for action in space] == list(space)
     assert ActionSpace.of_json(space.to_json()) == space
-    with pytest.raises(ValueError, match=r"\(2, 1, 1, without_replacement\) is not in .*, style iid or greedy"):
+    with pytest.raises(
+        ValueError, match=r"\(2, 1, 1, without_replacement\) is not in .*, style iid or greedy"
+    ):
         space.index(Action(2, 1, 1, "without_replacement"))
     with pytest.raises(ValueError, match="styles of"):
         ActionSpace.of_json({**space.to_json(), "styles": ["sorted"]})
 
 
-@pytest.mark.parametrize("values", [[], [1, 2], [1, 2, 3, 4], [1, 2, 3, "sorted"], [1, 2.0, 3], "abc"])
+@pytest.mark.parametrize(
+    "values", [[], [1, 2], [1, 2, 3, 4], [1, 2, 3, "sorted"], [1, 2.0, 3], "abc"]
+)
 def test_what_is_no_action_is_refused(values: list[object]) -> None:
     with pytest.raises(TypeError):
         Action.of(values)
@@ -50,9 +61,17 @@ def test_what_is_no_action_is_refused(values: list[object]) -> None:
 
 def test_actions_that_draft_the_same_tree_have_the_same_index() -> None:
     space = ActionSpace.default()
-    assert space.index(Action(3, 5, 0)) == space.index(Action(1, 5, 0)) == space.index(Action(1, 2, 3))
+    assert (
+        space.index(Action(3, 5, 0)) == space.index(Action(1, 5, 0)) == space.index(Action(1, 2, 3))
+    )
     assert space.index(Action(1, 4, 8)) == space.index(Action(1, 8, 4))
-    for outside in (Action(5, 0, 1), Action(2, 9, 1), Action(2, 0, 9), Action(0, 1, 1), Action(2, -1, 1)):
+    for outside in (
+        Action(5, 0, 1),
+        Action(2, 9, 1),
+        Action(2, 0, 9),
+        Action(0, 1, 1),
+        Action(2, -1, 1),
+    ):
         with pytest.raises(ValueError, match="not in the space"):
             space.index(outside)
 
@@ -61,7 +80,8 @@ Name = tuple[str, int, int, int]
 
 
 def name_of(space: ActionSpace, s: int) -> Name:
-    """Style, K, trunk length and depth below it of a survival; a chain's have no trunk, and those of lookups K = 0."""
+    """Style, K, trunk length and depth below it of a survival; a chain's have no trunk, and those
+    of lookups K = 0."""
     if s < space.depth:
         return "iid", 1, 0, s + 1
     if s >= space.tree_survivals:
@@ -73,7 +93,8 @@ def name_of(space: ActionSpace, s: int) -> Name:
 
 
 def own_survivals(action: Action) -> list[Name]:
-    """By depth: of a tree those of the chain along the trunk, then those of its branches; of a lookup its own."""
+    """By depth: of a tree those of the chain along the trunk, then those of its branches; of a
+    lookup its own."""
     if action.copies:
         return [("iid", 0, 0, depth) for depth in range(1, action.L1 + 1)]
     K, L1, L2, style = action.K, action.L1, action.L2, action.style
@@ -93,7 +114,9 @@ def test_a_block_efficiency_is_the_sum_of_the_actions_own_survivals(space: Actio
     efficiency_A = space.efficiencies(survivals_S)
     for a, (places, action) in enumerate(zip(space.survival_of_AD.tolist(), space, strict=True)):
         own = own_survivals(action)
-        assert float(efficiency_A[a]) == pytest.approx(1 + sum(by_name[name] for name in own), abs=1e-12), action
+        assert float(efficiency_A[a]) == pytest.approx(
+            1 + sum(by_name[name] for name in own), abs=1e-12
+        ), action
         assert [name_of(space, place) for place in places if place < count] == own
         assert places[len(own) :] == [count] * (space.deepest - len(own))
     assert float(efficiency_A[space.index(EMPTY)]) == 1

@@ -22,8 +22,26 @@ from selector.decision import Mode
 from selector.export.writer import CARD
 from selector.runtime.selector import load_selector
 from selector.runtime.tokens import FILE, TokenStatistics
-from selector.schema import EARLY_SCALARS, FORMAT, FULL, HIDDEN_STATES, LIGHT, PAIR, InputError, sha256
-from tests.selector.exported import FALLBACK, batch_of, early_of, export, loaded, modes_of, roots_of, scripted
+from selector.schema import (
+    EARLY_SCALARS,
+    FORMAT,
+    FULL,
+    HIDDEN_STATES,
+    LIGHT,
+    PAIR,
+    InputError,
+    sha256,
+)
+from tests.selector.exported import (
+    FALLBACK,
+    batch_of,
+    early_of,
+    export,
+    loaded,
+    modes_of,
+    roots_of,
+    scripted,
+)
 from tests.selector.synthetic import SPACE, profile
 
 
@@ -38,15 +56,26 @@ def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], P
         config = json.loads((folder / "config.json").read_text())
         assert config["format"] == f"espalier-selector-{FORMAT}"
         assert config["features"]["early"] == len(EARLY_SCALARS)
-        assert (config["objective"], config["feature_level"], config["verifier"]) == (objective, level, "traversal")
-        assert [scalar["name"] for scalar in config["features"]["scalars"]] == [scalar.name for scalar in PAIR.scalars]
-        assert list(config["features"]["hidden_states"]) == (list(HIDDEN_STATES) if level == FULL else [])
+        assert (config["objective"], config["feature_level"], config["verifier"]) == (
+            objective,
+            level,
+            "traversal",
+        )
+        assert [scalar["name"] for scalar in config["features"]["scalars"]] == [
+            scalar.name for scalar in PAIR.scalars
+        ]
+        assert list(config["features"]["hidden_states"]) == (
+            list(HIDDEN_STATES) if level == FULL else []
+        )
         assert [Action.of(action) for action in config["actions"]] == list(SPACE)
         assert [Mode.of(mode) for mode in config["modes"]] == modes_of(level)
         selector = load_selector(folder)
         assert (selector.feature_levels, selector.fallback) == ((level,), FALLBACK)
         readme = (folder / "README.md").read_text()
-        for name in (*(scalar.name for scalar in PAIR.scalars), *config["features"]["hidden_states"]):
+        for name in (
+            *(scalar.name for scalar in PAIR.scalars),
+            *config["features"]["hidden_states"],
+        ):
             assert f"`{name}`" in readme
         assert not re.search(r"target_hidden", readme) or level == FULL
 
@@ -62,7 +91,9 @@ def test_an_earlier_artefact_is_replaced_whole_or_not_at_all(tmp_path: Path) -> 
     assert load_selector(tmp_path / "selector").config.objective == "policy"
     export(tmp_path / "selector", "regressor")
     assert load_selector(tmp_path / "selector").config.objective == "regressor"
-    assert [path.name for path in tmp_path.iterdir()] == ["selector"] and not (tmp_path / "selector/stray").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["selector"] and not (
+        tmp_path / "selector/stray"
+    ).exists()
 
 
 @pytest.mark.parametrize("level", [LIGHT, FULL])
@@ -90,8 +121,8 @@ def test_an_environment_with_nothing_else_will_do(
 
 PROGRAM = """
 import sys
-for name in ("data_gen mlflow numba pandas pipelines pyarrow pydantic pytorch_lightning safetensors scipy sklearn "
-             "tokenizers torchmetrics transformers yaml").split():
+for name in ("data_gen mlflow numba pandas pipelines pyarrow pydantic pytorch_lightning "
+             "safetensors scipy sklearn tokenizers torchmetrics transformers yaml").split():
     sys.modules[name] = None  # as if it were not installed
 import numpy, torch
 from selector.runtime import load_selector
@@ -116,7 +147,9 @@ def test_a_hub_id_is_read_from_what_is_stored_of_it(artefact: Path, tmp_path: Pa
         "except ValueError as error: print(error)\n"
     )
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
     first, second = done.stdout.splitlines()[:2]
     assert first == loaded(artefact).verifier
     assert second.startswith("org/another: no such directory, and the hub does not give it")
@@ -134,16 +167,21 @@ def test_the_card_has_what_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"), [("org/m", "`org/m`"), ("/home/me/m/", "`m`"), ("x`\n---\n# H\n<b>", "`x --- # H &lt;b&gt;`")]
+    ("name", "shown"),
+    [("org/m", "`org/m`"), ("/home/me/m/", "`m`"), ("x`\n---\n# H\n<b>", "`x --- # H &lt;b&gt;`")],
 )
-def test_a_users_name_is_code_in_the_card_without_its_place(artefact: Path, name: str, shown: str) -> None:
+def test_a_users_name_is_code_in_the_card_without_its_place(
+    artefact: Path, name: str, shown: str
+) -> None:
     config = load_selector(artefact).config
     named = replace(config, pair={**config.pair, "target": name, "draft": name})
     assert f"for the pair {shown} /\n{shown} and" in CARD.render(config=named, of_log=False)
     assert f"the drafter {shown} drafts" in CARD.render(config=named, of_log=True)
 
 
-@pytest.mark.parametrize("name", ["selector.pt", "config.json", "latency.json", "README.md", "SHA256SUMS"])
+@pytest.mark.parametrize(
+    "name", ["selector.pt", "config.json", "latency.json", "README.md", "SHA256SUMS"]
+)
 def test_one_changed_byte_is_refused(copy: Path, name: str) -> None:
     content = bytearray((copy / name).read_bytes())
     content[len(content) // 2] ^= 1
@@ -162,7 +200,8 @@ def test_a_missing_file_is_named(copy: Path) -> None:
 
 
 DO_NOT_FIT = [
-    lambda config: config["modes"][2].update(feature_levels=[FULL]),  # the network has no hidden states
+    # the network has no hidden states
+    lambda config: config["modes"][2].update(feature_levels=[FULL]),
     lambda config: config["modes"][1].update(rule=[5, 3]),  # no such lookup
     lambda config: config["modes"][2].update(allowed=[0, 453]),
     lambda config: config["modes"][2].update(action=[8]),  # a lookup everywhere
@@ -183,15 +222,22 @@ DO_NOT_FIT = [
     [
         (
             lambda config: config.update(format="espalier-selector-11"),
-            f"espalier-selector-11; this program reads espalier-selector-{FORMAT}: export the selector again",
+            f"espalier-selector-11; this program reads espalier-selector-{FORMAT}: export the "
+            "selector again",
         ),
         (
             lambda config: config["features"]["scalars"][4].update(name="matched"),
             r"its scalars are not this program's \(match, matched\): train and export it again",
         ),
-        (lambda config: config["features"]["scalars"].reverse(), r"not this program's \(their order\)"),
+        (
+            lambda config: config["features"]["scalars"].reverse(),
+            r"not this program's \(their order\)",
+        ),
         (lambda config: config.update(schema="log"), r"not this program's \(accepted_mean_0.5, "),
-        *((change, r"config.json: damaged \(\w+\); export the selector again") for change in DO_NOT_FIT),
+        *(
+            (change, r"config.json: damaged \(\w+\); export the selector again")
+            for change in DO_NOT_FIT
+        ),
     ],
 )
 def test_a_config_of_another_version_or_whose_parts_do_not_fit_is_refused(
@@ -234,13 +280,17 @@ def test_arrays_that_are_short_of_other_shapes_or_not_finite_are_refused(
     copy: Path, name: str, array: str, spoil: Callable[[np.ndarray], np.ndarray]
 ) -> None:
     """And a file that is cut off, though its checksum goes with it."""
-    statistics, _ = TokenStatistics.fit(np.array([[1], [1], [2], [2]]), np.ones((4, 2)), np.arange(4))
+    statistics, _ = TokenStatistics.fit(
+        np.array([[1], [1], [2], [2]]), np.ones((4, 2)), np.arange(4)
+    )
     (copy / FILE).write_bytes(safetensors.numpy.save(statistics.to_tensors()))
     load_selector(copy)
     content = (copy / name).read_bytes()
     tensors = safetensors.numpy.load(content)
     resealed(copy, name, safetensors.numpy.save({**tensors, array: spoil(tensors[array])}))
-    with pytest.raises(InputError, match=rf"{name}: {array} is missing, of another shape or not finite"):
+    with pytest.raises(
+        InputError, match=rf"{name}: {array} is missing, of another shape or not finite"
+    ):
         load_selector(copy)
     resealed(copy, name, content[: len(content) // 2])
     with pytest.raises(InputError, match=f"{name}: damaged"):
@@ -257,6 +307,8 @@ def test_arrays_that_are_short_of_other_shapes_or_not_finite_are_refused(
         ),
     ],
 )
-def test_a_profile_that_does_not_go_with_it_is_refused(artefact: Path, spoilt: dict, message: str) -> None:
+def test_a_profile_that_does_not_go_with_it_is_refused(
+    artefact: Path, spoilt: dict, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         load_selector(artefact, latency=replace(profile(), device="another", **spoilt))

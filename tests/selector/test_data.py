@@ -47,16 +47,33 @@ def row(text: int, roots: int, stride: int = 1, full: bool = True, **changes: ob
     """A text whose numbers say where they belong."""
     recorded = range(1, roots, stride)
     hidden = {
-        name: np.array([hidden_of(text, root, i) for root in recorded]) for i, name in enumerate(HIDDEN_STATES) if full
+        name: np.array([hidden_of(text, root, i) for root in recorded])
+        for i, name in enumerate(HIDDEN_STATES)
+        if full
     }
     return {
-        **{"prompt": f"prompt {text}", "kind": "code" if text % 2 else "prose", "source": f"source {text // 2}"},
+        **{
+            "prompt": f"prompt {text}",
+            "kind": "code" if text % 2 else "prose",
+            "source": f"source {text // 2}",
+        },
         **asdict(Sampling(0.7)),
-        **{"tokens": [1] * (roots + 30), "start": 5 + text, "roots": roots, "hidden_stride": stride},
-        **{name: np.array([entropy_of(text, root) for root in range(roots)]) for name in ROW_NUMBERS[:2]},
+        **{
+            "tokens": [1] * (roots + 30),
+            "start": 5 + text,
+            "roots": roots,
+            "hidden_stride": stride,
+        },
+        **{
+            name: np.array([entropy_of(text, root) for root in range(roots)])
+            for name in ROW_NUMBERS[:2]
+        },
         **{name: np.full(roots, 0.5) for name in ROW_NUMBERS[2:]},
         LOOKUP_COLUMN: np.array([lookup_of(text, root) for root in range(roots)], dtype=np.uint8),
-        **{survival_column(v): np.array([survivals_of(text, root, v) for root in range(roots)]) for v in NAMES},
+        **{
+            survival_column(v): np.array([survivals_of(text, root, v) for root in range(roots)])
+            for v in NAMES
+        },
         **hidden,
         **{"step_root": [], "step_action": [], "step_accepted": []},
         "step_verifier": None,
@@ -81,15 +98,30 @@ def belongs(data: Texts, places: list[tuple[int, int]]) -> None:
     assert data.lookup_R.dtype == torch.uint8
     assert data.lookup_R.tolist() == [lookup_of(*place) for place in places]
     for r, (text, root) in enumerate(places):
-        known = [float(data.scalar(own)[r]) for own in ("target_entropy_prev", "draft_entropy_root", "context_length")]
+        known = [
+            float(data.scalar(own)[r])
+            for own in ("target_entropy_prev", "draft_entropy_root", "context_length")
+        ]
         length = 5 + text + root + 1
-        assert known == ([entropy_of(text, root - 1), entropy_of(text, root), length] if root else [0, 0, 0])
+        assert known == (
+            [entropy_of(text, root - 1), entropy_of(text, root), length] if root else [0, 0, 0]
+        )
         assert int(data.length_R[r]) == length
         for verifier in NAMES:
-            assert np.array_equal(data.survivals[verifier][r], survivals_of(text, root, verifier).astype(np.float16))
+            assert np.array_equal(
+                data.survivals[verifier][r], survivals_of(text, root, verifier).astype(np.float16)
+            )
 
 
-PLACES = [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), *((2, n) for n in range(6)), *((3, n) for n in range(3))]
+PLACES = [
+    (0, 0),
+    (0, 1),
+    (0, 2),
+    (0, 3),
+    (1, 0),
+    *((2, n) for n in range(6)),
+    *((3, n) for n in range(3)),
+]
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -116,7 +148,9 @@ def test_settings_are_those_that_were_meant() -> None:
         data.setting_of(Sampling(1.0, 0.9))
 
 
-@pytest.mark.parametrize("rows", [slice(None), slice(3, 9), torch.tensor([7, 0, 12, 7])], ids=["all", "some", "mixed"])
+@pytest.mark.parametrize(
+    "rows", [slice(None), slice(3, 9), torch.tensor([7, 0, 12, 7])], ids=["all", "some", "mixed"]
+)
 def test_labels_are_those_of_trees_and_what_a_lookup_had_right(rows: slice | torch.Tensor) -> None:
     """A lookup's survivals are certain: 1 as far as the text goes on with it, 0 from there on."""
     data = some()
@@ -129,7 +163,8 @@ def test_labels_are_those_of_trees_and_what_a_lookup_had_right(rows: slice | tor
             assert np.array_equal(labels_S[:SURVIVALS], trees_S.astype(np.float32))
             right = lookup_of(*place)
             assert labels_S[SURVIVALS:].tolist() == [1.0] * right + [0.0] * (16 - right)
-        for space in (ActionSpace.recorded(), ActionSpace.default()):  # the first of them, where a space lacks styles
+        # the first of them, where a space lacks styles
+        for space in (ActionSpace.recorded(), ActionSpace.default()):
             assert torch.equal(data.labels(verifier, rows, space), labels[:, : len(space.sums_SA)])
 
 
@@ -211,7 +246,9 @@ def test_a_value_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
     eight = np.where(np.arange(8) == 5, np.nan, 1.0)
     spoilt |= dict.fromkeys(("target_hidden_prev", "draft_hidden_root", "draft_prob"), eight)
     for column, value in spoilt.items():
-        with pytest.raises(InputError, match=rf"part-00000.parquet: {column}: a value is not finite"):
+        with pytest.raises(
+            InputError, match=rf"part-00000.parquet: {column}: a value is not finite"
+        ):
             written(tmp_path, {FIRST: [row(0, 2), row(1, 2, **{column: value})]})
     assert not store(tmp_path).holds(FIRST)
     written(tmp_path, {FIRST: []})
@@ -225,14 +262,17 @@ def test_a_shard_with_one_other_bit_is_named(tmp_path: Path) -> None:
     content[50] ^= 1
     path.write_bytes(bytes(content))
     for use in (lambda: store(tmp_path).holds(FIRST), lambda: read_texts(tmp_path, "train", NAMES)):
-        with pytest.raises(InputError, match=r"part-00000.parquet is damaged .*: remove it and run the data"):
+        with pytest.raises(
+            InputError, match=r"part-00000.parquet is damaged .*: remove it and run the data"
+        ):
             use()
     path.unlink()
     assert not store(tmp_path).holds(FIRST)
 
 
 def test_a_split_is_all_of_its_shards_and_no_other(tmp_path: Path) -> None:
-    """Shards in the order of their names; texts that end before their first look-ahead are left out."""
+    """Shards in the order of their names; texts that end before their first look-ahead are left
+    out."""
     shards = {
         "train/part-00001.parquet": [row(2, 6, stride=2, top_p=0.9), row(9, 0), row(3, 3)],
         "test/part-00000.parquet": [row(7, 2)],
@@ -250,10 +290,14 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"manifest.json does not exist: run the data stage first"):
         read_texts(tmp_path, "train", NAMES)
     folder = written(tmp_path / "traces", {FIRST: [row(8, 0), row(9, 0)]})
-    with pytest.raises(InputError, match=r"traces/train: its texts end before any root has its look-ahead"):
+    with pytest.raises(
+        InputError, match=r"traces/train: its texts end before any root has its look-ahead"
+    ):
         read_texts(folder, "train", NAMES)
     with pytest.raises(InputError, match=r"traces/test: no traces there"):
         read_texts(folder, "test", NAMES)
     (folder / FIRST).unlink()
-    with pytest.raises(InputError, match=r"part-00000.parquet is missing: run the data stage again"):
+    with pytest.raises(
+        InputError, match=r"part-00000.parquet is missing: run the data stage again"
+    ):
         read_texts(folder, "train", NAMES)

@@ -21,7 +21,9 @@ COPIES = Mode(Sampling(0.7, 0.9), CHAIN, rule=LookupRule(least=3, length=4))
 
 @pytest.mark.parametrize("rho", RHOS)
 @pytest.mark.parametrize("allowed", [(), (0, 2, 3), (4, 7, 8), (5,)], ids=str)
-def test_the_action_with_the_most_net_tokens_is_chosen(rho: float, allowed: tuple[int, ...]) -> None:
+def test_the_action_with_the_most_net_tokens_is_chosen(
+    rho: float, allowed: tuple[int, ...]
+) -> None:
     """`E - price T`, by hand. Others are not chosen, nor do they move the price."""
     mode = replace(DECIDED, rho=rho, allowed=allowed)
     may = set(allowed or range(len(SPACE)))
@@ -30,7 +32,9 @@ def test_the_action_with_the_most_net_tokens_is_chosen(rho: float, allowed: tupl
     seconds_BA = 0.01 + 0.04 * torch.rand(shape, generator=generator)
     chosen_B = choices(efficiency_BA, seconds_BA, mode, SPACE)
     assert set(chosen_B.tolist()) == may
-    for efficiency, seconds, chosen in zip(efficiency_BA.tolist(), seconds_BA.tolist(), chosen_B.tolist(), strict=True):
+    for efficiency, seconds, chosen in zip(
+        efficiency_BA.tolist(), seconds_BA.tolist(), chosen_B.tolist(), strict=True
+    ):
         own = max(efficiency[a] / seconds[a] for a in may)
         price = mode.speed ** (1 - rho) * own**rho
         worth = {a: efficiency[a] - price * seconds[a] for a in may}
@@ -40,7 +44,10 @@ def test_the_action_with_the_most_net_tokens_is_chosen(rho: float, allowed: tupl
 def test_on_longer_texts_a_network_gives_way_to_the_rule() -> None:
     short = replace(DECIDED, rule=COPIES.rule, longest=175)
     rule, static = short.without_network(), DECIDED.without_network()
-    assert rule == replace(DECIDED, feature_levels=(), rule=COPIES.rule) and static == DECIDED.static_only()
+    assert (
+        rule == replace(DECIDED, feature_levels=(), rule=COPIES.rule)
+        and static == DECIDED.static_only()
+    )
     assert [each.decider for each in (short, rule, static)] == [NETWORK, RULE, STATIC]
     assert [each.asked for each in (short, rule, static)] == [(LIGHT,), (MATCH,), ()]
 
@@ -65,7 +72,11 @@ def test_a_mode_survives_json(mode: Mode) -> None:
     row = json.loads(json.dumps({**mode.row(), "mean_efficiency": [1.0], "further": None}))
     back = Mode.of(row)
     assert back == mode
-    assert type(back.action) is Action and type(back.allowed) is tuple and type(back.feature_levels) is tuple
+    assert (
+        type(back.action) is Action
+        and type(back.allowed) is tuple
+        and type(back.feature_levels) is tuple
+    )
     assert back.rule is None or type(back.rule) is LookupRule
     assert row["decides"] == (mode.decider == NETWORK)  # said for those who read the file
 
@@ -97,10 +108,31 @@ def test_what_is_no_mode_is_refused(spoilt: dict) -> None:
 
 def test_the_nearest_setting_is_taken_and_of_its_modes_the_nearest_number_of_requests() -> None:
     """By how often the number doubles; none makes up for another sampling setting."""
-    modes = [Mode(Sampling(t, p), EMPTY) for t, p in ((0.0, 1.0), (0.6, 1.0), (1.0, 1.0), (1.0, 0.9))]
-    wanted = {(0.1, 1.0): 0, (0.55, 1.0): 1, (0.9, 1.0): 2, (1.0, 0.94): 3, (1.0, 0.96): 2, (9.0, 0.1): 3}
-    assert {setting: modes.index(nearest(modes, Sampling(*setting))) for setting in wanted} == wanted
+    modes = [
+        Mode(Sampling(t, p), EMPTY) for t, p in ((0.0, 1.0), (0.6, 1.0), (1.0, 1.0), (1.0, 0.9))
+    ]
+    wanted = {
+        (0.1, 1.0): 0,
+        (0.55, 1.0): 1,
+        (0.9, 1.0): 2,
+        (1.0, 0.94): 3,
+        (1.0, 0.96): 2,
+        (9.0, 0.1): 3,
+    }
+    assert {
+        setting: modes.index(nearest(modes, Sampling(*setting))) for setting in wanted
+    } == wanted
     modes = [Mode(Sampling(t), EMPTY, batch=batch) for t in (0.0, 0.1) for batch in (1, 4, 64)]
-    wanted = {(0.0, 1): 0, (0.0, 3): 1, (0.0, 15): 1, (0.0, 17): 2, (0.0, 512): 2, (0.06, 1): 3, (0.1, 64): 5}
-    assert {(T, batch): modes.index(nearest(modes, Sampling(T), batch)) for T, batch in wanted} == wanted
+    wanted = {
+        (0.0, 1): 0,
+        (0.0, 3): 1,
+        (0.0, 15): 1,
+        (0.0, 17): 2,
+        (0.0, 512): 2,
+        (0.06, 1): 3,
+        (0.1, 64): 5,
+    }
+    assert {
+        (T, batch): modes.index(nearest(modes, Sampling(T), batch)) for T, batch in wanted
+    } == wanted
     assert nearest(modes, Sampling(0.1)) == modes[3]

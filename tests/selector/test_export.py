@@ -21,30 +21,43 @@ from tests.selector.synthetic import SPACE
 def test_all_ways_to_ask_choose_as_the_trained_module(
     artefacts: dict[tuple[str, str], Path], objective: str, level: str
 ) -> None:
-    """TorchScript, the selector, and the same under one setting. They add up in other orders: an action counts as the
-    same where it is worth the same to 1e-4 tokens. Without features there is the static tree."""
+    """TorchScript, the selector, and the same under one setting. They add up in other orders: an
+    action counts as the same where it is worth the same to 1e-4 tokens. Without features there is
+    the static tree."""
     folder, made = artefacts[objective, level], exported.module_of(objective, level)
     selector, script = exported.loaded(folder), exported.scripted(folder)
     for mode in exported.modes_of(level):
         data, rows = exported.roots_of(mode, level, count=3)
         batch = exported.batch_of(data, rows, level)
-        own_R = decide(data, made.predictions(data.texts, mode), mode, objective == "policy").action_R
+        own_R = decide(
+            data, made.predictions(data.texts, mode), mode, objective == "policy"
+        ).action_R
         tuned = selector.at(*exported.setting_of(mode))
         assert tuned.mode == mode and tuned.feature_levels == mode.asked
         assert tuned.select(None) == mode.action and selector.select(None) == exported.FALLBACK
         index_B, _ = script(batch)
         if EARLY in mode.feature_levels:
             early_B, _ = script(exported.early_of(batch))
-            index_B = torch.where(exported.DRAFTS[early_B] & (len(mode.feature_levels) > 1), index_B, early_B)
+            index_B = torch.where(
+                exported.DRAFTS[early_B] & (len(mode.feature_levels) > 1), index_B, early_B
+            )
         asked = {
             "module": own_R[rows].tolist(),
             "script": index_B.tolist(),
-            "selector": [exported.in_turn(selector.select, mode, features) for features in exported.one_by_one(batch)],
-            "tuned": [exported.in_turn(tuned.select, mode, features) for features in exported.one_by_one(batch)],
+            "selector": [
+                exported.in_turn(selector.select, mode, features)
+                for features in exported.one_by_one(batch)
+            ],
+            "tuned": [
+                exported.in_turn(tuned.select, mode, features)
+                for features in exported.one_by_one(batch)
+            ],
         }
         for name, chosen in asked.items():
             assert exported.most_lost(made, data, mode, rows, chosen) < 1e-4, name
-            assert sum(a == b for a, b in zip(chosen, asked["module"], strict=True)) >= 0.95 * len(rows), name
+            assert sum(a == b for a, b in zip(chosen, asked["module"], strict=True)) >= 0.95 * len(
+                rows
+            ), name
         kinds = len(set(asked["tuned"]))
         assert kinds > 2 if mode.feature_levels else kinds == (1 if mode.rule is None else 2)
 
@@ -54,8 +67,8 @@ def test_all_ways_to_ask_choose_as_the_trained_module(
 def test_scores_are_what_the_trained_module_and_the_torchscript_say(
     artefacts: dict[tuple[str, str], Path], objective: str, level: str
 ) -> None:
-    """With all features and with the early ones alone, of a batch and of one root; the highest is chosen, and what may
-    not be drafted has `NEVER`."""
+    """With all features and with the early ones alone, of a batch and of one root; the highest is
+    chosen, and what may not be drafted has `NEVER`."""
     folder, made = artefacts[objective, level], exported.module_of(objective, level)
     selector, script = exported.loaded(folder), exported.scripted(folder)
     for mode in exported.modes_of(level):
@@ -65,7 +78,9 @@ def test_scores_are_what_the_trained_module_and_the_torchscript_say(
         for batch, early in ((whole, False), (exported.early_of(whole), True)):
             scores_BA = selector.scores(batch)
             assert scores_BA.shape == (len(rows), 453) and scores_BA.dtype == torch.float32
-            assert torch.allclose(scores_BA, exported.worth(made, data, mode, early)[rows], atol=1e-3, rtol=1e-5)
+            assert torch.allclose(
+                scores_BA, exported.worth(made, data, mode, early)[rows], atol=1e-3, rtol=1e-5
+            )
             assert torch.allclose(scores_BA, script(batch)[1], atol=1e-3, rtol=1e-5)
             assert (scores_BA[~may_BA] == NEVER).all() and (scores_BA[may_BA] > NEVER / 2).all()
             features = exported.one_by_one(batch)[1]
@@ -78,7 +93,8 @@ def test_scores_are_what_the_trained_module_and_the_torchscript_say(
 def test_the_draft_is_asked_for_where_the_early_choice_needs_it(
     artefacts: dict[tuple[str, str], Path], objective: str, mode: Mode
 ) -> None:
-    """And nowhere else; both happen. Who has all features may give them at once, and gets the later choice."""
+    """And nowhere else; both happen. Who has all features may give them at once, and gets the later
+    choice."""
     selector = exported.loaded(artefacts[objective, LIGHT])
     roots = exported.one_by_one(exported.batch_of(*exported.roots_of(mode, LIGHT), LIGHT))
     tuned = selector.at(*exported.setting_of(mode))
@@ -87,13 +103,18 @@ def test_the_draft_is_asked_for_where_the_early_choice_needs_it(
     assert early == [None if action.drafts else action for action in known]
     assert 0.05 < sum(action is None for action in early) / len(roots) < 0.95
     late = [tuned.select(features) for features in roots]
-    assert any(own is not None and own != other for own, other in zip(early, late, strict=True)) and None not in late
+    assert (
+        any(own is not None and own != other for own, other in zip(early, late, strict=True))
+        and None not in late
+    )
 
 
 def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
     selector, chosen = exported.loaded(artefact), set()
     tuned = selector.at(0.4)
-    for features in exported.one_by_one(exported.batch_of(*exported.roots_of(exported.COPIES, LIGHT), LIGHT)):
+    for features in exported.one_by_one(
+        exported.batch_of(*exported.roots_of(exported.COPIES, LIGHT), LIGHT)
+    ):
         match = features[SCALARS_KEY][PAIR.index("match")]
         action = exported.COPIES.copied(float(match))
         for own in (tuned, Tuned(exported.COPIES)):
@@ -105,7 +126,10 @@ def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
 
 def test_on_long_texts_the_match_alone_will_do_without_the_rules_lookup_too(artefact: Path) -> None:
     """Of an engine that cannot draft it; the static tree is then drafted."""
-    whole, fewer = (exported.loaded(artefact).at(1.8, shapes=shapes) for shapes in (None, [(1, 3, 0), (1, 2, 0)]))
+    whole, fewer = (
+        exported.loaded(artefact).at(1.8, shapes=shapes)
+        for shapes in (None, [(1, 3, 0), (1, 2, 0)])
+    )
     assert fewer.mode.rule is None and fewer.longest == whole.longest == exported.SHORT.longest
     for match in (0.0, 9.0):
         assert fewer.select({MATCH: torch.tensor(match)}) == fewer.mode.action
@@ -113,7 +137,11 @@ def test_on_long_texts_the_match_alone_will_do_without_the_rules_lookup_too(arte
 
 
 def test_a_mode_without_a_network_needs_no_selector() -> None:
-    assert Tuned(exported.STATIC).select(None) == Tuned(exported.STATIC).select({}) == exported.STATIC.action
+    assert (
+        Tuned(exported.STATIC).select(None)
+        == Tuned(exported.STATIC).select({})
+        == exported.STATIC.action
+    )
     assert Tuned(exported.COPIES).select(None) == exported.COPIES.action
     with pytest.raises(InputError, match="match is missing"):
         Tuned(exported.COPIES).select({})
@@ -122,7 +150,12 @@ def test_a_mode_without_a_network_needs_no_selector() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [torch.zeros(50), torch.full((len(PAIR.scalars),), torch.nan), torch.zeros(len(PAIR.scalars)).double()]
+    "wrong",
+    [
+        torch.zeros(50),
+        torch.full((len(PAIR.scalars),), torch.nan),
+        torch.zeros(len(PAIR.scalars)).double(),
+    ],
 )
 def test_the_exported_module_refuses_scalars_of_another_kind(
     artefacts: dict[tuple[str, str], Path], wrong: torch.Tensor

@@ -29,7 +29,8 @@ ACTIONS = ActionSpace.with_lookups().actions
     ("action", "passes"),
     [
         (Action(1, 0, 0), 0),
-        (Action(1, 3, 0), 2 + 2),  # the root (and a token it may lack), two trunk nodes; the last one is a leaf
+        # the root (and a token it may lack), two trunk nodes; the last one is a leaf
+        (Action(1, 3, 0), 2 + 2),
         (Action(4, 0, 1), 2),  # all first branch tokens come from the root's row
         (Action(2, 0, 3), 2 + 2 * 2),
         (Action(3, 2, 2), 2 + 2 + 3),
@@ -45,15 +46,23 @@ def test_every_pass_is_charged_at_its_width(action: Action, passes: int) -> None
 
 
 def test_a_greedy_tree_takes_the_time_of_its_nodes_and_of_its_own_verification() -> None:
-    """All its branches differ. Where greedy trees were not timed, they are verified as others are."""
-    same = replace(FLAT, distinct={"T=1": [[1.0] * 8] * 3})  # i.i.d. branches are copies of one another
+    """All its branches differ. Where greedy trees were not timed, they are verified as others
+    are."""
+    # i.i.d. branches are copies of one another
+    same = replace(FLAT, distinct={"T=1": [[1.0] * 8] * 3})
     greedy, iid = Action(3, 2, 2, "greedy"), Action(3, 2, 2)
     seconds = FLAT.action_seconds(iid, 15, "traversal")
-    assert same.action_seconds(greedy, 15, "traversal") == FLAT.action_seconds(greedy, 15, "traversal") == seconds
+    assert (
+        same.action_seconds(greedy, 15, "traversal")
+        == FLAT.action_seconds(greedy, 15, "traversal")
+        == seconds
+    )
     assert same.action_seconds(iid, 15, "traversal") == seconds - 4
     timed = replace(FLAT, verify={**FLAT.verify, "greedy": Verification(token=0.5)})
     of_others = 0.1 * greedy.nodes + 300.0
-    assert timed.action_seconds(greedy, 15, "traversal") == pytest.approx(seconds - of_others + 0.5 * greedy.nodes)
+    assert timed.action_seconds(greedy, 15, "traversal") == pytest.approx(
+        seconds - of_others + 0.5 * greedy.nodes
+    )
     assert timed.action_seconds(iid, 15, "traversal") == seconds
 
 
@@ -61,16 +70,26 @@ LATE = [((LIGHT,), 10_000), ((FULL,), 20_000), ((EARLY, LIGHT), 15_000), ((EARLY
 OTHERS = [((EARLY,), 5000), ((TEXT,), 3000), ((DRAFTER,), 4000), ((MATCH,), 0), ((), 0)]
 
 
-@pytest.mark.parametrize(("feature_levels", "own", "passes"), [(*e, 2) for e in LATE] + [(*e, 0) for e in OTHERS])
+@pytest.mark.parametrize(
+    ("feature_levels", "own", "passes"), [(*e, 2) for e in LATE] + [(*e, 0) for e in OTHERS]
+)
 def test_a_selector_pays_for_itself_and_where_it_looks_at_the_drafts_rows_for_the_root_pass(
     feature_levels: tuple[str, ...], own: float, passes: float
 ) -> None:
-    """For every decision that it has made, and for the pass whether or not the draft then drafts."""
-    assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(own + passes + 100)
-    assert FLAT.action_seconds(Action.copy(8), 15, "traversal", feature_levels) == pytest.approx(own + passes + 108)
-    for action in (Action(1, 1, 0), Action(3, 2, 2)):  # where something is drafted the draft passes the root anyway
+    """For every decision that it has made, and for the pass whether or not the draft then
+    drafts."""
+    assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(
+        own + passes + 100
+    )
+    assert FLAT.action_seconds(Action.copy(8), 15, "traversal", feature_levels) == pytest.approx(
+        own + passes + 108
+    )
+    # where something is drafted the draft passes the root anyway
+    for action in (Action(1, 1, 0), Action(3, 2, 2)):
         base = FLAT.action_seconds(action, 15, "traversal")
-        assert FLAT.action_seconds(action, 15, "traversal", feature_levels) == pytest.approx(base + own)
+        assert FLAT.action_seconds(action, 15, "traversal", feature_levels) == pytest.approx(
+            base + own
+        )
 
 
 def test_tables_are_linear_between_and_constant_beyond_the_grid() -> None:
@@ -83,10 +102,16 @@ def test_tables_are_linear_between_and_constant_beyond_the_grid() -> None:
 def test_interpolated_rows_agree_with_the_profile() -> None:
     lengths, table = profile().table(ACTIONS, "traversal", (EARLY, LIGHT))
     for row, length in zip(table, (10, 100), strict=True):
-        times = [profile().action_seconds(action, length, "traversal", (EARLY, LIGHT)) for action in ACTIONS]
+        times = [
+            profile().action_seconds(action, length, "traversal", (EARLY, LIGHT))
+            for action in ACTIONS
+        ]
         assert row.tolist() == pytest.approx(times)
     rows = interpolated_at(
-        table.unsqueeze(0), lengths, torch.zeros(5, dtype=torch.int64), torch.tensor([10, 55, 100, 300, 1])
+        table.unsqueeze(0),
+        lengths,
+        torch.zeros(5, dtype=torch.int64),
+        torch.tensor([10, 55, 100, 300, 1]),
     )
     assert torch.allclose(rows[0], table[0]) and torch.allclose(rows[2], table[1])
     assert torch.allclose(rows[1], (table[0] + table[1]) / 2)
@@ -98,7 +123,9 @@ def test_a_decision_that_was_not_measured_is_named() -> None:
     own = replace(profile(), decide={LIGHT: 1e-4})
     with pytest.raises(InputError, match="no time for a decision that sees early"):
         own.table(ACTIONS, "traversal", (EARLY, LIGHT))
-    for free, dear in zip(own.table(ACTIONS, "traversal"), own.table(ACTIONS, "traversal", (MATCH,)), strict=True):
+    for free, dear in zip(
+        own.table(ACTIONS, "traversal"), own.table(ACTIONS, "traversal", (MATCH,)), strict=True
+    ):
         assert torch.equal(free, dear)
 
 
@@ -112,14 +139,22 @@ def test_a_profile_survives_the_file(tmp_path: Path) -> None:
 
 
 WHOLE = profile().to_json()
-MISFITS = [{"T=0": rows} for rows in ([[1.0] * 8] * 2, [[1.0] * 7] * 3, [[-1.0] * 8] * 3, [["1"] * 8] * 3, 5)]
+MISFITS = [
+    {"T=0": rows}
+    for rows in ([[1.0] * 8] * 2, [[1.0] * 7] * 3, [[-1.0] * 8] * 3, [["1"] * 8] * 3, 5)
+]
 DAMAGED = [
-    *({name: WHOLE[name] for name in WHOLE if name != lacking} for lacking in ("draft", "verify", "decide", "format")),
+    *(
+        {name: WHOLE[name] for name in WHOLE if name != lacking}
+        for lacking in ("draft", "verify", "decide", "format")
+    ),
     *({**WHOLE, "distinct": distinct} for distinct in MISFITS),  # numbers of nodes that do not fit
 ]
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 3, "draft": 3}', "\udcff", *map(json.dumps, DAMAGED)])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"format": 3, "draft": 3}', "\udcff", *map(json.dumps, DAMAGED)]
+)
 def test_a_damaged_profile_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "latency.json"
     path.write_text(content, encoding="utf-8", errors="surrogateescape")
@@ -143,21 +178,44 @@ def test_every_row_is_charged_for_the_nucleus_where_there_is_one() -> None:
         (Action.copy(4), 5),
     ):
         plain, filtered = (
-            sorting.action_seconds(action, 15, "traversal", sampling=Sampling(1.0, p)) for p in (1.0, 0.9)
+            sorting.action_seconds(action, 15, "traversal", sampling=Sampling(1.0, p))
+            for p in (1.0, 0.9)
         )
         assert filtered - plain == pytest.approx(0.5 * rows), action
 
 
 def test_coinciding_branches_are_one_node() -> None:
-    """All of them at temperature 0; the pass is as long as that of the tree that is left, halves included."""
-    distinct = {"T=0": [[1.0] * 8] * 3, "T=0.5, top-p=0.9": [[1.5] + [2.0] * 7, [2.5] * 8, [3.0] * 8]}
+    """All of them at temperature 0; the pass is as long as that of the tree that is left, halves
+    included."""
+    distinct = {
+        "T=0": [[1.0] * 8] * 3,
+        "T=0.5, top-p=0.9": [[1.5] + [2.0] * 7, [2.5] * 8, [3.0] * 8],
+    }
     known, upper = replace(profile(), distinct=distinct), profile()
     assert known.nodes(Action(4, 2, 8), Sampling(0.0)) == 11
     assert known.nodes(Action(2, 3, 4), Sampling(0.5, 0.9)) == 1 + 3 + 1.5 + 3 * 2
-    assert known.nodes(Action(2, 3, 4), Sampling()) == upper.nodes(Action(2, 3, 4), Sampling(0.0)) == 12
-    assert known.nodes(Action(1, 8, 3), Sampling(0.0)) == 12 and known.nodes(Action.copy(5), Sampling(0.0)) == 6
-    for action, sampling in ((Action(4, 2, 8), Sampling(0.0)), (Action(3, 0, 5), Sampling(0.5, 0.9))):
-        saved = upper.target.at(20, 1 + action.nodes) - upper.target.at(20, known.nodes(action, sampling))
+    assert (
+        known.nodes(Action(2, 3, 4), Sampling())
+        == upper.nodes(Action(2, 3, 4), Sampling(0.0))
+        == 12
+    )
+    assert (
+        known.nodes(Action(1, 8, 3), Sampling(0.0)) == 12
+        and known.nodes(Action.copy(5), Sampling(0.0)) == 6
+    )
+    for action, sampling in (
+        (Action(4, 2, 8), Sampling(0.0)),
+        (Action(3, 0, 5), Sampling(0.5, 0.9)),
+    ):
+        saved = upper.target.at(20, 1 + action.nodes) - upper.target.at(
+            20, known.nodes(action, sampling)
+        )
         rows = (1 + action.nodes - known.nodes(action, sampling)) * upper.nucleus
-        seconds = [each.action_seconds(action, 20, "traversal", sampling=sampling) for each in (upper, known)]
-        assert seconds[0] - seconds[1] == pytest.approx(saved + (rows if sampling.top_p < 1 else 0)) and saved > 0
+        seconds = [
+            each.action_seconds(action, 20, "traversal", sampling=sampling)
+            for each in (upper, known)
+        ]
+        assert (
+            seconds[0] - seconds[1] == pytest.approx(saved + (rows if sampling.top_p < 1 else 0))
+            and saved > 0
+        )

@@ -29,13 +29,15 @@ LIMITS = [
 def test_only_allowed_trees_are_chosen(
     artefacts: dict[tuple[str, str], Path], objective: str, shapes: list[tuple[Any, ...]]
 ) -> None:
-    """The best of those that an engine can draft; the static one is the fastest tree, and time is worth less. A rule
-    whose lookup is not among them is left out."""
+    """The best of those that an engine can draft; the static one is the fastest tree, and time is
+    worth less. A rule whose lookup is not among them is left out."""
     selector, made = exported.loaded(artefacts[objective, LIGHT]), exported.module_of(objective)
     can = sorted(SPACE.index(Action.of(shape)) for shape in shapes)
     for mode in exported.MODES:
         tuned = selector.at(*exported.setting_of(mode), shapes=shapes)
-        speed_A = selector.config.static_speeds(selector.modes[exported.MODES.index(mode)], selector.latency)
+        speed_A = selector.config.static_speeds(
+            selector.modes[exported.MODES.index(mode)], selector.latency
+        )
         best = max((a for a in can if a < len(SPACE.trees)), key=lambda a: float(speed_A[a]))
         copies = mode.rule is not None and SPACE.index(Action.copy(mode.rule.length)) in can
         if copies and SPACE.index(mode.action) in can:
@@ -68,19 +70,27 @@ def test_limits_that_leave_no_tree_are_refused(artefact: Path) -> None:
 
 
 def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Path) -> None:
-    """The best static tree by that machine's times and what trees yielded; g in proportion to the speeds; any tree."""
+    """The best static tree by that machine's times and what trees yielded; g in proportion to the
+    speeds; any tree."""
     slow = replace(profile(draft=8e-3), device="slow")
     here, there = load_selector(artefact), load_selector(artefact, latency=slow)
     assert there.latency == slow
     for at, (mode, moved) in enumerate(zip(here.modes, there.modes, strict=True)):
         seconds = [
-            [own.action_seconds(action, 100, "traversal", (), mode.sampling) for action in SPACE.trees]
+            [
+                own.action_seconds(action, 100, "traversal", (), mode.sampling)
+                for action in SPACE.trees
+            ]
             for own in (profile(), slow)
         ]
         before_A, speed_A = (exported.efficiencies(at) / torch.tensor(times) for times in seconds)
         best = int(speed_A.argmax())
-        assert moved.action == SPACE.actions[best] == there.at(*exported.setting_of(mode)).select(None)
-        assert moved.speed == pytest.approx(mode.speed * float(speed_A[best] / before_A[SPACE.index(mode.action)]))
+        assert (
+            moved.action == SPACE.actions[best] == there.at(*exported.setting_of(mode)).select(None)
+        )
+        assert moved.speed == pytest.approx(
+            mode.speed * float(speed_A[best] / before_A[SPACE.index(mode.action)])
+        )
         assert moved.speed < mode.speed
         unchanged = replace(mode, action=moved.action, speed=moved.speed, allowed=())
         assert moved == unchanged
@@ -94,9 +104,14 @@ def test_decisions_there_are_by_that_machines_times(artefact: Path) -> None:
         data, rows = exported.roots_of(moved, LIGHT, count=1)
         data = Timed(data.texts, "traversal", slow)
         batch = exported.batch_of(data, rows, LIGHT)
-        assert torch.allclose(selector.scores(batch), exported.worth(made, data, moved)[rows], atol=1e-3, rtol=1e-5)
+        assert torch.allclose(
+            selector.scores(batch), exported.worth(made, data, moved)[rows], atol=1e-3, rtol=1e-5
+        )
         tuned = selector.at(*exported.setting_of(moved))
-        chosen = [exported.in_turn(tuned.select, moved, features) for features in exported.one_by_one(batch)]
+        chosen = [
+            exported.in_turn(tuned.select, moved, features)
+            for features in exported.one_by_one(batch)
+        ]
         assert exported.most_lost(made, data, moved, rows, chosen) < 1e-4
 
 

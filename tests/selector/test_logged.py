@@ -1,5 +1,5 @@
-"""Texts of a log, whose labels are certain: their replay against walks in plain Python and the best policy of all, and
-the joint choice for different requests in one batch against all choices."""
+"""Texts of a log, whose labels are certain: their replay against walks in plain Python and the best
+policy of all, and the joint choice for different requests in one batch against all choices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ def test_fixed_lengths_and_rules_of_a_log_are_a_walk_to_the_last_token(batch: in
     data = timed(batch)
     match_R = data.texts.scalar("match")
     for chain, least in product(map(SPACE.chain, range(SPACE.depth + 1)), (2, 4, 99)):
-        steps, tokens, seconds = ten_lines(data, lambda row: Action.copy(4) if match_R[row] >= least else chain)  # noqa: B023
+
+        def choice(row: int, least: int = least, chain: Action = chain) -> Action:
+            return Action.copy(4) if match_R[row] >= least else chain
+
+        steps, tokens, seconds = ten_lines(data, choice)
         found = replay_mode(data, {}, Mode(Sampling(0.0), chain, rule=LookupRule(least, 4)))
         assert float(found.steps_X.sum()) == steps and float(found.tokens_X.sum()) == tokens
         assert float(found.seconds_X.sum()) == pytest.approx(seconds, rel=1e-6)
@@ -48,10 +52,14 @@ def test_whoever_is_told_everything_takes_the_least_time() -> None:
         return min(float(now) + then for now, then in zip(seconds_RA[row], later, strict=True))
 
     ends = zip(size_X.tolist(), size_X.cumsum(0).tolist(), strict=True)
-    assert oracle.seconds_X.tolist() == pytest.approx([least(end - size, end) for size, end in ends], rel=1e-6)
+    assert oracle.seconds_X.tolist() == pytest.approx(
+        [least(end - size, end) for size, end in ends], rel=1e-6
+    )
 
 
-def worth(tokens_BA: np.ndarray, chosen: tuple[int, ...], g: float, token: float, one_pass: float) -> float:
+def worth(
+    tokens_BA: np.ndarray, chosen: tuple[int, ...], g: float, token: float, one_pass: float
+) -> float:
     shapes = Shapes.of(SPACE)
     tokens = sum(tokens_BA[b, a] for b, a in enumerate(chosen))
     drafted, passes = shapes.drafted_A[list(chosen)].sum(), shapes.passes_A[list(chosen)].max()
@@ -62,10 +70,20 @@ def worth(tokens_BA: np.ndarray, chosen: tuple[int, ...], g: float, token: float
 def test_the_joint_choice_is_the_best_of_all_choices(seed: int) -> None:
     generator = np.random.default_rng(seed)
     tokens_BA = 1 + np.cumsum(generator.random((3, len(SPACE))), axis=1) % 5
-    prices = {"g": 300.0, "token": 10 ** generator.uniform(-5, -3), "one_pass": 10 ** generator.uniform(-4, -2)}
-    best = max(product(range(len(SPACE)), repeat=3), key=lambda chosen: worth(tokens_BA, chosen, **prices))
-    found = joint_choice(tokens_BA, Shapes.of(SPACE), prices["g"], prices["token"], prices["one_pass"])
-    assert worth(tokens_BA, tuple(found), **prices) == pytest.approx(worth(tokens_BA, best, **prices))
+    prices = {
+        "g": 300.0,
+        "token": 10 ** generator.uniform(-5, -3),
+        "one_pass": 10 ** generator.uniform(-4, -2),
+    }
+    best = max(
+        product(range(len(SPACE)), repeat=3), key=lambda chosen: worth(tokens_BA, chosen, **prices)
+    )
+    found = joint_choice(
+        tokens_BA, Shapes.of(SPACE), prices["g"], prices["token"], prices["one_pass"]
+    )
+    assert worth(tokens_BA, tuple(found), **prices) == pytest.approx(
+        worth(tokens_BA, best, **prices)
+    )
 
 
 def test_trees_with_branches_are_refused() -> None:
@@ -83,13 +101,18 @@ def step_seconds(nodes: list[int], passes: int, context: float) -> float:
     """Of requests that verify so many drafted tokens each, after so many draft passes of all."""
     own = profile()
     assert own.batches is not None
-    draft, target = (tables[SIZES.index(len(nodes))] for tables in (own.batches.draft, own.batches.target))
+    draft, target = (
+        tables[SIZES.index(len(nodes))] for tables in (own.batches.draft, own.batches.target)
+    )
     low, high = (target.at(context, size) for size in (1, 64))
     return low + (high - low) * (sum(nodes) / len(nodes)) / 63 + passes * draft.at(context, 1)
 
 
-def walk(batches: MixedBatches, choose: Callable[[list[int]], list[int]], batch: int) -> tuple[float, float]:
-    """Tokens and seconds of all streams, in plain Python; `choose` gets the roots of a step, and returns actions."""
+def walk(
+    batches: MixedBatches, choose: Callable[[list[int]], list[int]], batch: int
+) -> tuple[float, float]:
+    """Tokens and seconds of all streams, in plain Python; `choose` gets the roots of a step, and
+    returns actions."""
     data = timed(batch)
     begin = torch.cumsum(data.texts.size_X, 0) - data.texts.size_X
     tokens = seconds = 0.0
@@ -132,7 +155,9 @@ def test_one_length_for_all_requests_of_a_step_is_the_best_chain(speed: float) -
     data, batch = timed(4), 4
     batches = MixedBatches(data, profile(), batch)
     generator = torch.Generator().manual_seed(2)
-    efficiency_RA = 1 + 3 * torch.rand(len(data.texts.length_R), len(SPACE), generator=generator).double()
+    efficiency_RA = (
+        1 + 3 * torch.rand(len(data.texts.length_R), len(SPACE), generator=generator).double()
+    )
     chosen = set()
 
     def choose(rows: list[int]) -> list[int]:
@@ -140,7 +165,9 @@ def test_one_length_for_all_requests_of_a_step_is_the_best_chain(speed: float) -
 
         def worth(nodes: int) -> float:
             seconds = step_seconds([nodes] * batch, nodes, context)
-            return float(efficiency_RA[rows, SPACE.index(SPACE.chain(nodes))].sum()) - speed * seconds
+            return (
+                float(efficiency_RA[rows, SPACE.index(SPACE.chain(nodes))].sum()) - speed * seconds
+            )
 
         best = max(range(SPACE.depth + 1), key=worth)
         chosen.add(best)

@@ -9,7 +9,14 @@ from torch import Tensor
 from selector.decision import Mode
 from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Timed
-from selector.train.module import Batch, Roots, SelectorModule, learned_rows, policy_ratios, survival_loss
+from selector.train.module import (
+    Batch,
+    Roots,
+    SelectorModule,
+    learned_rows,
+    policy_ratios,
+    survival_loss,
+)
 from selector.train.tuning import StaticTable, best_static, replay_mode, tune_mode
 from tests.selector.exported import KINDS
 from tests.selector.synthetic import SPACE, module, opinionated, static_mode, texts, timed
@@ -43,11 +50,15 @@ def train(made: SelectorModule, batch: Batch, rate: float) -> None:
     made.eval()
 
 
-@pytest.mark.parametrize(("objective", "level", "rate"), [("policy", FULL, 1e-2), ("regressor", LIGHT, 2e-2)])
+@pytest.mark.parametrize(
+    ("objective", "level", "rate"), [("policy", FULL, 1e-2), ("regressor", LIGHT, 2e-2)]
+)
 def test_training_finds_what_a_feature_tells(objective: str, level: str, rate: float) -> None:
-    """On fresh texts whose best depth follows from a feature, and whose repeats from another: at least half of what
-    could be gained, and it pays."""
-    data, fresh = (timed(texts(count, 24, seed, level, repeats=0.1)) for count, seed in ((240, 0), (48, 5)))
+    """On fresh texts whose best depth follows from a feature, and whose repeats from another: at
+    least half of what could be gained, and it pays."""
+    data, fresh = (
+        timed(texts(count, 24, seed, level, repeats=0.1)) for count, seed in ((240, 0), (48, 5))
+    )
     static, made, policy = (
         best_static(data, StaticTable.of(data)),
         module(objective, level, seed=4),
@@ -59,7 +70,9 @@ def test_training_finds_what_a_feature_tells(objective: str, level: str, rate: f
         return {each: made.scores(own.texts, each) for each in made.asked}
 
     mode = tune_mode(data, asked(data), static, policy).mode
-    ratio = replay_mode(fresh, asked(fresh), mode, policy).speed / replay_mode(fresh, {}, static).speed
+    ratio = (
+        replay_mode(fresh, asked(fresh), mode, policy).speed / replay_mode(fresh, {}, static).speed
+    )
     truth = tune_mode(fresh, {level: SPACE.efficiencies(fresh.survivals_RS)}, static).ratio.value
     assert ratio > 1 + 0.5 * (truth - 1) > 1.1
     assert tune_mode(fresh, asked(fresh), static, policy).pays
@@ -68,19 +81,24 @@ def test_training_finds_what_a_feature_tells(objective: str, level: str, rate: f
 
 
 def test_each_objective_has_its_own_loss() -> None:
-    """A regressor's is that before and that after the draft has passed the root, a policy's that after it."""
+    """A regressor's is that before and that after the draft has passed the root, a policy's that
+    after it."""
     data = timed(texts(4, 10, 1))
     batch = whole_batch(data, static_mode(data), LIGHT)
     passed_B1 = torch.ones(36, 1)
     regressor, policy = opinionated("regressor"), opinionated("policy")
-    late, early = (regressor.network(batch.scalars_BF, [], each) for each in (passed_B1, 0 * passed_B1))
+    late, early = (
+        regressor.network(batch.scalars_BF, [], each) for each in (passed_B1, 0 * passed_B1)
+    )
     parts = [survival_loss(outputs, batch.survivals_BS, SPACE) for outputs in (late, early)]
     assert torch.equal(regressor.loss(batch), sum(parts)) and parts[0] != parts[1]
     logits_BA = policy.network(batch.scalars_BF, [], passed_B1)
     efficiency_BA = SPACE.efficiencies(batch.survivals_BS)
     ratio_B = policy_ratios(logits_BA, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
     worst = (1 - ratio_B).clamp(min=0).square().topk(2).values.mean()  # a twentieth of 36 roots
-    assert policy.loss(batch).item() == pytest.approx((worst - ratio_B.log().mean()).item(), rel=1e-5)
+    assert policy.loss(batch).item() == pytest.approx(
+        (worst - ratio_B.log().mean()).item(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(("objective", "level"), KINDS)
@@ -93,7 +111,9 @@ def test_training_begins_at_the_mean_of_the_training_roots(objective: str, level
     scalars_RF[:, body.count_F] = scalars_RF[:, body.count_F].log1p()
     assert torch.allclose(body.mean_F, scalars_RF.mean(0))
     unseen = ("batch",) if objective == "policy" else ("context_length", "batch")
-    assert [scalar.name for scalar, far in zip(PAIR.scalars, body.scale_F.isinf(), strict=True) if far] == list(unseen)
+    assert [
+        scalar.name for scalar, far in zip(PAIR.scalars, body.scale_F.isinf(), strict=True) if far
+    ] == list(unseen)
     assert len(body.blocks) == (3 if level == FULL else 0)
     if objective == "regressor":
         mean_A = SPACE.efficiencies(data.survivals_RS[rows]).mean(0)
@@ -107,14 +127,17 @@ def test_training_begins_at_the_mean_of_the_training_roots(objective: str, level
 @pytest.mark.parametrize("stride", [1, 3, 100])
 def test_learned_roots_are_every_nth_of_each_text(stride: int) -> None:
     data = replace(texts(3, 8), size_X=torch.tensor([8, 1, 15]))
-    expected = [start + n for start, size in ((0, 8), (8, 1), (9, 15)) for n in range(1, size, stride)]
+    expected = [
+        start + n for start, size in ((0, 8), (8, 1), (9, 15)) for n in range(1, size, stride)
+    ]
     assert learned_rows(data, stride).tolist() == expected
 
 
 def test_batches_hold_the_roots_they_say() -> None:
     splits = {"train": texts(4, 10, 1, FULL), "validation": texts(3, 10, 2, FULL, repeats=0.5)}
     further = {
-        name: (timed(data).seconds((FULL,)), torch.arange(float(len(data.length_R)))) for name, data in splits.items()
+        name: (timed(data).seconds((FULL,)), torch.arange(float(len(data.length_R))))
+        for name, data in splits.items()
     }
     regressor, policy = (
         list(Roots(module(objective, FULL), splits, "traversal", 6, 1, 2, own).loader("validation"))
@@ -123,7 +146,9 @@ def test_batches_hold_the_roots_they_say() -> None:
     data, wanted = splits["validation"], [n for n in range(30) if n % 10 % 2 == 1]
     assert [len(batch.scalars_BF) for batch in policy] == [6, 6, 3]
     scalars_BF = torch.cat([batch.scalars_BF for batch in policy])
-    assert torch.equal(scalars_BF, data.scalars_RF[wanted]) and len(scalars_BF.unique(dim=0)) == len(wanted)
+    assert torch.equal(scalars_BF, data.scalars_RF[wanted]) and len(
+        scalars_BF.unique(dim=0)
+    ) == len(wanted)
     batch, rows = policy[1], torch.tensor(wanted[6:12])
     assert torch.equal(batch.survivals_BS, data.labels("traversal", rows, SPACE))
     assert 0 < float(batch.survivals_BS[:, SPACE.tree_survivals :].mean()) < 1

@@ -17,7 +17,9 @@ PASSED = torch.ones(20, 1)
 
 def network(space: ActionSpace, widths: list[int] = WIDTHS) -> SurvivalNetwork:
     torch.manual_seed(0)
-    schema = Schema("own", ("first", "all"), tuple(Scalar(str(f), "1", "") for f in range(SCALARS)), EARLY)
+    schema = Schema(
+        "own", ("first", "all"), tuple(Scalar(str(f), "1", "") for f in range(SCALARS)), EARLY
+    )
     body = RootNetwork(schema, widths, len(space.sums_SA), width=8, hidden=(16, 8))
     return SurvivalNetwork(body, space).eval()
 
@@ -38,14 +40,16 @@ def test_a_survival_is_the_product_of_the_factors_above_it(space: ActionSpace) -
     for t, (style, K, L1, depth) in enumerate(names):
         trunk = [("iid", 1, 0, d) for d in range(1, (depth if K == 1 else L1) + 1)]
         own = [(style, K, L1, d) for d in range(1, depth + 1)] if K != 1 else []
-        above = own if K == 0 else trunk + own  # a lookup has no trunk: the draft's chance says nothing of it
+        # a lookup has no trunk: the draft's chance says nothing of it
+        above = own if K == 0 else trunk + own
         assert [names[s] for s in factors_SS[:, t].nonzero()[:, 0].tolist()] == above
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 @pytest.mark.parametrize("widths", [[], WIDTHS], ids=["light", "full"])
 def test_survivals_never_rise_along_a_path(space: ActionSpace, widths: list[int]) -> None:
-    """For any weights, in every tree; they are probabilities, and the first of a branch is none above its trunk's."""
+    """For any weights, in every tree; they are probabilities, and the first of a branch is none
+    above its trunk's."""
     own = network(space, widths)
     with torch.no_grad():
         own.body.mlp[-1].weight.mul_(10)
@@ -59,8 +63,11 @@ def test_survivals_never_rise_along_a_path(space: ActionSpace, widths: list[int]
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_training_begins_at_the_given_means(space: ActionSpace) -> None:
-    """Exactly, but for what the last layer's weights, a tenth of what they were, make of the features."""
-    factor_S = 0.7 + 0.29 * torch.rand(len(space.sums_SA), generator=torch.Generator().manual_seed(2))
+    """Exactly, but for what the last layer's weights, a tenth of what they were, make of the
+    features."""
+    factor_S = 0.7 + 0.29 * torch.rand(
+        len(space.sums_SA), generator=torch.Generator().manual_seed(2)
+    )
     mean_S = (factor_S.log() @ space.survival_factors()).exp()
     own = network(space)
     last = own.body.mlp[-1]
@@ -91,21 +98,31 @@ def test_scaling_is_part_of_the_network() -> None:
 
 
 @pytest.mark.parametrize("widths", [[], WIDTHS], ids=["light", "full"])
-def test_before_the_draft_has_passed_the_root_the_early_scalars_alone_count(widths: list[int]) -> None:
-    """Each of them does; the others and the hidden states do, root by root, once it has. And which it is, counts."""
+def test_before_the_draft_has_passed_the_root_the_early_scalars_alone_count(
+    widths: list[int],
+) -> None:
+    """Each of them does; the others and the hidden states do, root by root, once it has. And which
+    it is, counts."""
     own = network(ActionSpace(2, 1, 1, (2,)), widths)
     scalars_BF, states = inputs(widths)
     own.body.standardise(scalars_BF)
-    late_BF, other_states = scalars_BF.clone(), [state + torch.arange(state.shape[1]) for state in states]
+    late_BF, other_states = (
+        scalars_BF.clone(),
+        [state + torch.arange(state.shape[1]) for state in states],
+    )
     late_BF[:, EARLY:] += 3.0
     before, after = own(scalars_BF, states, 0 * PASSED), own(scalars_BF, states, PASSED)
     assert not torch.isclose(before, after, atol=1e-4).all(-1).any()
     assert torch.equal(own(late_BF, other_states, 0 * PASSED), before)
-    at_their_means_BF = torch.cat([scalars_BF[:, :EARLY], own.body.mean_F[EARLY:].expand(20, -1)], dim=-1)
+    at_their_means_BF = torch.cat(
+        [scalars_BF[:, :EARLY], own.body.mean_F[EARLY:].expand(20, -1)], dim=-1
+    )
     assert torch.equal(own(at_their_means_BF, states, 0 * PASSED), before)
     for place in range(EARLY):
         early_BF = scalars_BF + torch.eye(SCALARS)[place]
         assert not torch.allclose(own(early_BF, states, 0 * PASSED), before, atol=1e-3), place
     assert not torch.allclose(own(late_BF, states, PASSED), after, atol=1e-3)
     mixed_B1 = (torch.arange(20) % 2).float().unsqueeze(-1)
-    assert torch.allclose(own(scalars_BF, states, mixed_B1), torch.where(mixed_B1 > 0, after, before), atol=1e-6)
+    assert torch.allclose(
+        own(scalars_BF, states, mixed_B1), torch.where(mixed_B1 > 0, after, before), atol=1e-6
+    )

@@ -13,11 +13,15 @@ SPACE = ActionSpace(3, 2, 2, (1, 3))
 
 
 def test_the_policy_objective_is_equation_12() -> None:
-    logits = torch.tensor([[0.0, 1.0], [2.0, -1.0], [0.5, 0.5]], dtype=torch.float64, requires_grad=True)
+    logits = torch.tensor(
+        [[0.0, 1.0], [2.0, -1.0], [0.5, 0.5]], dtype=torch.float64, requires_grad=True
+    )
     efficiency = torch.tensor([[1.0, 3.0], [2.0, 4.0], [1.0, 1.5]], dtype=torch.float64)
     seconds = torch.tensor([[1.0, 2.0], [1.0, 3.0], [1.0, 2.0]], dtype=torch.float64)
     base = torch.tensor([1.2, 2.5, 1.0], dtype=torch.float64)
-    loss = policy_loss(policy_ratios(logits, efficiency, seconds, base), worst_weight=0.7, worst_share=0.5)
+    loss = policy_loss(
+        policy_ratios(logits, efficiency, seconds, base), worst_weight=0.7, worst_share=0.5
+    )
     weights = logits.detach().exp() / logits.detach().exp().sum(-1, keepdim=True)
     ratios = ((weights * efficiency).sum(-1) / (weights * seconds).sum(-1) / base).tolist()
     worst = sorted((max(1 - r, 0) ** 2 for r in ratios), reverse=True)[:2]
@@ -29,13 +33,17 @@ def test_the_policy_objective_is_equation_12() -> None:
 
 def survivals(count: int, seed: int) -> Tensor:
     return 0.02 + 0.96 * torch.rand(
-        count, len(SPACE.sums_SA), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        count,
+        len(SPACE.sums_SA),
+        generator=torch.Generator().manual_seed(seed),
+        dtype=torch.float64,
     )
 
 
 def test_the_survival_loss_is_a_cross_entropy_and_a_squared_error() -> None:
-    """Mean over chains, mean over branches and mean over lookups, one number after the other; and of what the survivals
-    add up to, over trees and over lookups. Labels above 1 or below 0 count as they are: their mean is right."""
+    """Mean over chains, mean over branches and mean over lookups, one number after the other; and
+    of what the survivals add up to, over trees and over lookups. Labels above 1 or below 0 count as
+    they are: their mean is right."""
     predicted_BS, labels_BS = survivals(3, 1), 3 * survivals(3, 2) - 1
     cross_BS = -labels_BS * predicted_BS.log() - (1 - labels_BS) * (1 - predicted_BS).log()
     square_BA = (SPACE.efficiencies(predicted_BS) - SPACE.efficiencies(labels_BS)).square()
@@ -43,7 +51,9 @@ def test_the_survival_loss_is_a_cross_entropy_and_a_squared_error() -> None:
     assert (SPACE.depth, SPACE.tree_survivals, int(copies_A.sum())) == (4, 4 + 12, 2)
     parts = *cross_BS.split([4, 12, 3], dim=-1), square_BA[:, copies_A], square_BA[:, ~copies_A]
     expected = sum(float(part.mean()) for part in parts)
-    assert float(survival_loss(predicted_BS.log(), labels_BS, SPACE)) == pytest.approx(expected, abs=1e-6)
+    assert float(survival_loss(predicted_BS.log(), labels_BS, SPACE)) == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, -1e-12, -80.0])

@@ -1,5 +1,6 @@
-"""Replay against the decoder that it stands for, by enumeration, on worlds of the last token; against the walk along a
-text that its formula describes; quotients of replayed speeds; compiled functions."""
+"""Replay against the decoder that it stands for, by enumeration, on worlds of the last token;
+against the walk along a text that its formula describes; quotients of replayed speeds; compiled
+functions."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ Appended = list[tuple[Tokens, float]]
 
 
 class LastTokenWorld:
-    """Two tokens; both models' distributions depend on the last one. Every text begins with token 0."""
+    """Two tokens; both models' distributions depend on the last one. Every text begins with token
+    0."""
 
     def __init__(self, seed: int, space: ActionSpace = SPACE) -> None:
         self.space = space  # of the labels
@@ -56,7 +58,11 @@ class LastTokenWorld:
         return tuple(text)
 
     def survivals(
-        self, text: Tokens, names: list[str], siblings: int | None, generator: torch.Generator | None = None
+        self,
+        text: Tokens,
+        names: list[str],
+        siblings: int | None,
+        generator: torch.Generator | None = None,
     ) -> Tensor:
         tokens_T = torch.tensor(text)
         labeller = TextLabeller(tokens_T, names, siblings, generator, self.space)
@@ -66,7 +72,12 @@ class LastTokenWorld:
     def continued(self, last: int, length: int) -> Appended:
         """Every draft of so many tokens, with its probability."""
         return [
-            (path, math.prod(float(self.draft_VV[a, b]) for a, b in zip((last, *path), path, strict=False)))
+            (
+                path,
+                math.prod(
+                    float(self.draft_VV[a, b]) for a, b in zip((last, *path), path, strict=False)
+                ),
+            )
             for path in product(range(2), repeat=length)
         ]
 
@@ -80,8 +91,11 @@ class LastTokenWorld:
         right = LookupIndex(text[: root + 1]).agreement(text[root + 1 : root + 1 + most])
         return [float(depth <= right) for depth in range(1, most + 1)]
 
-    def appended(self, name: str, last: int, tree: DraftTree, draft_NV: Tensor | None = None) -> Appended:
-        """What the verifier may append after a drafted tree, with its probability: the law of `verify`."""
+    def appended(
+        self, name: str, last: int, tree: DraftTree, draft_NV: Tensor | None = None
+    ) -> Appended:
+        """What the verifier may append after a drafted tree, with its probability: the law of
+        `verify`."""
         token_N = tree.tokens_N.clone()
         token_N[0] = last
         draft_NV = self.draft_VV[token_N] if draft_NV is None else draft_NV
@@ -103,11 +117,14 @@ def seconds_at(position: int, action: int, space: ActionSpace) -> float:
 
 
 def passes_at(position: int, action: int, space: ActionSpace) -> bool:
-    """The draft passes the root for every tree, and at some roots whatever is chosen there, as for a decision."""
+    """The draft passes the root for every tree, and at some roots whatever is chosen there, as for
+    a decision."""
     return bool(space.needs_draft_A[action]) or position == 2
 
 
-def replayed(survivals_XRS: Tensor, texts: list[Tokens], space: ActionSpace, lag_M: Tensor) -> Replayed:
+def replayed(
+    survivals_XRS: Tensor, texts: list[Tokens], space: ActionSpace, lag_M: Tensor
+) -> Replayed:
     """The policy on texts of one length."""
     X, R, S = survivals_XRS.shape
     actions = [[action_at(n, text[n], space) for n in range(R)] for text in texts]
@@ -123,22 +140,34 @@ def replayed(survivals_XRS: Tensor, texts: list[Tokens], space: ActionSpace, lag
 @pytest.mark.parametrize("lag", [[0.0], [0.0, 0.5, 0.7, 1.9]], ids=["no lag", "lag"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_replay_of_all_texts_is_the_decoder(seed: int, lag: list[float]) -> None:
-    """The decoder's expected tokens, seconds and steps, from all it may draft and append, are replay's mean over all
-    texts (1e-12). It drafts trees, and copies from the text so far; a draft that has missed tokens takes longer. What
-    the last step yields beyond a text's end does not count: tokens are the text's own."""
+    """The decoder's expected tokens, seconds and steps, from all it may draft and append, are
+    replay's mean over all texts (1e-12). It drafts trees, and copies from the text so far; a draft
+    that has missed tokens takes longer. What the last step yields beyond a text's end does not
+    count: tokens are the text's own."""
     world, roots, space = LastTokenWorld(seed), 5, COPYING
-    chosen = {space.actions[action_at(n, last, space)] for n, last in product(range(roots), range(2))}
+    chosen = {
+        space.actions[action_at(n, last, space)] for n, last in product(range(roots), range(2))
+    }
     assert {Action.copy(1), Action.copy(3)} < chosen and len(chosen) > 7
     texts = [(0, *rest) for rest in product(range(2), repeat=roots - 1 + space.deepest)]
     weight_X = torch.tensor([world.probability(text) for text in texts], dtype=torch.float64)
-    survivals_XVRS = torch.stack([world.survivals(text, VERIFIERS, siblings=None) for text in texts])
-    copied_XRS = torch.tensor([[world.lookup_survivals(text, n, 3) for n in range(roots)] for text in texts])
+    survivals_XVRS = torch.stack(
+        [world.survivals(text, VERIFIERS, siblings=None) for text in texts]
+    )
+    copied_XRS = torch.tensor(
+        [[world.lookup_survivals(text, n, 3) for n in range(roots)] for text in texts]
+    )
     for v, name in enumerate(VERIFIERS):
         labels_XRS = torch.cat([survivals_XVRS[:, v], copied_XRS], dim=-1)
         mine = replayed(labels_XRS, texts, space, torch.tensor(lag, dtype=torch.float64))
         laws: dict[tuple[int, int], Appended] = {}
 
-        def law(text: Tokens, action: int, name: str = name, laws: dict[tuple[int, int], Appended] = laws) -> Appended:
+        def law(
+            text: Tokens,
+            action: int,
+            name: str = name,
+            laws: dict[tuple[int, int], Appended] = laws,
+        ) -> Appended:
             chosen, last = space.actions[action], text[-1]
             if chosen.copies:
                 return world.copied(name, text, chosen.L1)
@@ -156,38 +185,52 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, lag: list[float]) -> None
         # how many steps begin after a text, by how many tokens the draft has missed
         begins: defaultdict[tuple[Tokens, int], float] = defaultdict(float, {((0,), 0): 1.0})
         tokens = seconds = steps = 0.0
-        every = [(0, *rest) for position in range(roots) for rest in product(range(2), repeat=position)]
+        every = [
+            (0, *rest) for position in range(roots) for rest in product(range(2), repeat=position)
+        ]
         for text, missed in product(every, range(roots)):
             position = len(text) - 1
             visits, action = begins[text, missed], action_at(position, text[-1], space)
             passes = passes_at(position, action, space)
             steps += visits
-            seconds += visits * (seconds_at(position, action, space) + passes * lag[min(missed, len(lag) - 1)])
+            seconds += visits * (
+                seconds_at(position, action, space) + passes * lag[min(missed, len(lag) - 1)]
+            )
             for appended, probability in law(text, action):
                 tokens += visits * probability * min(len(appended), roots - position)
-                begins[text + appended, 0 if passes else missed + len(appended)] += visits * probability
+                begins[text + appended, 0 if passes else missed + len(appended)] += (
+                    visits * probability
+                )
         assert float(weight_X @ mine.steps_X) == pytest.approx(steps, abs=1e-12), name
         assert float(weight_X @ mine.seconds_X) == pytest.approx(seconds, abs=1e-12), name
         assert float(weight_X @ mine.tokens_X) == pytest.approx(tokens, abs=1e-12), name
         assert mine.tokens_X.tolist() == pytest.approx([roots] * len(texts), abs=1e-12), name
-        assert sum(visits for (text, _), visits in begins.items() if len(text) == roots) == pytest.approx(
-            float(weight_X @ mine.visits_R.view(-1, roots)[:, -1]), abs=1e-12
-        )
+        assert sum(
+            visits for (text, _), visits in begins.items() if len(text) == roots
+        ) == pytest.approx(float(weight_X @ mine.visits_R.view(-1, roots)[:, -1]), abs=1e-12)
 
 
-def drawn_survivals(name: str, siblings: int | None, count: int = 300, space: ActionSpace = SPACE) -> Tensor:
+def drawn_survivals(
+    name: str, siblings: int | None, count: int = 300, space: ActionSpace = SPACE
+) -> Tensor:
     """Labels of the roots of a text, from drawn siblings or all of them."""
     world = LastTokenWorld(3, space)
     text = world.drawn_text(count + space.depth, random.Random(4))
     return world.survivals(text, [name], siblings, torch.Generator().manual_seed(5))[0]
 
 
-@pytest.mark.parametrize("space", [COPYING, ActionSpace(3, 2, 2), ActionSpace(2, 0, 3), ActionSpace(1, 2, 1)], ids=str)
+@pytest.mark.parametrize(
+    "space", [COPYING, ActionSpace(3, 2, 2), ActionSpace(2, 0, 3), ActionSpace(1, 2, 1)], ids=str
+)
 def test_labels_become_laws(space: ActionSpace) -> None:
-    """Between 0 and 1 and never rising along a path: no outcome has a probability below 0, whatever the labels of
-    branches. Without branches there is no noise, and labels stay as they are, those that are not known (NaN) too."""
+    """Between 0 and 1 and never rising along a path: no outcome has a probability below 0, whatever
+    the labels of branches. Without branches there is no noise, and labels stay as they are, those
+    that are not known (NaN) too."""
     generator = torch.Generator().manual_seed(13)
-    wild_RS = 1.5 * torch.rand(50, len(space.sums_SA), generator=generator, dtype=torch.float64) ** 2 - 0.05
+    wild_RS = (
+        1.5 * torch.rand(50, len(space.sums_SA), generator=generator, dtype=torch.float64) ** 2
+        - 0.05
+    )
     certain_RS = (wild_RS[:, space.tree_survivals :] > 0.5).double().cumprod(-1)
     wild_RS[:, space.tree_survivals :] = certain_RS
     drawn_RS = drawn_survivals("traversal", 1, 50, replace(space, lookups=()))
@@ -195,7 +238,9 @@ def test_labels_become_laws(space: ActionSpace) -> None:
     if space.max_K == 1:
         unknown_RS = whole_RS.clone()
         unknown_RS[::7, 1:] = torch.nan
-        torch.testing.assert_close(lawful(unknown_RS, space), unknown_RS.float(), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(
+            lawful(unknown_RS, space), unknown_RS.float(), rtol=0, atol=0, equal_nan=True
+        )
         wild_RS = whole_RS
     for labels_RS in (wild_RS, whole_RS):
         law_RS = lawful(labels_RS, space)
@@ -210,14 +255,17 @@ def test_labels_become_laws(space: ActionSpace) -> None:
 
 @pytest.mark.parametrize("siblings", [1, None])
 def test_labels_that_are_laws_stay(siblings: int | None) -> None:
-    """Those of falling survivals; and chains, which have no noise, beside branches that do; lookups to the bit."""
+    """Those of falling survivals; and chains, which have no noise, beside branches that do; lookups
+    to the bit."""
     space = ActionSpace(3, 2, 2, (2, 6))
     falling_RS = some_survivals([30], space, seed=14)
     assert torch.allclose(lawful(falling_RS, space).double(), falling_RS, atol=1e-6)
     copied = slice(space.tree_survivals, None)
     assert torch.equal(lawful(falling_RS, space)[:, copied].double(), falling_RS[:, copied])
     labels_RS = drawn_survivals("traversal", siblings)
-    assert torch.allclose(lawful(labels_RS, SPACE)[:, : SPACE.depth].double(), labels_RS[:, : SPACE.depth], atol=1e-6)
+    assert torch.allclose(
+        lawful(labels_RS, SPACE)[:, : SPACE.depth].double(), labels_RS[:, : SPACE.depth], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", ["traversal", "lifted_uniform"])
@@ -234,7 +282,12 @@ def walked(
     """Tokens, seconds and steps of each text, as the formula of `selector.train.replay` says it."""
     law_RJ, found, begin = outcomes(survivals_RS, action_R, space), [], 0
     for size in sizes:
-        begins_N, tokens, seconds, steps = torch.zeros(size + law_RJ.shape[1] + 1, dtype=torch.float64), 0.0, 0.0, 0.0
+        begins_N, tokens, seconds, steps = (
+            torch.zeros(size + law_RJ.shape[1] + 1, dtype=torch.float64),
+            0.0,
+            0.0,
+            0.0,
+        )
         begins_N[0] = 1
         for n in range(size):
             here = float(begins_N[n])
@@ -248,7 +301,8 @@ def walked(
 
 
 def test_replay_is_the_walk_along_every_text() -> None:
-    """Texts of different lengths, one of them without a root; a lookup may reach further than any tree."""
+    """Texts of different lengths, one of them without a root; a lookup may reach further than any
+    tree."""
     sizes, space = [7, 1, 0, 12], ActionSpace(3, 2, 2, (2, 6))
     size_X, survivals_RS = torch.tensor(sizes), some_survivals(sizes, space, seed=6)
     generator = torch.Generator().manual_seed(7)
@@ -256,7 +310,9 @@ def test_replay_is_the_walk_along_every_text() -> None:
     mixed_R = torch.randint(len(space), (sum(sizes),), generator=generator)
     for action_R in (mixed_R, *(torch.full_like(mixed_R, a) for a in range(len(space)))):
         mine = replay(survivals_RS, action_R, seconds_R, size_X, space)
-        expected = torch.tensor(walked(survivals_RS, action_R, seconds_R, sizes, space), dtype=torch.float64)
+        expected = torch.tensor(
+            walked(survivals_RS, action_R, seconds_R, sizes, space), dtype=torch.float64
+        )
         found = torch.stack([mine.tokens_X, mine.seconds_X, mine.steps_X], dim=-1)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
         assert mine.tokens_X.tolist() == pytest.approx(sizes, rel=1e-6)
@@ -267,35 +323,56 @@ THREE = torch.tensor([[10.0, 10.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0], [30.0,
 
 
 def test_a_ratio_and_its_error_worked_by_hand() -> None:
-    """(60 / 30) / (30 / 30) = 2; without one source 2.5, 2 and 1.5: the error is sqrt(2/3 x (0.25 + 0 + 0.25))."""
-    ratio, of_one = (jackknifed(THREE, torch.tensor(source_X)) for source_X in ([7, 3, 5], [0, 0, 0]))
+    """(60 / 30) / (30 / 30) = 2; without one source 2.5, 2 and 1.5: the error is sqrt(2/3 x (0.25 +
+    0 + 0.25))."""
+    ratio, of_one = (
+        jackknifed(THREE, torch.tensor(source_X)) for source_X in ([7, 3, 5], [0, 0, 0])
+    )
     assert (ratio.value, ratio.error) == pytest.approx((2, (1 / 3) ** 0.5))
     assert str(ratio) == "2.000 ±0.577"
     assert of_one.value == pytest.approx(2) and of_one.error == math.inf
 
 
 def test_a_method_against_itself_is_one_for_certain() -> None:
-    own_X2 = torch.rand(9, 2, generator=torch.Generator().manual_seed(12), dtype=torch.float64) + 0.1
+    own_X2 = (
+        torch.rand(9, 2, generator=torch.Generator().manual_seed(12), dtype=torch.float64) + 0.1
+    )
     for source_X in (torch.arange(9), torch.arange(9) % 2, torch.zeros(9, dtype=torch.int64)):
         assert jackknifed(own_X2.repeat(1, 2), source_X) == Ratio(1.0, 0.0)
 
 
 def test_a_function_without_a_file_is_compiled_all_the_same() -> None:
-    """As where neither the package's folder nor the user's may be written to: Numba has no place to keep it."""
+    """As where neither the package's folder nor the user's may be written to: Numba has no place to
+    keep it."""
     names: dict = {}
-    exec("def total(values):\n    sum = 0.0\n    for v in values:\n        sum += v\n    return sum", names)
+    exec(
+        "def total(values):\n    sum = 0.0\n    for v in values:\n        sum += v\n    return sum",
+        names,
+    )
     assert jit(names["total"])(np.arange(5.0)) == 10.0
 
 
 def test_not_a_number_stays_one() -> None:
     finite = jit(lambda values: np.isfinite(values).all())
-    assert [bool(finite(np.array([1.0, last]))) for last in (1.0, np.nan, np.inf)] == [True, False, False]
+    assert [bool(finite(np.array([1.0, last]))) for last in (1.0, np.nan, np.inf)] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_compiled_functions_call_only_those_of_their_own_file() -> None:
     """Because Numba's cache does not see that another file has changed."""
-    modules = [importlib.import_module(found.name) for found in pkgutil.walk_packages(selector.__path__, "selector.")]
-    plain = {value: value.py_func for each in modules for value in vars(each).values() if hasattr(value, "py_func")}
+    modules = [
+        importlib.import_module(found.name)
+        for found in pkgutil.walk_packages(selector.__path__, "selector.")
+    ]
+    plain = {
+        value: value.py_func
+        for each in modules
+        for value in vars(each).values()
+        if hasattr(value, "py_func")
+    }
     assert len(plain) > 3
     for dispatcher, caller in plain.items():
         assert isinstance(caller, FunctionType)

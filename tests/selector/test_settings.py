@@ -1,5 +1,5 @@
-"""Sampling settings and features beyond those that a selector was trained on, and those that are refused: one clear
-line instead of a decision without meaning."""
+"""Sampling settings and features beyond those that a selector was trained on, and those that are
+refused: one clear line instead of a decision without meaning."""
 
 from __future__ import annotations
 
@@ -16,9 +16,28 @@ from selector.decision import Mode
 from selector.runtime.artefact import checked
 from selector.runtime.selector import Tuned, load_selector
 from selector.sampling import Sampling
-from selector.schema import EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
+from selector.schema import (
+    EARLY_SCALARS,
+    FULL,
+    HIDDEN_STATES,
+    LIGHT,
+    MATCH,
+    PAIR,
+    SCALARS_KEY,
+    InputError,
+)
 from tests.selector import exported
-from tests.selector.exported import COPIES, SHORT, SOME, batch_of, early_of, loaded, one_by_one, roots_of, scripted
+from tests.selector.exported import (
+    COPIES,
+    SHORT,
+    SOME,
+    batch_of,
+    early_of,
+    loaded,
+    one_by_one,
+    roots_of,
+    scripted,
+)
 from tests.selector.synthetic import SPACE, profile
 
 NAN, INF = float("nan"), float("inf")
@@ -31,10 +50,22 @@ def test_a_mode_decides_near_its_setting_alone() -> None:
     trained, own = Sampling(1.0, 0.9), Sampling(1.0, 0.9, 5, 0.1)
     for near in ((1.1, 0.9), (0.9, 0.95), (1.0, 0.85), (1.0, 0.9, 50), (1.0, 0.9, 0, 0.02)):
         assert trained.covers(Sampling(*near)), near
-    for far in ((1.11, 0.9), (0.0, 0.9), (1.0, 0.96), (1.0, 0.84), (1.0, 0.9, 49), (1.0, 0.9, 0, 0.03)):
+    for far in (
+        (1.11, 0.9),
+        (0.0, 0.9),
+        (1.0, 0.96),
+        (1.0, 0.84),
+        (1.0, 0.9, 49),
+        (1.0, 0.9, 0, 0.03),
+    ):
         assert not trained.covers(Sampling(*far)), far
-    assert own.covers(own) and not own.covers(Sampling(1.0, 0.9, 5)) and not own.covers(Sampling(1.0, 0.9, 6, 0.1))
-    assert replace(own, temperature=0.0).covers(Sampling(0.0, 0.5))  # at temperature 0 they change nothing
+    assert (
+        own.covers(own)
+        and not own.covers(Sampling(1.0, 0.9, 5))
+        and not own.covers(Sampling(1.0, 0.9, 6, 0.1))
+    )
+    # at temperature 0 they change nothing
+    assert replace(own, temperature=0.0).covers(Sampling(0.0, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +84,9 @@ def test_far_from_every_trained_setting_the_rule_and_the_static_tree_decide(
 ) -> None:
     """And one line says so, once in a process."""
     selector = load_selector(artefact)
-    roots = one_by_one(batch_of(*roots_of(replace(mode, sampling=Sampling(asked["temperature"])), LIGHT), LIGHT))
+    roots = one_by_one(
+        batch_of(*roots_of(replace(mode, sampling=Sampling(asked["temperature"])), LIGHT), LIGHT)
+    )
     with pytest.warns(UserWarning, match=words) as warned:
         tuned = selector.at(**asked)
     assert len(warned) == 1 and "\n" not in str(warned[0].message)
@@ -61,8 +94,14 @@ def test_far_from_every_trained_setting_the_rule_and_the_static_tree_decide(
         warnings.simplefilter("error")
         assert selector.at(**asked).mode == tuned.mode
         assert selector.at(**asked, shapes=[(1, 2, 0)]).select(None) == (1, 2, 0, "iid")
-    assert tuned.feature_levels == ((MATCH,) if mode.rule else ()) and tuned.select(None) == mode.action
-    assert {tuned.select(features) for features in roots} == {mode.action, *([mode.rule.lookup] if mode.rule else [])}
+    assert (
+        tuned.feature_levels == ((MATCH,) if mode.rule else ())
+        and tuned.select(None) == mode.action
+    )
+    assert {tuned.select(features) for features in roots} == {
+        mode.action,
+        *([mode.rule.lookup] if mode.rule else []),
+    }
 
 
 def test_the_nearest_of_the_modes_that_cover_a_setting_decides(artefact: Path) -> None:
@@ -72,15 +111,21 @@ def test_the_nearest_of_the_modes_that_cover_a_setting_decides(artefact: Path) -
         assert load_selector(artefact).at(0.91, 0.96).mode == SOME
 
 
-@pytest.mark.parametrize(("far", "nearest"), [(1.15, SOME), (0.45, COPIES), (5.0, SHORT)], ids=["tree", "rule", "both"])
+@pytest.mark.parametrize(
+    ("far", "nearest"), [(1.15, SOME), (0.45, COPIES), (5.0, SHORT)], ids=["tree", "rule", "both"]
+)
 @torch.inference_mode()
-def test_features_far_from_every_setting_give_the_rule_in_every_form(artefact: Path, far: float, nearest: Mode) -> None:
+def test_features_far_from_every_setting_give_the_rule_in_every_form(
+    artefact: Path, far: float, nearest: Mode
+) -> None:
     """TorchScript, the selector, and a mode that was asked for another setting; both may say so."""
     selector = load_selector(artefact)
     batch = batch_of(*roots_of(replace(SOME, sampling=Sampling(far)), LIGHT), LIGHT)
     if nearest is COPIES:
         batch[SCALARS_KEY][:, PAIR.index("top_p")] = 0.5
-    expected = [nearest.copied(float(match)) for match in batch[SCALARS_KEY][:, PAIR.index("match")]]
+    expected = [
+        nearest.copied(float(match)) for match in batch[SCALARS_KEY][:, PAIR.index("match")]
+    ]
     assert [SPACE.actions[a] for a in scripted(artefact)(batch)[0]] == expected
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -88,7 +133,10 @@ def test_features_far_from_every_setting_give_the_rule_in_every_form(artefact: P
         assert [SPACE.actions[a] for a in selector.scores(batch).argmax(-1)] == expected
         assert {Tuned(SOME, selector).select(root) for root in one_by_one(batch)} == {SOME.action}
     if nearest.feature_levels:
-        assert all("too far from the trained" in str(each.message) for each in warned) and 0 < len(warned) < 3
+        assert (
+            all("too far from the trained" in str(each.message) for each in warned)
+            and 0 < len(warned) < 3
+        )
 
 
 def ones(*batch: int) -> dict[str, torch.Tensor]:
@@ -110,7 +158,10 @@ def test_features_of_one_root_and_of_a_batch_are_read() -> None:
     [
         ({SCALARS_KEY: None}, "scalars is missing"),
         ({SCALARS_KEY: [0.0] * F}, "scalars is no tensor"),
-        ({SCALARS_KEY: torch.ones(F - 7)}, rf"scalars is torch.float32 \[{F - 7}\]; torch.float32 \[{F}\] is needed"),
+        (
+            {SCALARS_KEY: torch.ones(F - 7)},
+            rf"scalars is torch.float32 \[{F - 7}\]; torch.float32 \[{F}\] is needed",
+        ),
         ({SCALARS_KEY: torch.ones(2, F)}, rf"\[2, {F}\]; torch.float32 \[{F}\] is needed"),
         ({SCALARS_KEY: torch.ones(2, E)}, "is needed"),
         ({SCALARS_KEY: torch.ones(F, dtype=torch.float64)}, "scalars is torch.float64"),
@@ -118,7 +169,10 @@ def test_features_of_one_root_and_of_a_batch_are_read() -> None:
         ({SCALARS_KEY: torch.tensor([1.0] * (F - 1) + [INF])}, "scalars is not finite"),
         ({HIDDEN_STATES[1]: None}, f"{HIDDEN_STATES[1]} is missing"),
         ({HIDDEN_STATES[2]: torch.ones(D + 1)}, f"{HIDDEN_STATES[2]} is"),
-        ({HIDDEN_STATES[0]: torch.tensor([1.0, 2, 3, 4, NAN])}, f"{HIDDEN_STATES[0]} is not finite"),
+        (
+            {HIDDEN_STATES[0]: torch.tensor([1.0, 2, 3, 4, NAN])},
+            f"{HIDDEN_STATES[0]} is not finite",
+        ),
     ],
 )
 def test_a_feature_that_is_not_the_schemas_is_refused_by_name(spoilt: dict, message: str) -> None:
@@ -134,7 +188,16 @@ def test_batches_of_different_sizes_are_refused() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [(-1.0,), (NAN,), (INF,), (1.0, 0.0), (1.0, 1.5), (1.0, 1.0, -1), (1.0, 1.0, 0, NAN), (1.0, 1.0, 0, 0.0, INF)],
+    [
+        (-1.0,),
+        (NAN,),
+        (INF,),
+        (1.0, 0.0),
+        (1.0, 1.5),
+        (1.0, 1.0, -1),
+        (1.0, 1.0, 0, NAN),
+        (1.0, 1.0, 0, 0.0, INF),
+    ],
 )
 def test_what_is_no_sampling_setting_is_refused(setting: tuple[Any, ...]) -> None:
     with pytest.raises(InputError, match="no sampling setting"):
@@ -142,7 +205,10 @@ def test_what_is_no_sampling_setting_is_refused(setting: tuple[Any, ...]) -> Non
 
 
 def test_scalars_of_another_dtype_are_refused(artefact: Path) -> None:
-    for ask in (loaded(artefact).at(*exported.setting_of(exported.IN_TURN)).select, loaded(artefact).select):
+    for ask in (
+        loaded(artefact).at(*exported.setting_of(exported.IN_TURN)).select,
+        loaded(artefact).select,
+    ):
         with pytest.raises(InputError, match=r"features: scalars is torch.bfloat16"):
             ask({SCALARS_KEY: torch.ones(PAIR.first, dtype=torch.bfloat16)})
 
@@ -179,7 +245,10 @@ def test_other_weights_under_the_same_names_are_named(artefact: Path) -> None:
         warnings.simplefilter("error")
         selector.check_pair("elsewhere", "moved", weights=["a", "b"])
         selector.check_pair("t", "d")  # not known
-    with pytest.warns(UserWarning, match="trained for t and d; t with other weights and d with other weights decode"):
+    with pytest.warns(
+        UserWarning,
+        match="trained for t and d; t with other weights and d with other weights decode",
+    ):
         selector.check_pair("t", "d", weights=["a", "c"])
 
 
@@ -188,10 +257,13 @@ def test_other_weights_under_the_same_names_are_named(artefact: Path) -> None:
 def test_no_form_gives_its_network_an_input_beyond_its_range_in_training(
     artefacts: dict[tuple[str, str], Path], level: str
 ) -> None:
-    """Features far outside the range, which the artefact states, give what the nearest features inside give."""
+    """Features far outside the range, which the artefact states, give what the nearest features
+    inside give."""
     folder = artefacts["regressor", level]
     stated = json.loads((folder / "config.json").read_text())["features"]["scalars"]
-    low_F, high_F = (torch.tensor([scalar[side] for scalar in stated]) for side in ("lowest", "highest"))
+    low_F, high_F = (
+        torch.tensor([scalar[side] for scalar in stated]) for side in ("lowest", "highest")
+    )
     kept = ("temperature", "top_p", MATCH)
     own_F = torch.tensor([not scalar["learned"] or scalar["name"] in kept for scalar in stated])
     up_F = torch.arange(len(stated)) % 2 == 0
@@ -201,7 +273,11 @@ def test_no_form_gives_its_network_an_input_beyond_its_range_in_training(
         scalars_BF = batch[SCALARS_KEY]
         beyond, edge, inside = (
             {**batch, SCALARS_KEY: torch.where(own_F, scalars_BF, others_BF)}
-            for others_BF in (torch.where(up_F, edge_F + 1e3, edge_F - 1e3), edge_F, scalars_BF.clamp(low_F, high_F))
+            for others_BF in (
+                torch.where(up_F, edge_F + 1e3, edge_F - 1e3),
+                edge_F,
+                scalars_BF.clamp(low_F, high_F),
+            )
         )
         for view in (lambda features: features, early_of):
             for scores in (loaded(folder).scores, lambda batch: scripted(folder)(batch)[1]):

@@ -17,7 +17,14 @@ from selector.schema import EARLY, FULL, LIGHT, MATCH
 from selector.train import tuning
 from selector.train.data import Timed
 from selector.train.replay import Lag, Replayed, replay
-from selector.train.tuning import StaticTable, best_static, decide, replay_mode, tune_lookup_rule, tune_mode
+from selector.train.tuning import (
+    StaticTable,
+    best_static,
+    decide,
+    replay_mode,
+    tune_lookup_rule,
+    tune_mode,
+)
 from tests.selector.synthetic import REPEATED, SPACE, profile, survivals_of, texts, timed
 
 TREES = len(SPACE.trees)
@@ -47,31 +54,40 @@ def alike(data: Timed) -> Timed:
     """The same texts without anything to tell: the labels are the same at all roots."""
     survivals_RS = survivals_of(torch.full((len(data.texts.length_R),), 0.7))
     nothing_R = torch.zeros_like(data.texts.lookup_R)
-    return replace(data, texts=replace(data.texts, survivals={"traversal": survivals_RS}, lookup_R=nothing_R))
+    return replace(
+        data, texts=replace(data.texts, survivals={"traversal": survivals_RS}, lookup_R=nothing_R)
+    )
 
 
 def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Mode) -> None:
-    """Every tree replayed by itself: its speed, its tokens per step, and which is the fastest of all or of some. No
-    lookup is one for all places: where nothing repeats there is nothing to copy."""
+    """Every tree replayed by itself: its speed, its tokens per step, and which is the fastest of
+    all or of some. No lookup is one for all places: where nothing repeats there is nothing to
+    copy."""
     table = StaticTable.of(data)
     assert table.speeds().shape == (TREES,)
     replays = [replayed(data, torch.full((150,), a)) for a in range(TREES)]
     speeds = [each.speed for each in replays]
     assert table.speeds().tolist() == pytest.approx(speeds, rel=1e-5)
-    assert table.efficiencies().tolist() == pytest.approx([each.block_efficiency for each in replays], rel=1e-5)
+    assert table.efficiencies().tolist() == pytest.approx(
+        [each.block_efficiency for each in replays], rel=1e-5
+    )
     best = max(range(TREES), key=speeds.__getitem__)
     assert table.best() == best
     few = [3, 50, 120, 200]
     allowed_A = torch.zeros(TREES, dtype=torch.bool)
     allowed_A[few] = True
     assert table.best(allowed_A=allowed_A) == max(few, key=speeds.__getitem__) != best
-    assert static == Mode(Sampling(), SPACE.actions[best], speed=pytest.approx(speeds[best], rel=1e-5))
+    assert static == Mode(
+        Sampling(), SPACE.actions[best], speed=pytest.approx(speeds[best], rel=1e-5)
+    )
     found = replay_mode(data, {}, static)
     assert found.speed == pytest.approx(speeds[best], rel=1e-5)
     assert found.block_efficiency == pytest.approx(replays[best].block_efficiency, rel=1e-5)
 
 
-def priced(data: Timed, predictions: dict[str, Tensor], static: Mode, feature_levels: tuple[str, ...]) -> list[Mode]:
+def priced(
+    data: Timed, predictions: dict[str, Tensor], static: Mode, feature_levels: tuple[str, ...]
+) -> list[Mode]:
     """Every price of time that is tried for one way to ask."""
     own = replace(static, feature_levels=feature_levels, rho=1.0)
     speed = replay_mode(data, predictions, own).speed
@@ -80,7 +96,8 @@ def priced(data: Timed, predictions: dict[str, Tensor], static: Mode, feature_le
 
 @pytest.mark.parametrize("policy", [False, True])
 def test_no_gain_does_not_pay(data: Timed, policy: bool) -> None:
-    """Predictions without any bearing on the text; or a text where all roots are alike: a decision costs time."""
+    """Predictions without any bearing on the text; or a text where all roots are alike: a decision
+    costs time."""
     noise_RA = true_scores(data)[torch.randperm(150, generator=torch.Generator().manual_seed(3))]
     noise_RA = noise_RA.log() if policy else noise_RA
     for own, scores_RA in ((data, noise_RA), (alike(data), true_scores(alike(data)))):
@@ -91,7 +108,8 @@ def test_no_gain_does_not_pay(data: Timed, policy: bool) -> None:
 
 
 def test_only_trees_that_are_never_missed_are_left_out(data: Timed) -> None:
-    """Those kept make up all but so many of the steps, no smaller set does, and the empty tree is one of them."""
+    """Those kept make up all but so many of the steps, no smaller set does, and the empty tree is
+    one of them."""
     generator = torch.Generator().manual_seed(4)
     weight_A = torch.rand(len(SPACE), generator=generator, dtype=torch.float64) ** 8
     weight_A[SPACE.index(EMPTY)] = 0
@@ -106,7 +124,9 @@ def test_only_trees_that_are_never_missed_are_left_out(data: Timed) -> None:
     of_use = [a for a in kept if a != SPACE.index(EMPTY)]
     assert float(share_A[of_use].sum()) >= 1 - tuning.RARE
     assert float(share_A[of_use].sum() - share_A[of_use].min()) < 1 - tuning.RARE
-    assert float(share_A[of_use].min()) >= float(share_A[[a for a in range(len(SPACE)) if a not in kept]].max())
+    assert float(share_A[of_use].min()) >= float(
+        share_A[[a for a in range(len(SPACE)) if a not in kept]].max()
+    )
 
 
 def by_loop(
@@ -114,7 +134,10 @@ def by_loop(
 ) -> tuple[list[int], list[float], list[int]]:
     """What a mode does, root by root: the action, its seconds, and how often it has been asked."""
     may = list(mode.allowed) or list(range(len(SPACE)))
-    times = [data.seconds(mode.feature_levels[: number + 1]).tolist() for number in range(len(mode.feature_levels))]
+    times = [
+        data.seconds(mode.feature_levels[: number + 1]).tolist()
+        for number in range(len(mode.feature_levels))
+    ]
     actions, seconds, asked = [], [], []
     for r, first in enumerate(data.texts.unknown_R.tolist()):
         for number, level in enumerate(mode.feature_levels):
@@ -131,13 +154,22 @@ def by_loop(
 
 
 @pytest.mark.parametrize("policy", [False, True])
-@pytest.mark.parametrize("allowed", [(), (0, 1, 9, 40, 200, TREES + 1, TREES + 3)], ids=["any", "some"])
-@pytest.mark.parametrize("feature_levels", [(EARLY,), (LIGHT,), (EARLY, LIGHT), (EARLY, FULL)], ids=" ".join)
+@pytest.mark.parametrize(
+    "allowed", [(), (0, 1, 9, 40, 200, TREES + 1, TREES + 3)], ids=["any", "some"]
+)
+@pytest.mark.parametrize(
+    "feature_levels", [(EARLY,), (LIGHT,), (EARLY, LIGHT), (EARLY, FULL)], ids=" ".join
+)
 def test_roots_are_decided_one_after_the_other(
-    data: Timed, static: Mode, feature_levels: tuple[str, ...], allowed: tuple[int, ...], policy: bool
+    data: Timed,
+    static: Mode,
+    feature_levels: tuple[str, ...],
+    allowed: tuple[int, ...],
+    policy: bool,
 ) -> None:
-    """Early answers that need no draft stand, and cost no pass of it; the others are decided again with all that is
-    known then, and pay for both decisions. A lookup that is chosen only then has paid for the pass."""
+    """Early answers that need no draft stand, and cost no pass of it; the others are decided again
+    with all that is known then, and pay for both decisions. A lookup that is chosen only then has
+    paid for the pass."""
     predictions = {each: noisy_scores(data, seed) for seed, each in enumerate(feature_levels)}
     mode = replace(static, feature_levels=feature_levels, rho=0.25, allowed=allowed)
     found = decide(data, predictions, mode, policy)
@@ -151,14 +183,19 @@ def test_roots_are_decided_one_after_the_other(
     assert found.seconds_R.tolist() == pytest.approx(seconds, rel=1e-6)
     known = (~data.texts.unknown_R).nonzero()[:, 0].tolist()
     kinds = {(not SPACE.actions[actions[r]].drafts, asked[r]) for r in known}
-    expected = {(True, 1), (True, 2), (False, 2)} if len(feature_levels) == 2 else {(True, 1), (False, 1)}
+    expected = (
+        {(True, 1), (True, 2), (False, 2)} if len(feature_levels) == 2 else {(True, 1), (False, 1)}
+    )
     assert kinds == expected
 
 
 def noisy_scores(data: Timed, seed: int) -> Tensor:
-    """Near those of any root at all: lookups, the empty tree and drafts are all chosen somewhere."""
+    """Near those of any root at all: lookups, the empty tree and drafts are all chosen
+    somewhere."""
     generator = torch.Generator().manual_seed(seed)
-    scores_RA = 1 + (true_scores(data) - 1) * (0.5 + torch.rand(150, len(SPACE), generator=generator))
+    scores_RA = 1 + (true_scores(data) - 1) * (
+        0.5 + torch.rand(150, len(SPACE), generator=generator)
+    )
     scores_RA[torch.rand(150, generator=generator) < 0.2, TREES:] += 4
     return scores_RA
 
@@ -171,11 +208,14 @@ def test_a_mode_replays_what_it_decides(data: Timed, static: Mode) -> None:
     lagging = replace(profile(), lag=Table([0], [0, 4], [[0.0, 2e-3]]))
     for own, lag in ((data, None), (data.on(lagging), Lag(found.passes_R, data.on(lagging).lag_M))):
         expected, mine = replay(*given, lag), replay_mode(own, predictions, mode)
-        assert torch.equal(mine.seconds_X, expected.seconds_X) and torch.equal(mine.tokens_X, expected.tokens_X)
+        assert torch.equal(mine.seconds_X, expected.seconds_X) and torch.equal(
+            mine.tokens_X, expected.tokens_X
+        )
 
 
 def test_drafts_that_come_too_late_to_pay_are_left_out(data: Timed, static: Mode) -> None:
-    """A dear draft pays at easy roots alone, and not even there if it has to pass all tokens since the last one."""
+    """A dear draft pays at easy roots alone, and not even there if it has to pass all tokens since
+    the last one."""
     drafts = {}
     for extra in (0.0, 0.5):
         own = data.on(replace(profile(draft=3e-3), lag=Table([0], [0, 1], [[0.0, extra]])))
@@ -191,44 +231,64 @@ def of_lookups(data: Timed) -> Tensor:
 
 
 def test_the_best_way_to_ask_is_found(data: Timed, static: Mode) -> None:
-    """In turn, where the early features tell when to copy and the others how far to draft; with the early ones alone
-    where these tell as much; without them where they tell nothing. It pays, and no way or price that was tried is
-    better: multiples of the speed at each root's own price."""
+    """In turn, where the early features tell when to copy and the others how far to draft; with the
+    early ones alone where these tell as much; without them where they tell nothing. It pays, and no
+    way or price that was tried is better: multiples of the speed at each root's own price."""
     data = data.on(replace(profile(), decide={EARLY: 5e-5, LIGHT: 5e-4}))
-    truth, noise = true_scores(data), true_scores(data)[torch.randperm(150, generator=torch.Generator().manual_seed(3))]
+    truth, noise = (
+        true_scores(data),
+        true_scores(data)[torch.randperm(150, generator=torch.Generator().manual_seed(3))],
+    )
     for early, level in ((of_lookups(data), (EARLY, LIGHT)), (truth, (EARLY,)), (noise, (LIGHT,))):
         predictions = {EARLY: early, LIGHT: truth}
         judged = tune_mode(data, predictions, static)
-        assert judged.pays and (judged.mode.feature_levels, judged.mode.action) == (level, static.action)
+        assert judged.pays and (judged.mode.feature_levels, judged.mode.action) == (
+            level,
+            static.action,
+        )
         speeds = {
-            asked: max(replay_mode(data, predictions, mode).speed for mode in priced(data, predictions, static, asked))
+            asked: max(
+                replay_mode(data, predictions, mode).speed
+                for mode in priced(data, predictions, static, asked)
+            )
             for asked in ((EARLY,), (LIGHT,), (EARLY, LIGHT))
         }
         assert max(speeds, key=speeds.__getitem__) == level
-        assert judged.ratio.value == pytest.approx(speeds[level] / static.speed, rel=5e-3)  # rare trees are left out
-        assert replay_mode(data, predictions, judged.mode).speed == pytest.approx(judged.ratio.value * static.speed)
+        # rare trees are left out
+        assert judged.ratio.value == pytest.approx(speeds[level] / static.speed, rel=5e-3)
+        assert replay_mode(data, predictions, judged.mode).speed == pytest.approx(
+            judged.ratio.value * static.speed
+        )
 
 
 def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: Mode) -> None:
-    """And drafts the static tree elsewhere, and at first roots even where its least match is none at all. It pays for
-    its decisions whether it copies or not, and for nothing else."""
+    """And drafts the static tree elsewhere, and at first roots even where its least match is none
+    at all. It pays for its decisions whether it copies or not, and for nothing else."""
     seconds_RA = data.seconds()
     for least, taken in ((0, 0.0), (3, 0.0), (4, 0.002), (6, 0.0), (9, 0.0)):
-        mode, decides = replace(static, rule=LookupRule(least, 8)), {**data.profile.decide, MATCH: taken}
+        mode, decides = (
+            replace(static, rule=LookupRule(least, 8)),
+            {**data.profile.decide, MATCH: taken},
+        )
         found = decide(data.on(replace(data.profile, decide=decides)), {}, mode)
         for r, first in enumerate(data.texts.unknown_R.tolist()):
             copies = not first and float(data.texts.scalar("match")[r]) >= least
             action = Action.copy(8) if copies else static.action
             assert SPACE.actions[int(found.action_R[r])] == action
-            assert float(found.seconds_R[r] - seconds_RA[r, SPACE.index(action)]) == pytest.approx(taken, abs=1e-8)
+            assert float(found.seconds_R[r] - seconds_RA[r, SPACE.index(action)]) == pytest.approx(
+                taken, abs=1e-8
+            )
 
 
 def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static: Mode) -> None:
-    """It copies where the text repeats itself, as far as it does; by far the fastest here, of all rules and trees."""
+    """It copies where the text repeats itself, as far as it does; by far the fastest here, of all
+    rules and trees."""
 
     def speed(least: int, length: int, tree: Action) -> float:
         copies_R = (data.texts.scalar("match") >= least) & ~data.texts.unknown_R
-        return replayed(data, torch.where(copies_R, SPACE.index(Action.copy(length)), SPACE.index(tree))).speed
+        return replayed(
+            data, torch.where(copies_R, SPACE.index(Action.copy(length)), SPACE.index(tree))
+        ).speed
 
     mode = tune_lookup_rule(data, static)
     assert (mode.decider, mode.sampling) == (RULE, data.sampling)

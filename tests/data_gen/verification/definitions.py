@@ -1,8 +1,9 @@
-"""What verifiers accept at one node, by their definitions in plain numbers: nothing here is shared with the product.
+"""What verifiers accept at one node, by their definitions in plain numbers: nothing here is shared
+with the product.
 
-`p` and `q` are the target's and the draft's probabilities by token, `k` the number of drafts. Acceptance is the
-probability, over the drafts, too, that the token at a node is one of its children; a *flow* leaves out the children on
-which the extra token lands by chance.
+`p` and `q` are the target's and the draft's probabilities by token, `k` the number of drafts.
+Acceptance is the probability, over the drafts, too, that the token at a node is one of its
+children; a *flow* leaves out the children on which the extra token lands by chance.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def k_seq(m: Row, q: Row, k: int) -> tuple[float, float]:
 
 def spectr(p: Row, q: Row, k: int) -> float:
     r, flow = k_seq(p, q, k)
-    left, dead = normalised(excess(p, [r * own for own in q])), normalised(excess(q, [own / r for own in p]))
+    left, dead = (
+        normalised(excess(p, [r * own for own in q])),
+        normalised(excess(q, [own / r for own in p])),
+    )
     return flow + (1 - flow) * _landed(left, dead, k)
 
 
@@ -63,14 +67,19 @@ def _landed(left: Row, dead: Row, k: int) -> float:
 
 
 def first_in_rank(p: Row, q: Row, k: int) -> tuple[float, list[float], list[float]]:
-    """The flow of the priority rule, and by token its flow and the draft's mass that is never selected."""
+    """The flow of the priority rule, and by token its flow and the draft's mass that is never
+    selected."""
     flows, dead, left = [0.0] * len(p), list(q), 1.0
     for token in sorted((x for x in range(len(p)) if q[x] > 0), key=lambda x: (-p[x] / q[x], x)):
 
         def flow(alive: float, before: float = left, own: float = q[token]) -> float:
             return before**k - max(before - alive * own, 0.0) ** k
 
-        alive = 1.0 if flow(1.0) <= p[token] else root(lambda a, most=p[token]: most - flow(a), 0.0, 1.0)  # type: ignore[misc]
+        alive = (
+            1.0
+            if flow(1.0) <= p[token]
+            else root(lambda a, most=p[token]: most - flow(a), 0.0, 1.0)
+        )  # type: ignore[misc]
         flows[token], dead[token] = flow(alive), (1 - alive) * q[token]
         left = max(left - alive * q[token], 0.0)
     return fsum(flows), flows, dead
@@ -101,15 +110,16 @@ def drafts(q: Row, k: int, style: str) -> Iterator[tuple[float, tuple[int, ...]]
 
 
 def greedy_drafts(q: Row, k: int) -> tuple[tuple[int, ...], list[float]]:
-    """The k - 1 most likely tokens, and the law of one that is drawn from the others. Where these have no probability,
-    the k most likely ones, and nothing is drawn."""
+    """The k - 1 most likely tokens, and the law of one that is drawn from the others. Where these
+    have no probability, the k most likely ones, and nothing is drawn."""
     likely = sorted(range(len(q)), key=lambda x: (-q[x], x))
     others = [0.0 if x in likely[: k - 1] else q[x] for x in range(len(q))]
     return tuple(likely[: k - 1 if any(others) else k]), normalised(others)
 
 
 def recursive(p: Row, q: Row, k: int, style: str, lands: bool) -> float:
-    """Recursive rejection of the drafts in their order; the extra token may be a draft, too, if it `lands`."""
+    """Recursive rejection of the drafts in their order; the extra token may be a draft, too, if it
+    `lands`."""
     total = 0.0
     for probability, drawn in drafts(q, k, style):
         target, law, rejected = list(p), list(q), 1.0
@@ -138,7 +148,9 @@ def first_only(p: Row, q: Row, k: int, style: str, lands: bool) -> float:
 
 def by_sampling(p: Row, q: Row, k: int, style: str) -> float:
     """A draw from the target is one of the drafts."""
-    return fsum(probability * fsum(p[x] for x in set(drawn)) for probability, drawn in drafts(q, k, style))
+    return fsum(
+        probability * fsum(p[x] for x in set(drawn)) for probability, drawn in drafts(q, k, style)
+    )
 
 
 def best_path(p: Row, q: Row, k: int) -> float:
@@ -152,11 +164,14 @@ def best_path(p: Row, q: Row, k: int) -> float:
 
 def greedy(p: Row, q: Row, k: int) -> float:
     fixed, others = greedy_drafts(q, k)
-    return fsum(p[x] for x in fixed) + overlap([0.0 if x in fixed else p[x] for x in range(len(p))], others)
+    return fsum(p[x] for x in fixed) + overlap(
+        [0.0 if x in fixed else p[x] for x in range(len(p))], others
+    )
 
 
 def accepted(name: str, style: str, p: Row, q: Row, k: int) -> float | None:
-    """What a verifier accepts at one node with k >= 2 drafts; None where there is no definition here."""
+    """What a verifier accepts at one node with k >= 2 drafts; None where there is no definition
+    here."""
     by_name: dict[str, Callable[[], float]] = {
         "nss": lambda: by_sampling(p, q, k, style),
         "naive": lambda: first_only(p, q, k, style, lands=False),

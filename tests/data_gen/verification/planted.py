@@ -18,7 +18,8 @@ def recursive(
     normalised: bool = True,
     by_ratio: bool = False,
 ) -> tuple[int, int]:
-    """Recursive rejection of the children, one after another, `min(1, p/q)` each: right where they were drawn."""
+    """Recursive rejection of the children, one after another, `min(1, p/q)` each: right where they
+    were drawn."""
     node = 0
     while True:
         p_V, q_V = p_NV[node], q_NV[node]
@@ -44,7 +45,8 @@ siblings_out_of_order = partial(recursive, by_ratio=True)
 
 
 def block_without_minimum(tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> Tensor:
-    """The law of Block Verification on the first path whose weights are `min(1, product)`, not running minima."""
+    """The law of Block Verification on the first path whose weights are `min(1, product)`, not
+    running minima."""
     nodes, products = [0], [1.0]
     while children := tree.children(nodes[-1]):
         token = tree.token(children[0])

@@ -1,5 +1,6 @@
-"""The optimal acceptance against a linear program over all drafted sets, and verifiers against the optimum and their
-own definitions: a solver that is not exact can keep the law and lose acceptance, which no test of the law sees."""
+"""The optimal acceptance against a linear program over all drafted sets, and verifiers against the
+optimum and their own definitions: a solver that is not exact can keep the law and lose acceptance,
+which no test of the law sees."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def test_the_optimum_is_that_of_the_linear_program(k: int, style: str) -> None:
 
 
 def mean_acceptance(world: World, name: str, k: int, style: str) -> float:
-    """P(a node's token is one of its k children), from the law on a tree of one level, over all drafts."""
+    """P(a node's token is one of its k children), from the law on a tree of one level, over all
+    drafts."""
     law_CV = world.appended_law(get_verifier(name, style), world.delayed_trees(k, 0, 1, style))
     return 1 - float(law_CV[world.number[()]].sum())
 
@@ -65,7 +67,8 @@ def test_no_verifier_accepts_more_than_the_optimum(name: str, style: str, k: int
 
 
 def agreeing(vocabulary: int, seed: int) -> World:
-    """A world whose target and draft are nearly certain of the same token, each by another tiny rest."""
+    """A world whose target and draft are nearly certain of the same token, each by another tiny
+    rest."""
     world = World(vocabulary, 1, "random", seed)
     generator = torch.Generator().manual_seed(seed)
     for rows in (world.target, world.draft):
@@ -84,15 +87,23 @@ def with_agreeing_ones() -> list[World]:
 @pytest.mark.parametrize(("name", "style"), SERVED)
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_verifiers_accept_what_their_definitions_say(name: str, style: str, k: int) -> None:
-    """Khisti's program has no short definition; at one node it reached the optimum in every world so far."""
+    """Khisti's program has no short definition; at one node it reached the optimum in every world
+    so far."""
     for number, world in enumerate(with_agreeing_ones()):
         p_V, q_V = world.target[()].tolist(), world.draft[()].tolist()
-        expected = transport_optimum(world, k, style) if name == "khisti" else accepted(name, style, p_V, q_V, k)
+        expected = (
+            transport_optimum(world, k, style)
+            if name == "khisti"
+            else accepted(name, style, p_V, q_V, k)
+        )
         tolerance = 1e-8 if name == "khisti" else 1e-11
-        assert mean_acceptance(world, name, k, style) == pytest.approx(expected, abs=tolerance), number
+        assert mean_acceptance(world, name, k, style) == pytest.approx(expected, abs=tolerance), (
+            number
+        )
 
 
-PEAKED = ((0.00071980532800, 0.99928019467200), (0.0000363587594, 0.9999636412406))  # Newton alone went to and fro
+# Newton alone went to and fro
+PEAKED = ((0.00071980532800, 0.99928019467200), (0.0000363587594, 0.9999636412406))
 
 
 def peaked_pairs() -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
@@ -102,24 +113,31 @@ def peaked_pairs() -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
         pairs.append(((1 - of_target, of_target), (1 - of_draft, of_draft)))
         pairs.append(((1 - of_target, of_target, 0.0), (1 - of_draft, 0.0, of_draft)))
         third = of_target / 3
-        pairs.append(((1 - of_target, third, 2 * third), (1 - of_draft, of_draft * 0.999, of_draft * 0.001)))
+        pairs.append(
+            ((1 - of_target, third, 2 * third), (1 - of_draft, of_draft * 0.999, of_draft * 0.001))
+        )
     return pairs
 
 
 @pytest.mark.parametrize("steps", [MOST_STEPS, GPU_STEPS])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)], ids=str
+)
 @pytest.mark.parametrize("k", [2, 3, 6, 8, 16, 64])
 def test_k_seq_finds_its_root_at_peaked_positions(
     k: int, dtype: torch.dtype, tolerance: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`r` and the flow are those of bisection, for whole weights and small ones; and `g(r) <= 0`, on which the law
-    rests. Where the flow hardly depends on `r`, only the flow is compared. On a GPU the steps are fewer."""
+    """`r` and the flow are those of bisection, for whole weights and small ones; and `g(r) <= 0`,
+    on which the law rests. Where the flow hardly depends on `r`, only the flow is compared. On a
+    GPU the steps are fewer."""
     monkeypatch.setattr(selection, "MOST_STEPS", steps)
     for weight, (p, q) in product((1.0, 0.7, 0.01), peaked_pairs()):
         p_NV, q_NV = (torch.tensor([row], dtype=torch.float64).to(dtype) for row in (p, q))
         node = Rows(p_NV, q_NV).at(torch.zeros(1, dtype=torch.int64))
         r_M, f_M, beta_M = solve(node, torch.tensor([weight], dtype=torch.float64), k)
-        exact_p, exact_q = ([float(x) for x in row[0] / row[0].sum()] for row in (p_NV.double(), q_NV.double()))
+        exact_p, exact_q = (
+            [float(x) for x in row[0] / row[0].sum()] for row in (p_NV.double(), q_NV.double())
+        )
         _, flow = k_seq([weight * own for own in exact_p], exact_q, k)
         assert float(f_M * beta_M) == pytest.approx(flow, abs=tolerance), (p, q, weight)
         assert float(f_M) <= float(r_M)
@@ -127,5 +145,7 @@ def test_k_seq_finds_its_root_at_peaked_positions(
 
 def test_bad_arguments_are_named() -> None:
     p = torch.tensor([0.5, 0.5])
-    with pytest.raises(ValueError, match="style 'sorted'; styles are iid, without_replacement, greedy"):
+    with pytest.raises(
+        ValueError, match="style 'sorted'; styles are iid, without_replacement, greedy"
+    ):
         optimal_acceptance(p, p, 2, "sorted")

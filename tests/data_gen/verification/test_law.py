@@ -1,6 +1,8 @@
-"""Losslessness by enumeration: the law of every verifier on every tree, times the drafting probability, is the target.
+"""Losslessness by enumeration: the law of every verifier on every tree, times the drafting
+probability, is the target.
 
-What a verifier appends, continued from the target to the full length, must follow the target exactly.
+What a verifier appends, continued from the target to the full length, must follow the target
+exactly.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ from selector.actions import STYLES
 from tests.data_gen.worlds import KINDS, World
 
 SHAPES = [(K, L1, L2) for K in (1, 2, 3) for L1 in (0, 1) for L2 in (0, 1, 2)]
-SERVED = [(name, style) for name, cls in (VERIFIERS | STYLED).items() for style in STYLES if style in cls.styles]
+SERVED = [
+    (name, style)
+    for name, cls in (VERIFIERS | STYLED).items()
+    for style in STYLES
+    if style in cls.styles
+]
 
 
 @lru_cache(maxsize=4)
@@ -28,11 +35,18 @@ def world_of(vocabulary: int, depth: int, kind: str, seed: int) -> World:
 @pytest.mark.parametrize(("name", "style"), SERVED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tree_of_a_small_world_is_lossless(name: str, style: str, kind: str) -> None:
-    """With four tokens, of which three branches leave at least one, the trees of one level alone."""
-    for seed, vocabulary, shapes in ((1, 2, SHAPES), (2, 3, SHAPES), (3, 4, [(2, 0, 1), (3, 0, 1)])):
+    """With four tokens, of which three branches leave at least one, the trees of one level
+    alone."""
+    for seed, vocabulary, shapes in (
+        (1, 2, SHAPES),
+        (2, 3, SHAPES),
+        (3, 4, [(2, 0, 1), (3, 0, 1)]),
+    ):
         world = world_of(vocabulary, 3, kind, seed)
         for shape in shapes:
-            law_CV = world.appended_law(get_verifier(name, style), world.delayed_trees(*shape, style))
+            law_CV = world.appended_law(
+                get_verifier(name, style), world.delayed_trees(*shape, style)
+            )
             error = world.losslessness_error(law_CV, shape[1] + shape[2])
             assert error < 1e-12, f"{name}, {style}, {shape}, vocabulary {vocabulary}: {error}"
 
@@ -43,7 +57,9 @@ def test_block_efficiency_is_the_mean_of_the_law(name: str) -> None:
     tree = DraftTree.from_paths([1], [[0, 2], [1, 1], [0, 1]])
     law_N = get_verifier(name).law(tree, *world.rows(tree)).sum(-1)
     expected = float((law_N * (tree.depths_N + 1)).sum())
-    assert get_verifier(name).block_efficiency(tree, *world.rows(tree)) == pytest.approx(expected, abs=1e-14)
+    assert get_verifier(name).block_efficiency(tree, *world.rows(tree)) == pytest.approx(
+        expected, abs=1e-14
+    )
 
 
 def test_lifted_k_seq_never_loses_to_traversal_on_small_worlds() -> None:
@@ -51,20 +67,30 @@ def test_lifted_k_seq_never_loses_to_traversal_on_small_worlds() -> None:
     for seed in range(24):
         world = World(3, depth=2, kind=("random", "zeros", "peaked")[seed % 3], seed=seed)
         traversal, lifted = (
-            world.block_efficiency(world.appended_law(get_verifier(name), world.delayed_trees(2 + seed % 2, 0, 2)))
+            world.block_efficiency(
+                world.appended_law(get_verifier(name), world.delayed_trees(2 + seed % 2, 0, 2))
+            )
             for name in ("traversal", "lifted_spectr")
         )
         assert lifted > traversal - 1e-12, seed
 
 
 def test_equivalences_from_the_papers() -> None:
-    """On a chain Traversal is Block Verification, and all solvers but NSS are one; `naive` is NaiveTree's chain."""
+    """On a chain Traversal is Block Verification, and all solvers but NSS are one; `naive` is
+    NaiveTree's chain."""
     world = World(3, depth=3, kind="random", seed=5)
     chain = DraftTree.from_paths([2, 1, 0], [[]])
     laws = {name: get_verifier(name).law(chain, *world.rows(chain)) for name in VERIFIERS}
     for same in (
         ("naive", "naive_tree", "spectr", "specinfer", "khisti", "priority"),
-        ("block", "greedy_block", "traversal", "lifted_spectr", "lifted_priority", "lifted_uniform"),
+        (
+            "block",
+            "greedy_block",
+            "traversal",
+            "lifted_spectr",
+            "lifted_priority",
+            "lifted_uniform",
+        ),
     ):
         for name in same[1:]:
             assert torch.allclose(laws[same[0]], laws[name], atol=1e-14), name

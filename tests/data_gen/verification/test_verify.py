@@ -1,4 +1,5 @@
-"""`verify` draws from `law`: chi-square tests, each with a false-alarm rate of 1e-4 and a fixed seed."""
+"""`verify` draws from `law`: chi-square tests, each with a false-alarm rate of 1e-4 and a fixed
+seed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ FALSE_ALARM = 1e-4
 def test_draws_follow_the_law(verifier: str, dtype: torch.dtype) -> None:
     world = World(3, depth=3, kind="random", seed=7)
     tree = DraftTree.from_paths([2], [[0, 2], [1, 1], [0, 1]])
-    p_NV, q_NV = (rows.to(dtype) for rows in world.rows(tree))  # bf16 rows sum to one only within 1%
+    # bf16 rows sum to one only within 1%
+    p_NV, q_NV = (rows.to(dtype) for rows in world.rows(tree))
     rule = get_verifier(verifier)
     generator = torch.Generator().manual_seed(8)
     counts = torch.zeros(len(tree), world.vocabulary)
@@ -43,24 +45,33 @@ def test_leaf_rows_of_the_draft_may_hold_anything(verifier: str) -> None:
 
 def test_what_is_not_served_is_named() -> None:
     assert get_verifier("traversal", style="without_replacement").style == "without_replacement"
-    with pytest.raises(ValueError, match="traversal is not lossless for style 'greedy'; it is for iid, "):
+    with pytest.raises(
+        ValueError, match="traversal is not lossless for style 'greedy'; it is for iid, "
+    ):
         get_verifier("traversal", style="greedy")
-    with pytest.raises(ValueError, match="unknown verifier 'traversel'; known are nss, naive, naive_tree, spectr,"):
+    with pytest.raises(
+        ValueError, match="unknown verifier 'traversel'; known are nss, naive, naive_tree, spectr,"
+    ):
         get_verifier("traversel")
 
 
 @pytest.mark.parametrize("verifier", [name for name in VERIFIERS if name != "khisti"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_long_rows_give_the_law_of_short_ones(verifier: str, dtype: torch.dtype) -> None:
-    """Rows long enough for the CPU's row-by-row sums, with tokens so unlikely that weights and prefixes vanish."""
+    """Rows long enough for the CPU's row-by-row sums, with tokens so unlikely that weights and
+    prefixes vanish."""
     generator = torch.Generator().manual_seed(10)
     tree = DraftTree.from_paths([], [[0, 0, 0, 0], [0, 1, 1, 1], [1, 1, 1, 2], [0, 0, 1, 1]])
     logits = 3 * torch.randn(2, len(tree), 8, generator=generator, dtype=torch.float64)
     logits[0, :, 1] -= 60  # the target all but excludes what the draft likes
     logits[1, :, 2] -= 60
     short_p, short_q = logits.softmax(-1)
-    long_p, long_q = (torch.nn.functional.pad(row, (0, ROW_BY_ROW)).to(dtype) for row in (short_p, short_q))
+    long_p, long_q = (
+        torch.nn.functional.pad(row, (0, ROW_BY_ROW)).to(dtype) for row in (short_p, short_q)
+    )
     rule = get_verifier(verifier)
     law_NV, expected_NV = rule.law(tree, long_p, long_q), rule.law(tree, short_p, short_q)
     assert torch.isfinite(law_NV).all() and not law_NV[:, 8:].any()
-    assert torch.allclose(law_NV[:, :8], expected_NV, atol=1e-11 if dtype == torch.float64 else 1e-4)
+    assert torch.allclose(
+        law_NV[:, :8], expected_NV, atol=1e-11 if dtype == torch.float64 else 1e-4
+    )
