@@ -160,27 +160,32 @@ class Processed(Sampling):
         if self.draft_temperature is None:
             return self
         kept = [
-            each for each in self.processors if type(each) is not processors.TemperatureLogitsWarper
+            processor
+            for processor in self.processors
+            if type(processor) is not processors.TemperatureLogitsWarper
         ]
         if self.draft_temperature > 0:
             kept.insert(0, processors.TemperatureLogitsWarper(float(self.draft_temperature)))
-        own = LogitsProcessorList(kept)
+        draft_processors = LogitsProcessorList(kept)
         return replace(
-            self, temperature=self.draft_temperature, draft_temperature=None, processors=own
+            self,
+            temperature=self.draft_temperature,
+            draft_temperature=None,
+            processors=draft_processors,
         )
 
     def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
         scores_NV = logits_NV.float()
-        if all(type(each) in OF_LOGITS_ALONE for each in self.processors):
+        if all(type(processor) in OF_LOGITS_ALONE for processor in self.processors):
             none_N1 = torch.zeros(len(scores_NV), 1, dtype=torch.int64, device=scores_NV.device)
             scores_NV = self.processors(none_N1, scores_NV)
         else:
             rows = zip(texts(), scores_NV.clone().unbind(0), strict=True)
-            each = [
+            row_scores = [
                 self.processors(torch.tensor([text], device=row.device), row[None])
                 for text, row in rows
             ]
-            scores_NV = torch.cat(each)
+            scores_NV = torch.cat(row_scores)
         if self.temperature == 0:
             return torch.zeros_like(scores_NV).scatter_(-1, scores_NV.argmax(-1, keepdim=True), 1.0)
         return scores_NV.softmax(-1)
@@ -288,13 +293,13 @@ def _check_settings(
     text = input_ids[0].tolist()
     if not text:
         raise InputError("input_ids: the prompt holds no tokens")
-    mask, places, cache = (
+    mask, positions, cache = (
         model_kwargs.get(key) for key in ("attention_mask", "position_ids", "past_key_values")
     )
     if mask is not None and not bool((mask == 1).all()):
         raise InputError("attention_mask: padded texts are not supported")
-    if places is not None and any(
-        row != [*range(len(text))] for row in places.view(-1, places.shape[-1]).tolist()
+    if positions is not None and any(
+        row != [*range(len(text))] for row in positions.view(-1, positions.shape[-1]).tolist()
     ):
         raise InputError("position_ids: positions must count from 0")
     if cache is not None and (
@@ -304,10 +309,11 @@ def _check_settings(
             "past_key_values: the decoder has caches of its own; this one is filled, or of "
             "another kind"
         )
-    for each in logits_processor:
-        if type(each) not in OF_LOGITS_ALONE + OF_THE_TEXT:
+    for processor in logits_processor:
+        if type(processor) not in OF_LOGITS_ALONE + OF_THE_TEXT:
             raise InputError(
-                f"{type(each).__name__}: not known to follow from the text and the logits alone"
+                f"{type(processor).__name__}: not known to follow from the text and the logits "
+                "alone"
             )
 
 
@@ -322,14 +328,14 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
     if draft.device != model.device:
         raise InputError(f"draft_model: it is on {draft.device}, and the target on {model.device}")
     models: tuple[Any, ...] = model, draft
-    sizes = [scored(each) for each in models]
+    sizes = [scored(pair_model) for pair_model in models]
     if max(sizes) > PADDING * min(sizes):
         raise InputError(
             f"vocabularies differ: the target scores {sizes[0]} tokens, the draft {sizes[1]}"
         )
     longest = max_length - 1 + ActionSpace.of_pairs().deepest  # the last new token roots no tree
-    for each in models:
-        check_once(each, each.name_or_path or type(each).__name__, longest)
+    for pair_model in models:
+        check_once(pair_model, pair_model.name_or_path or type(pair_model).__name__, longest)
     return cast(PreTrainedModel, draft)
 
 
@@ -344,10 +350,12 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
             )
         device = device_name(str(pair.device), str(pair.target.dtype).removeprefix("torch."))
         selector.check_pair(
-            *pair.names, device, [known_weights_of(each) for each in (pair.target, pair.draft)]
+            *pair.names, device, [known_weights_of(model) for model in (pair.target, pair.draft)]
         )
-        own = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-        return selector.verifier, selector.at(**own)
+        setting = {
+            name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")
+        }
+        return selector.verifier, selector.at(**setting)
     verifier = DEFAULT_VERIFIER
     if isinstance(selector, tuple) and len(selector) == 2:
         verifier, selector = selector

@@ -86,7 +86,7 @@ def usual(seconds: Iterable[float]) -> float:
 
 
 def quicker(samples: Iterable[Sample]) -> list[Sample]:
-    ascending = sorted(samples, key=lambda each: each.step.total)
+    ascending = sorted(samples, key=lambda sample: sample.step.total)
     return ascending[: len(ascending) - len(ascending) // 10]
 
 
@@ -142,27 +142,27 @@ def real_steps(
     """At least `steps` steps of all cases and prompts together, and one of each case that is no
     lookup; in texts of about `longest` tokens at most. Decodings take turns in a random order, so
     that slow moments affect all of them."""
-    found: list[Sample] = []
+    samples: list[Sample] = []
     shuffled = random.Random(0)
     missing = {case for case in cases if not case[1].copies}
     with ExitStack() as stack:
         running = []
         for name in dict.fromkeys(name for name, _ in cases):
-            own = [action for verifier, action in cases if verifier == name]
+            verifier_actions = [action for verifier, action in cases if verifier == name]
             # shared by all texts, so that each action soon occurs
-            actions = bursts(own, random.Random(0))
+            actions = bursts(verifier_actions, random.Random(0))
             for number, prompt in enumerate(prompts):
-                each = stack.enter_context(
+                decoding = stack.enter_context(
                     closing(samples_of(pair, name, actions, prompt, longest, 1000 * number))
                 )
-                running += [each] * len(own)  # by the number of its actions
-        while missing or len(found) < steps:
+                running += [decoding] * len(verifier_actions)  # by the number of its actions
+        while missing or len(samples) < steps:
             taken = [*islice(shuffled.choice(running), TURN)]
             missing -= {(sample.verifier, sample.step.action) for sample in taken}
-            found += taken
+            samples += taken
             for _ in taken:
                 tick()
-    return found
+    return samples
 
 
 def ramps(knots: Sequence[float], x: float) -> list[float]:
@@ -189,9 +189,9 @@ def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> 
         *(1.0, step.length / THOUSAND, *ramps(nodes, step.nodes)),
         *(float(len(passes)), sum(length for length, _ in passes) / THOUSAND, *widths),
         *(drafts, *(drafts * share for share in ramps(LAGS, sample.lag))),
-        *(action.nodes * own for own in verified),
-        *(own * (action.K > 1) for own in verified),
-        *(own * action.L2 * (action.K > 1) for own in verified),
+        *(action.nodes * indicator for indicator in verified),
+        *(indicator * (action.K > 1) for indicator in verified),
+        *(indicator * action.L2 * (action.K > 1) for indicator in verified),
     ]
 
 
@@ -203,23 +203,25 @@ def fitted(
     the contexts of its tables."""
     groups: defaultdict[tuple[str, Action, int, int], list[Sample]] = defaultdict(list)
     totals: defaultdict[Case, list[float]] = defaultdict(list)
-    for each in samples:
-        case = verified_as(each), each.step.action
-        groups[*case, bisect(lengths, each.step.length), bisect(LAGS, each.lag)].append(each)
-        totals[case].append(each.step.total)
+    for sample in samples:
+        case = verified_as(sample), sample.step.action
+        groups[*case, bisect(lengths, sample.step.length), bisect(LAGS, sample.lag)].append(sample)
+        totals[case].append(sample.step.total)
     # which comes last
     verifiers = sorted(dict.fromkeys(name for name, _ in totals), key=lambda name: name == GREEDY)
-    sizes = {own.step.nodes for each in groups.values() for own in each}
+    sizes = {sample.step.nodes for group in groups.values() for sample in group}
     nodes = [
         1,
         *(high for low, high in pairwise(NODES) if any(low < size <= high for size in sizes)),
     ]
     parts, seconds, weights = [], [], []
-    for (name, action, *_), own in groups.items():
-        parts.append(np.mean([parts_of(each, verifiers, nodes) for each in quicker(own)], axis=0))
-        seconds.append(usual(each.step.total for each in own))
+    for (name, action, *_), group in groups.items():
+        parts.append(
+            np.mean([parts_of(sample, verifiers, nodes) for sample in quicker(group)], axis=0)
+        )
+        seconds.append(usual(sample.step.total for sample in group))
         # a group's own mean would favour the quicker ones
-        weights.append(math.sqrt(len(own)) / usual(totals[name, action]))
+        weights.append(math.sqrt(len(group)) / usual(totals[name, action]))
     weight_S = np.array(weights)
     seconds_P, _ = nnls(np.array(parts) * weight_S[:, None], np.array(seconds) * weight_S)
     left = iter(seconds_P.tolist())
@@ -282,26 +284,26 @@ def matrix_seconds(model: PreTrainedModel) -> list[dict[str, float]]:
     }
     if dtype != torch.bfloat16 and computes_in_bfloat16():
         kinds["prepacked, bfloat16"] = (
-            [PrepackedLinear(deepcopy(own).bfloat16(), False) for own in plain],
+            [PrepackedLinear(deepcopy(layer).bfloat16(), False) for layer in plain],
             torch.bfloat16,
         )
-    found = []
+    measurements = []
     for rows in MATRIX_ROWS:
         taken: dict[str, list[float]] = {name: [] for name in kinds}
         for name in [*kinds] * MATRIX_TIMES:
-            own, kind = kinds[name]
+            modules, input_dtype = kinds[name]
             values = {
-                layer.in_features: torch.randn(rows, layer.in_features, dtype=kind)
+                layer.in_features: torch.randn(rows, layer.in_features, dtype=input_dtype)
                 for layer in layers
             }
             start = time.perf_counter()
-            for layer, made in zip(layers, own, strict=True):
-                made(values[layer.in_features])
+            for layer, module in zip(layers, modules, strict=True):
+                module(values[layer.in_features])
             taken[name].append(time.perf_counter() - start)
-        found.append(
+        measurements.append(
             {"rows": rows, **{name: statistics.median(seconds) for name, seconds in taken.items()}}
         )
-    return found
+    return measurements
 
 
 def times(profile: LatencyProfile, samples: Sequence[Sample]) -> tuple[float, float]:
@@ -309,8 +311,8 @@ def times(profile: LatencyProfile, samples: Sequence[Sample]) -> tuple[float, fl
     tenth."""
     predicted = statistics.fmean(
         profile.action_seconds(
-            each.step.action, each.step.length, each.verifier, nodes=each.step.nodes
+            sample.step.action, sample.step.length, sample.verifier, nodes=sample.step.nodes
         )
-        for each in quicker(samples)
+        for sample in quicker(samples)
     )
-    return predicted, usual(each.step.total for each in samples)
+    return predicted, usual(sample.step.total for sample in samples)

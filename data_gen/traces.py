@@ -105,7 +105,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text())
-        found = manifest["depends"].get("format")
+        recorded_format = manifest["depends"].get("format")
         if "shards" not in manifest:
             raise KeyError("shards")
     except FileNotFoundError as error:
@@ -114,8 +114,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{path} is damaged: remove {folder} and run the data stage again"
         ) from error
-    if found != FORMAT:
-        reason = f"traces of format {found}; this program reads {FORMAT}"
+    if recorded_format != FORMAT:
+        reason = f"traces of format {recorded_format}; this program reads {FORMAT}"
         raise InputError(
             f"{folder}: {reason}: remove it, or choose another name=, and run the data stage again"
         )
@@ -142,11 +142,13 @@ def differences(recorded: dict[str, Any], current: dict[str, Any]) -> str:
         for key in sorted({*old, *new})
         if old.get(key) != new.get(key)
     }
-    found = []
-    for key, both in changed.items():
-        shown = (text if len(text) <= 60 else text[:57] + "..." for text in map(json.dumps, both))
-        found.append(f"{key}: {' -> '.join(shown)}")
-    return "; ".join(found[:2]) + (f"; and {len(found) - 2} more" if len(found) > 2 else "")
+    descriptions = []
+    for key, values in changed.items():
+        shown = (text if len(text) <= 60 else text[:57] + "..." for text in map(json.dumps, values))
+        descriptions.append(f"{key}: {' -> '.join(shown)}")
+    return "; ".join(descriptions[:2]) + (
+        f"; and {len(descriptions) - 2} more" if len(descriptions) > 2 else ""
+    )
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -251,16 +253,16 @@ def texts_of(table: pa.Table, verifiers: Sequence[str]) -> Texts:
         scalars.append(
             scalars_along(row["tokens"].values.to_pylist(), row["start"].as_py(), sampling, numbers)
         )
-    found_RF = np.concatenate(scalars)
+    scalars_RF = np.concatenate(scalars)
     wrong = [
         name
-        for name, own_R in zip(PAIR.names, found_RF.T, strict=True)
-        if not np.isfinite(own_R).all()
+        for name, column_R in zip(PAIR.names, scalars_RF.T, strict=True)
+        if not np.isfinite(column_R).all()
     ]
     if wrong:
         raise ValueError(f"scalars that were not computed, or are not finite: {', '.join(wrong)}")
     space = replace(space_of(table), lookups=ActionSpace.with_lookups().lookups)
-    return to_texts(table, verifiers, torch.from_numpy(found_RF), space)
+    return to_texts(table, verifiers, torch.from_numpy(scalars_RF), space)
 
 
 def to_table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -269,9 +271,9 @@ def to_table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
     for field in schema:
         values = [row[field.name] for row in rows]
         if pa.types.is_list(field.type):
-            own = field.type.value_type.to_pandas_dtype()
+            dtype = field.type.value_type.to_pandas_dtype()
             with np.errstate(over="ignore"):
-                values = [np.asarray(value).reshape(-1).astype(own) for value in values]
+                values = [np.asarray(value).reshape(-1).astype(dtype) for value in values]
         columns.append(pa.array(values, field.type))
     return pa.table(columns, schema=schema)
 

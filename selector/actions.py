@@ -42,13 +42,13 @@ class Action(NamedTuple):
     @classmethod
     def of(cls, values: Iterable[Any]) -> Action:
         """From JSON or a user: K, L1, L2 and perhaps a style; TypeError for anything else."""
-        given = tuple(values)
-        numbers, style = given[:3], given[3:] or (IID,)
-        if [*map(type, numbers)] != [int] * 3 or style not in [(each,) for each in (*STYLES, COPY)]:
+        shape = tuple(values)
+        numbers, style = shape[:3], shape[3:] or (IID,)
+        if [*map(type, numbers)] != [int] * 3 or style not in [(name,) for name in (*STYLES, COPY)]:
             raise TypeError(
-                f"{given} is not K, L1, L2 and perhaps a style of {', '.join((*STYLES, COPY))}"
+                f"{shape} is not K, L1, L2 and perhaps a style of {', '.join((*STYLES, COPY))}"
             )
-        return cls(*given)
+        return cls(*shape)
 
     @property
     def nodes(self) -> int:
@@ -128,8 +128,8 @@ class ActionSpace:
         lookups, styles = tuple(values["lookups"]), tuple(values["styles"])
         space = cls(values["max_K"], values["max_L1"], values["max_L2"], lookups, styles)
         sizes = (space.max_K - 1, space.max_L1, space.max_L2, *(length - 1 for length in lookups))
-        known = list(styles) == [style for style in STYLES[1:] if style in styles]
-        if not known or not all(type(size) is int and 0 <= size < LARGEST for size in sizes):
+        valid_styles = list(styles) == [style for style in STYLES[1:] if style in styles]
+        if not valid_styles or not all(type(size) is int and 0 <= size < LARGEST for size in sizes):
             raise ValueError(
                 f"K from 1 on, L1 and L2 from 0 on, lookups from 1 on, styles of {STYLES[1:]} in "
                 "order"
@@ -213,10 +213,10 @@ class ActionSpace:
     def survival_of_AD(self) -> Tensor:
         """Position of each action's `P(tau >= depth)` among the survivals, for depth 1, 2, ..,
         int64 [A, D]. Beyond the action's own depth it is S."""
-        places = [
+        positions = [
             torch.tensor(self._positions_by_depth(action), dtype=torch.int64) for action in self
         ]
-        return pad_sequence(places, batch_first=True, padding_value=len(self.sums_SA))
+        return pad_sequence(positions, batch_first=True, padding_value=len(self.sums_SA))
 
     def efficiencies(self, survivals_S: Tensor) -> Tensor:
         """Block efficiencies of all actions in tokens, [..., A], from survivals [..., S]."""
@@ -233,15 +233,15 @@ class ActionSpace:
         """Position in `actions` of the action that drafts the same tokens; ValueError where there
         is none."""
         K, L1, L2, _ = action
-        own = action if action.copies or (K > 1 and L2 > 0) else self.chain(L1 + L2)
-        if own not in self._index or min(K, L1 + 1, L2 + 1) < 1:
+        canonical = action if action.copies or (K > 1 and L2 > 0) else self.chain(L1 + L2)
+        if canonical not in self._index or min(K, L1 + 1, L2 + 1) < 1:
             styles = f", style {' or '.join((IID, *self.styles))}" if self.styles else ""
             raise ValueError(
                 f"{action} is not in the space of K in 1..{self.max_K}, L1 in 0..{self.max_L1}, "
                 f"L2 in 0..{self.max_L2}"
                 f"{styles}, lookups of {self.lookups or 'no'} tokens"
             )
-        return self._index[own]
+        return self._index[canonical]
 
     def __len__(self) -> int:
         return len(self.actions)

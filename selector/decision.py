@@ -132,14 +132,14 @@ class Mode:
         does not remain. If the lookup and the static tree both remain, that tree stays. `allowed`
         becomes the positions that it shares with `positions`, or all of these where it shares none.
         """
-        left, own = sorted(positions), space.index(self.action)
+        left, static_at = sorted(positions), space.index(self.action)
         best = max((a for a in left if a < len(space.trees)), key=speed_T.__getitem__)
         rule = self.rule if self.rule and space.index(self.rule.lookup) in left else None
-        if rule and own in left:
-            best = own
+        if rule and static_at in left:
+            best = static_at
         kept = [a for a in left if not self.allowed or a in self.allowed] or left
         priced, allowed = (
-            self.faster(float(speed_T[best] / speed_T[own])),
+            self.faster(float(speed_T[best] / speed_T[static_at])),
             tuple(sorted({*kept, best})),
         )
         return replace(priced, action=space.trees[best], allowed=allowed, rule=rule)
@@ -169,7 +169,9 @@ class Mode:
         ValueError for other data."""
         levels = tuple(entry["feature_levels"])
         mode = cls(
-            sampling=Sampling(**{each.name: entry[each.name] for each in fields(Sampling)}),
+            sampling=Sampling(
+                **{parameter.name: entry[parameter.name] for parameter in fields(Sampling)}
+            ),
             action=Action.of(entry["action"]),
             allowed=tuple(entry["allowed"]),
             feature_levels=() if levels == (MATCH,) else levels,
@@ -181,7 +183,7 @@ class Mode:
             **{name: float(number(entry[name])) for name in ("speed", "rho", "joint")},
         )
         counts = (*mode.action[:3], *mode.allowed, *(mode.rule or ()), mode.longest, mode.batch - 1)
-        if any(type(each) is not int or each < 0 for each in counts):
+        if any(type(parameter) is not int or parameter < 0 for parameter in counts):
             raise TypeError(
                 "action, allowed, rule, longest and batch must be non-negative integers, batch "
                 "at least 1"
@@ -229,8 +231,8 @@ def net_tokens(
 
     `efficiency_BA` is in tokens; `speed_B1` (g), `rho_B1` and `allowed_BA` (bool) are broadcast.
     """
-    own_BA = (efficiency_BA / seconds_BA).masked_fill(~allowed_BA, 0.0)
-    price_B1 = speed_B1 ** (1 - rho_B1) * own_BA.amax(-1, keepdim=True) ** rho_B1
+    ratio_BA = (efficiency_BA / seconds_BA).masked_fill(~allowed_BA, 0.0)
+    price_B1 = speed_B1 ** (1 - rho_B1) * ratio_BA.amax(-1, keepdim=True) ** rho_B1
     return (efficiency_BA - price_B1 * seconds_BA).masked_fill(~allowed_BA, never)
 
 

@@ -58,9 +58,9 @@ def json_text(value: Any) -> str:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -89,13 +89,13 @@ def check_tensors(
     """InputError, which names the file, where an array is missing, of another shape or not
     finite."""
     for name, shape in shapes.items():
-        own = arrays.get(name)
+        array = arrays.get(name)
         # the scale of an unseen scalar is infinite
         positive = name.endswith(("scale_F", "counts_N"))
         if (
-            own is None
-            or own.shape != shape
-            or not (own > 0 if positive else np.isfinite(own)).all()
+            array is None
+            or array.shape != shape
+            or not (array > 0 if positive else np.isfinite(array)).all()
         ):
             raise InputError(
                 f"{path}: {name} is missing, of another shape or not finite; export the selector "
@@ -107,9 +107,9 @@ def unwritable(path: Path | str, error: Exception) -> InputError:
     """The message for a disk that is full or not writable."""
     reason = error.strerror if isinstance(error, OSError) else None
     # a copy's destination
-    place = getattr(error, "filename2", None) or getattr(error, "filename", None) or path
+    failed_path = getattr(error, "filename2", None) or getattr(error, "filename", None) or path
     advice = "make room there, or make it writable; the same command then goes on"
-    return InputError(f"{place}: cannot be written: {reason or error}; {advice}")
+    return InputError(f"{failed_path}: cannot be written: {reason or error}; {advice}")
 
 
 def first_line(error: Exception) -> str:

@@ -110,7 +110,7 @@ class Batches:
         lengths = sorted({length for table in self.target for length in table.lengths})
         # means of requests
         between = (size for table in self.target for size in table.sizes if 1 < size < tokens)
-        every = sorted({*range(1, tokens + 1), *between})
+        token_counts = sorted({*range(1, tokens + 1), *between})
         return (
             Table(
                 lengths,
@@ -119,19 +119,21 @@ class Batches:
             ),
             Table(
                 lengths,
-                every,
-                [self._seconds(self.target, length, batch, every) for length in lengths],
+                token_counts,
+                [self._seconds(self.target, length, batch, token_counts) for length in lengths],
             ),
         )
 
     def _seconds(
         self, tables: list[Table], length: int, batch: int, sizes: Sequence[int]
     ) -> list[float]:
-        timed = [
+        curves = [
             (table.sizes, [table.at(length, size) for size in table.sizes]) for table in tables
         ]
-        each = ([along(*own, size, self.stepped) for own in timed] for size in sizes)
-        return [along(self.sizes, values, batch, self.stepped) for values in each]
+        values_by_batch = (
+            [along(*curve, size, self.stepped) for curve in curves] for size in sizes
+        )
+        return [along(self.sizes, values, batch, self.stepped) for values in values_by_batch]
 
 
 class Verification(NamedTuple):
@@ -181,12 +183,14 @@ class LatencyProfile:
         """InputError where the file is missing, damaged, or of another format."""
         try:
             values = json.loads(Path(path).read_text())
-            found = values.pop("format")
+            file_format = values.pop("format")
             for name in FOR_READERS:
                 values.pop(name, None)
             for name in ("draft", "target", "lag"):
                 values[name] = Table(**values[name])
-            values["verify"] = {name: Verification(*own) for name, own in values["verify"].items()}
+            values["verify"] = {
+                name: Verification(*seconds) for name, seconds in values["verify"].items()
+            }
             if (batches := values.get("batches")) is not None:
                 tables = {
                     role: [Table(**table) for table in batches[role]]
@@ -216,15 +220,16 @@ class LatencyProfile:
             raise InputError(
                 f"{path}: not a latency profile: run the latency stage again"
             ) from error
-        if found != FORMAT:
+        if file_format != FORMAT:
             raise InputError(
-                f"{path}: format {found}; this program reads {FORMAT}: run the latency stage again"
+                f"{path}: format {file_format}; this program reads {FORMAT}: run the latency "
+                "stage again"
             )
         return profile
 
     def to_json(self) -> dict[str, object]:
-        known = {name: value for name, value in asdict(self).items() if value is not None}
-        return {"format": FORMAT, **known}
+        entries = {name: value for name, value in asdict(self).items() if value is not None}
+        return {"format": FORMAT, **entries}
 
     def at_batch(self, batch: int) -> LatencyProfile:
         """The times of a step in which `batch` requests are decoded together, all with the same
@@ -268,11 +273,11 @@ class LatencyProfile:
         nodes = self.nodes(action, sampling) if nodes is None else nodes
         passes = draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
         seconds = self.target.at(length, nodes) + sum(self.draft.at(*size) for size in passes)
-        seconds += sum(self.decide.get(each, 0.0) for each in feature_levels)
+        seconds += sum(self.decide.get(level, 0.0) for level in feature_levels)
         if action.drafts:
-            own = self.verify.get(action.style, self.verify[verifier])
-            seconds += self.drafting + own.token * action.nodes
-            seconds += (own.branching + own.level * action.L2) * (action.K > 1)
+            verification = self.verify.get(action.style, self.verify[verifier])
+            seconds += self.drafting + verification.token * action.nodes
+            seconds += (verification.branching + verification.level * action.L2) * (action.K > 1)
         if sampling.top_p < 1:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
         return seconds
@@ -291,24 +296,24 @@ class LatencyProfile:
         """
         if verifier not in self.verify:
             raise InputError(f"the latency profile of {self.device} has no times for {verifier}")
-        for each in feature_levels:
-            if each != MATCH and each not in self.decide:
+        for level in feature_levels:
+            if level != MATCH and level not in self.decide:
                 raise InputError(
                     f"the latency profile of {self.device} has no time for a decision that sees "
-                    f"{each}"
+                    f"{level}"
                 )
-        asked = actions, verifier, tuple(feature_levels), sampling
-        if asked not in self._tables:
+        key = actions, verifier, tuple(feature_levels), sampling
+        if key not in self._tables:
             lengths = (
                 self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
             )
-            given = verifier, feature_levels, sampling
+            arguments = verifier, feature_levels, sampling
             rows = [
-                [self.action_seconds(action, length, *given) for action in actions]
+                [self.action_seconds(action, length, *arguments) for action in actions]
                 for length in lengths
             ]
-            self._tables[asked] = torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
-        return self._tables[asked]
+            self._tables[key] = torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
+        return self._tables[key]
 
     @cached_property
     def _tables(self) -> dict[Any, tuple[Tensor, Tensor]]:

@@ -31,11 +31,12 @@ class Sampling:
     draft_temperature: float | None = None
 
     def __post_init__(self) -> None:
-        hot = all(
-            0 <= each < math.inf for each in (self.temperature, self.draft_temperature or 0.0)
+        valid_temperatures = all(
+            0 <= temperature < math.inf
+            for temperature in (self.temperature, self.draft_temperature or 0.0)
         )
         if not (
-            hot
+            valid_temperatures
             and 0 < self.top_p <= 1
             and type(self.top_k) is int
             and self.top_k >= 0
@@ -52,7 +53,7 @@ class Sampling:
         The distances are a judgement, not a fit.
         """
         differences = zip(self._coordinates, asked._coordinates, FAR, strict=True)
-        near = [abs(mine - other) <= far + 1e-6 for mine, other, far in differences]
+        near = [abs(trained - other) <= far + 1e-6 for trained, other, far in differences]
         return all(near) if asked.temperature else near[0]
 
     @property

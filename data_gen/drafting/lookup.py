@@ -72,18 +72,18 @@ class LookupIndex:
             state = link[state]
         if state < 0:
             return -1, 0
-        known = after[state][token]
-        if longest[known] > longest[state] + 1:  # its shorter strings also end here: they split off
+        match = after[state][token]
+        if longest[match] > longest[state] + 1:  # its shorter strings also end here: they split off
             short = len(link)
-            self._add_state(after[known].copy(), link[known], longest[state] + 1, end[known])
-            while state >= 0 and after[state].get(token) == known:
+            self._add_state(after[match].copy(), link[match], longest[state] + 1, end[match])
+            while state >= 0 and after[state].get(token) == match:
                 after[state][token] = short
                 state = link[state]
-            link[known] = short
-            known = short
-        link[new] = known
-        source, end[known] = end[known], here
-        return source, longest[known]
+            link[match] = short
+            match = short
+        link[new] = match
+        source, end[match] = end[match], here
+        return source, longest[match]
 
     def _add_state(self, after: dict[int, int], link: int, longest: int, end: int) -> None:
         self._next.append(after)
@@ -106,10 +106,10 @@ def copied(values: Sequence[T], source: int, length: int) -> list[T]:
     -1."""
     if source < 0:
         return []
-    found = list(values[source + 1 : source + 1 + length])
-    while len(found) < length:
-        found += found[: length - len(found)]
-    return found
+    continuation = list(values[source + 1 : source + 1 + length])
+    while len(continuation) < length:
+        continuation += continuation[: length - len(continuation)]
+    return continuation
 
 
 def common(one: Sequence[T], other: Sequence[T]) -> int:

@@ -64,7 +64,7 @@ def draft_tree(
     def extend(tokens_W: Tensor, visible_WR: Tensor, texts: list[list[int]]) -> None:
         offsets_W = torch.full((len(tokens_W),), len(texts[0]) - 1)
         rows = draft.forward(tokens_W, offsets_W, visible_WR).rows(
-            sampling, lambda: [[*text, *own] for own in texts]
+            sampling, lambda: [[*text, *path] for path in texts]
         )
         passed.extend(rows.each())
 
@@ -108,7 +108,7 @@ def distinct_nodes(
     `texts` are token ids and the position of the first root; branches are drafted at every
     `EVERY`-th one from it.
     """
-    space, found = ActionSpace.default(), []
+    space, counts = ActionSpace.default(), []
     generator = torch.Generator(device=model.device).manual_seed(seed)
     for tokens, start in texts:
         draft = CachedModel(model)
@@ -120,10 +120,10 @@ def distinct_nodes(
             )
             draft.keep([])
             levels = list(zip(*drafted.tree.branch_nodes, strict=True))[1:]
-            found.append(
+            counts.append(
                 [[len({*level[:K]}) for level in levels] for K in range(2, space.max_K + 1)]
             )
-    means: list[list[float]] = torch.tensor(found, dtype=torch.float64).mean(0).tolist()
+    means: list[list[float]] = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
     return means
 
 

@@ -59,63 +59,68 @@ class CachedDrafter:
     @torch.inference_mode()
     def chains(self, texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[int]]:
         """Chains of so many tokens after some texts of token ids; none for a length of 0."""
-        found: list[list[int]] = [[] for _ in texts]
+        chains: list[list[int]] = [[] for _ in texts]
         rows = sorted(
             (row for row, length in enumerate(lengths) if length > 0), key=lambda row: -lengths[row]
         )
         if not rows:
-            return found
-        own = [list(texts[row]) for row in rows]
-        slots = self._slots_of(own, 2 * len(texts))
-        together = min(SHORT, *map(len, own))
+            return chains
+        row_texts = [list(texts[row]) for row in rows]
+        slots = self._slots_of(row_texts, 2 * len(texts))
+        most_together = min(SHORT, *map(len, row_texts))
         unseen = [1]
-        for text, slot in zip(own, slots, strict=True):
+        for text, slot in zip(row_texts, slots, strict=True):
             begin, last = len(self._seen[slot]), len(text) - 1
-            if len(text) - begin > together:
+            if len(text) - begin > most_together:
                 for start in range(begin, last, BLOCK):
                     end = min(start + BLOCK, last)
                     self._pass([slot], [text[start:end]], [end])
                 begin = last
             unseen.append(len(text) - begin)
         width = max(unseen)  # the keys and values of tokens that are passed again stay the same
-        fed, ends = [text[-width:] for text in own], [*map(len, own)]
+        fed, ends = [text[-width:] for text in row_texts], [*map(len, row_texts)]
         while rows:
             newest = self._pass(slots, fed, ends)
-            for slot, text, end in zip(slots, own, ends, strict=False):
+            for slot, text, end in zip(slots, row_texts, ends, strict=False):
                 self._seen[slot] = text[:end]
             for row, token in zip(rows, newest, strict=True):
-                found[row].append(token)
+                chains[row].append(token)
             # the longest chains are first
-            going = sum(len(found[row]) < lengths[row] for row in rows)
-            rows, slots = rows[:going], slots[:going]
-            fed, ends = [[token] for token in newest[:going]], [end + 1 for end in ends[:going]]
-        return found
+            remaining = sum(len(chains[row]) < lengths[row] for row in rows)
+            rows, slots = rows[:remaining], slots[:remaining]
+            fed, ends = (
+                [[token] for token in newest[:remaining]],
+                [end + 1 for end in ends[:remaining]],
+            )
+        return chains
 
     def _slots_of(self, texts: Sequence[list[int]], most: int) -> list[int]:
         """A slot for each text: the one that has most of its beginning, a new one while there are
         fewer than `most`, or the one that was unused longest."""
-        found: list[int] = []
+        slots: list[int] = []
         for text in texts:
-            free = [slot for slot in self._order if slot not in found]
+            free = [slot for slot in self._order if slot not in slots]
             fitting = [slot for slot in free if self._seen[slot] == text[: len(self._seen[slot])]]
             if fitting:
-                slot = max(fitting, key=lambda each: len(self._seen[each]))
+                slot = max(fitting, key=lambda number: len(self._seen[number]))
             elif len(self._seen) < most:
                 slot = len(self._seen)
                 self._seen.append([])
             else:
                 slot = free[0]
                 self._seen[slot] = []
-            self._order = [each for each in self._order if each != slot] + [slot]
-            found.append(slot)
-        return found
+            self._order = [number for number in self._order if number != slot] + [slot]
+            slots.append(slot)
+        return slots
 
     def _pass(self, slots: list[int], fed: list[list[int]], ends: list[int]) -> list[int]:
         """The most probable tokens after equally many tokens of some slots, the last ones before
         `ends`."""
-        places = [[*range(end - len(own), end)] for own, end in zip(fed, ends, strict=True)]
+        places = [
+            [*range(end - len(row_tokens), end)] for row_tokens, end in zip(fed, ends, strict=True)
+        ]
         fed_BW, places_BW, slots_B = (
-            torch.tensor(each, device=self.model.device) for each in (fed, places, slots)
+            torch.tensor(numbers, device=self.model.device) for numbers in (fed, places, slots)
         )
         self._place |= {
             "slots_B": slots_B,
@@ -123,8 +128,12 @@ class CachedDrafter:
             "sizes": (len(self._seen), max(ends)),
         }
         masks: Any = self._masks.causal(places_BW, max(ends), self.model.dtype)
-        given = {"attention_mask": masks, "position_ids": places_BW, "past_key_values": self._cache}
-        output = self.model(fed_BW, **given, use_cache=True, logits_to_keep=1)
+        inputs = {
+            "attention_mask": masks,
+            "position_ids": places_BW,
+            "past_key_values": self._cache,
+        }
+        output = self.model(fed_BW, **inputs, use_cache=True, logits_to_keep=1)
         tokens: list[int] = output.logits[:, -1].argmax(-1).tolist()
         return tokens
 
@@ -145,13 +154,13 @@ class _Slots(StaticLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states[:0], value_states[:0])
         assert self.keys is not None and self.values is not None
-        more = (
+        missing = (
             max(0, slots - len(self.keys)),
             max(0, -(-length // BLOCK) * BLOCK - self.keys.shape[2]),
         )
-        if any(more):
-            added = 0, 0, 0, more[1], 0, 0, 0, more[0]
-            self.keys, self.values = pad(self.keys, added), pad(self.values, added)
-        for own, new in ((self.keys, key_states), (self.values, value_states)):
-            own[slots_B.unsqueeze(-1), :, places_BW] = new.transpose(1, 2)
+        if any(missing):
+            padding = 0, 0, 0, missing[1], 0, 0, 0, missing[0]
+            self.keys, self.values = pad(self.keys, padding), pad(self.values, padding)
+        for stored, new in ((self.keys, key_states), (self.values, value_states)):
+            stored[slots_B.unsqueeze(-1), :, places_BW] = new.transpose(1, 2)
         return self.keys[slots_B, :, :length], self.values[slots_B, :, :length]

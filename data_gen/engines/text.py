@@ -61,21 +61,21 @@ class TextSelector:
     def of(cls, options: object, load: Callable[[str], Chains]) -> TextSelector:
         """From an engine's configuration, a mapping with `OPTIONS`, where `load` is given the name
         of a draft model; InputError where it has none, or others."""
-        given = dict(options) if isinstance(options, Mapping) else {}
-        if "selector" not in given or any(
-            not isinstance(own, OPTIONS.get(key, ())) for key, own in given.items()
+        settings = dict(options) if isinstance(options, Mapping) else {}
+        if "selector" not in settings or any(
+            not isinstance(value, OPTIONS.get(key, ())) for key, value in settings.items()
         ):
             wanted = f"{', '.join(OPTIONS)}: a path, two numbers and a model's name"
             raise InputError(f"{NAME}: its options are {wanted}, not {options}")
-        draft = given.pop("draft", None)
-        return cls(**given, chains=None if draft is None else load(draft))
+        draft = settings.pop("draft", None)
+        return cls(**settings, chains=None if draft is None else load(draft))
 
     def text(self, ids: Sequence[int] | NDArray[Any], prompt: int) -> DrafterKnowledge:
         """A request's text, whose first `prompt` tokens are its prompt."""
         tokens: list[int] = np.asarray(ids, np.int64).tolist()
-        known = DrafterKnowledge(tokens[:prompt], self._sampling, self._selector.tokens)
-        known.committed(tokens[prompt:])
-        return known
+        knowledge = DrafterKnowledge(tokens[:prompt], self._sampling, self._selector.tokens)
+        knowledge.committed(tokens[prompt:])
+        return knowledge
 
     def drafts(self, texts: Sequence[DrafterKnowledge], most: Sequence[int]) -> list[list[int]]:
         """For requests that are decoded together, the tokens that each copies or drafts, at most
@@ -85,21 +85,22 @@ class TextSelector:
         tuned = self._at(len(texts))
         if tuned.feature_levels:
             features = [text.features(*tuned.feature_levels) for text in texts]
-            chosen = (
+            actions = (
                 [tuned.select(features[0])] if len(texts) == 1 else tuned.select_jointly(features)
             )
         else:  # a static tree, of no token where nothing pays, needs none
-            chosen = [tuned.select(None)] * len(texts)
+            actions = [tuned.select(None)] * len(texts)
         wanted = [
-            (own.copies, min(own.L1, n)) if own else (True, 0)
-            for own, n in zip(chosen, most, strict=True)
+            (action.copies, min(action.L1, length)) if action else (True, 0)
+            for action, length in zip(actions, most, strict=True)
         ]
         copies = [
-            text.text.index.proposal(copy * n)
-            for text, (copy, n) in zip(texts, wanted, strict=True)
+            text.text.index.proposal(copy * length)
+            for text, (copy, length) in zip(texts, wanted, strict=True)
         ]
         chains = self._chains(
-            [text.text.index.tokens for text in texts], [n * (not copy) for copy, n in wanted]
+            [text.text.index.tokens for text in texts],
+            [length * (not copy) for copy, length in wanted],
         )
         return [copied or drafted for copied, drafted in zip(copies, chains, strict=True)]
 
@@ -107,10 +108,10 @@ class TextSelector:
 def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:
     """Add what `ids_N` has beyond a text; False, and nothing is added, where it is not a
     continuation of it."""
-    own, ids = text.text.index.tokens, ids_N.tolist()
-    if ids[: len(own)] != own:
+    tokens, ids = text.text.index.tokens, ids_N.tolist()
+    if ids[: len(tokens)] != tokens:
         return False
-    text.committed(ids[len(own) :])
+    text.committed(ids[len(tokens) :])
     return True
 
 

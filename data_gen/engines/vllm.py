@@ -64,8 +64,8 @@ class Proposer:
                 ids_N = token_ids_cpu[row, : num_tokens_no_spec[row]]
                 self._texts.append(self._text(ids_N, len(sampled_token_ids[row]), before))
             most = [min(self._longest, room[row] - 1) for row in rows]
-            found = self._selector.drafts(self._texts, most) if rows else []
-            for row, draft in zip(rows, found, strict=True):
+            drafted = self._selector.drafts(self._texts, most) if rows else []
+            for row, draft in zip(rows, drafted, strict=True):
                 drafts[row] = draft
         return drafts
 

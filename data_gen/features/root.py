@@ -41,8 +41,8 @@ def entropies(logits_NV: Tensor) -> list[float]:
     below_NV = below_NV - below_NV.amax(-1, keepdim=True)
     shares_NV = below_NV.exp()
     total_N = shares_NV.sum(-1)
-    found: list[float] = (total_N.log() - (shares_NV * below_NV).sum(-1) / total_N).tolist()
-    return found
+    nats: list[float] = (total_N.log() - (shares_NV * below_NV).sum(-1) / total_N).tolist()
+    return nats
 
 
 class TargetHistory:
@@ -64,12 +64,16 @@ class TargetHistory:
         """The early scalars at the newest token, which are the text's and then the target's;
         arguments as those of `TextHistory.scalars`. At least one token must have been added."""
         means, source = self._means.values(), self.text.index.source
-        there = copied(self._entropies, source, schema.LONGEST_LOOKUP)
-        known = [
-            [own for own in there[:length] if own is not None] for length in schema.SOURCE_LENGTHS
+        copied_entropies = copied(self._entropies, source, schema.LONGEST_LOOKUP)
+        known_by_length = [
+            [nats for nats in copied_entropies[:length] if nats is not None]
+            for length in schema.SOURCE_LENGTHS
         ]
-        of_source = [sum(own) / len(own) if own else means[USUAL] for own in known]
-        of_text, share = self.text.scalars(sampling, batch), len(known[-1]) / schema.LONGEST_LOOKUP
+        of_source = [sum(nats) / len(nats) if nats else means[USUAL] for nats in known_by_length]
+        of_text, share = (
+            self.text.scalars(sampling, batch),
+            len(known_by_length[-1]) / schema.LONGEST_LOOKUP,
+        )
         return [*of_text, self._entropies[-1] or 0.0, *means, *of_source, share]
 
 
@@ -135,7 +139,7 @@ def scalars_along(
     the last prompt token, which is at `start`. `numbers` are the `ROW_NUMBERS` of each root, [R];
     the last probabilities are unread."""
     of_target, of_draft, p, q = (numbers[name].tolist() for name in ROW_NUMBERS)
-    found_RF = np.zeros((len(of_target), len(schema.PAIR.scalars)), np.float32)
+    scalars_RF = np.zeros((len(of_target), len(schema.PAIR.scalars)), np.float32)
     text, draft = TextHistory(tokens[: start + 1]), DraftHistory()
     target = TargetHistory(text)
     draft.add([], [], of_draft[:1])
@@ -143,19 +147,19 @@ def scalars_along(
         text.index.extend([tokens[start + root]])
         target.add([of_target[root - 1]])
         draft.add([p[root - 1]], [q[root - 1]], [of_draft[root]])
-        found_RF[root] = target.scalars(sampling) + draft.scalars()
-    return found_RF
+        scalars_RF[root] = target.scalars(sampling) + draft.scalars()
+    return scalars_RF
 
 
 def lookup_lengths(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
     """How many tokens of a lookup are right, at most `most`, at each root of a text from `start`
     on; uint8 [roots]."""
     index = LookupIndex(tokens[: start + 1])
-    right = []
+    lengths = []
     for at in range(start + 1, start + 1 + roots):
-        right.append(index.agreement(tokens[at : at + most]))
+        lengths.append(index.agreement(tokens[at : at + most]))
         index.extend(tokens[at : at + 1])
-    return torch.tensor(right, dtype=torch.uint8)
+    return torch.tensor(lengths, dtype=torch.uint8)
 
 
 class Accepted:
@@ -170,8 +174,8 @@ class Accepted:
         return entropies(self._rows.logits_NV[self._nodes])
 
     def of_next(self, tokens: Sequence[int]) -> list[float]:
-        found: list[float] = self._rows.probs_NV[self._nodes, list(tokens)].tolist()
-        return found
+        probs: list[float] = self._rows.probs_NV[self._nodes, list(tokens)].tolist()
+        return probs
 
     def hidden_D(self) -> Tensor:
         return self._rows.hidden_ND[self._nodes[-1]]
@@ -289,10 +293,10 @@ class DrafterKnowledge:
     def scalars(self, level: str) -> NDArray[np.float32]:
         """The scalars of a level of `schema.LOG` at the newest token, float32 [F]."""
         by_key, of_text = self.tokens.of(self.keys()).tolist(), len(schema.TOKEN_SCALARS)
-        known = self.text.scalars(self.sampling, self.batch) + by_key[:of_text]
+        scalars = self.text.scalars(self.sampling, self.batch) + by_key[:of_text]
         if level == schema.DRAFTER:
-            known += self._of_drafter.scalars() + by_key[of_text:]
-        return np.array(known, np.float32)
+            scalars += self._of_drafter.scalars() + by_key[of_text:]
+        return np.array(scalars, np.float32)
 
     def keys(self) -> list[int]:
         """The keys that group training roots; the last one also depends on the drafter's hits."""

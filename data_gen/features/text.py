@@ -115,7 +115,7 @@ class TextHistory:
         self._counted = len(self.index)
         tokens, sources, matches = self.index.tokens, self.index.sources, self.index.matches
         match, source, copied_means = matches[-1], sources[-1], self._predicted.values()
-        there = (
+        source_predicted = (
             self.index.predicted[source + 1 : source + 1 + schema.LONGEST_LOOKUP]
             if source >= 0
             else []
@@ -123,7 +123,7 @@ class TextHistory:
         second = sources[source] if source >= 0 else -1
         third = sources[second] if second >= 0 else -1
         proposal, *others = (
-            copied(tokens, place, schema.LONGEST_LOOKUP) for place in (source, second, third)
+            copied(tokens, position, schema.LONGEST_LOOKUP) for position in (source, second, third)
         )
         agrees = [common(proposal, other) for other in others]
         similar = bisect(SIMILAR, match)
@@ -134,8 +134,8 @@ class TextHistory:
             min(self._copied, schema.LONGEST_MATCH),
             min(self._steady, schema.LONGEST_MATCH),
             0 <= source < self.start - 1,
-            in_a_row(there),
-            *means_of_first(there, schema.SOURCE_LENGTHS, 0.0),
+            in_a_row(source_predicted),
+            *means_of_first(source_predicted, schema.SOURCE_LENGTHS, 0.0),
             # no earlier match is longer than `match`
             min(match, matches[source], schema.LONGEST_MATCH) if source >= 0 else 0,
             agrees[0],
@@ -203,15 +203,15 @@ class HitHistory:
         tokens, means = self.text.index.tokens, self._means.values()
         # the source's first token, among the hits
         first = self.text.index.source + 1 - self.text.start
-        there = self._hits[first : first + schema.LONGEST_LOOKUP] if first > 0 else []
+        source_hits = self._hits[first : first + schema.LONGEST_LOOKUP] if first > 0 else []
         after = [
             self._after.get(tuple(tokens[-count:]), NOTHING) for count in schema.PRECEDENT_LENGTHS
         ]
         return [
             *means,
             in_a_row(self._hits[: -schema.LONGEST_MATCH - 1 : -1]),
-            in_a_row(there),
-            *means_of_first(there, schema.HIT_LENGTHS, means[-1]),
+            in_a_row(source_hits),
+            *means_of_first(source_hits, schema.HIT_LENGTHS, means[-1]),
             *(share.value(means[-1]) for share in after),
             min(after[0].count, schema.MOST_SEEN),
             self._of_copied.value(means[-1]),

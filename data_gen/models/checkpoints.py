@@ -49,9 +49,14 @@ def load_model(
     # transformers then takes sdpa, or eager where the model has no sdpa
     config._attn_implementation = None
     check_attention(config, name)
-    own = {"config": config, "dtype": dtype, "device_map": device_map, "output_loading_info": True}
-    model, told = _load(AutoModelForCausalLM, name, role, **own)
-    if missing := sorted(told["missing_keys"]):  # transformers would make them up
+    options = {
+        "config": config,
+        "dtype": dtype,
+        "device_map": device_map,
+        "output_loading_info": True,
+    }
+    model, loading_info = _load(AutoModelForCausalLM, name, role, **options)
+    if missing := sorted(loading_info["missing_keys"]):  # transformers would make them up
         raise InputError(
             f"pair.{role}: {name} lacks {len(missing)} of its weights, such as {missing[0]}"
         )
@@ -65,8 +70,8 @@ def load_model(
         )
     if Path(name).is_dir():
         loaded_from(model, Path(name))
-    elif told_file := cached_file(name, CONFIG):
-        loaded_from(model, Path(told_file).parent)
+    elif config_file := cached_file(name, CONFIG):
+        loaded_from(model, Path(config_file).parent)
     return model.eval()
 
 
@@ -119,12 +124,12 @@ def weights_of(model: PreTrainedModel) -> str:
 def known_weights_of(model: PreTrainedModel) -> str:
     """`weights_of` a model, remembered until its files or, by an operation of torch, its weights
     change."""
-    known = recall(model, WEIGHTS)
-    if isinstance(known, str):
-        return known
-    found = weights_of(model)
-    remember(model, WEIGHTS, found)
-    return found
+    recalled = recall(model, WEIGHTS)
+    if isinstance(recalled, str):
+        return recalled
+    digest = weights_of(model)
+    remember(model, WEIGHTS, digest)
+    return digest
 
 
 def revision(name: str) -> str | None:
@@ -142,12 +147,12 @@ def text_config(name: str, role: str) -> Any:
 
 def positions(config: Any, name: str) -> int:
     """The longest context of a model in tokens; InputError where its config does not say it."""
-    found = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(found, int) or found < 1:
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(longest, int) or longest < 1:
         raise InputError(
             f"{name}: its config does not say how many positions it has (max_position_embeddings)"
         )
-    return found
+    return longest
 
 
 @contextmanager

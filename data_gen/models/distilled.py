@@ -145,8 +145,12 @@ def stored_weights(draft: PreTrainedModel) -> dict[str, Tensor]:
     """All weights but those of the embeddings and the output layer, by name; the parameters
     themselves, unless they are prepacked."""
     tables = draft.get_input_embeddings(), draft.get_output_embeddings()
-    of_tables = tuple(f"{name}." for name, module in draft.named_modules() if module in tables)
-    return {name: own for name, own in named_weights(draft) if not name.startswith(of_tables)}
+    table_prefixes = tuple(f"{name}." for name, module in draft.named_modules() if module in tables)
+    return {
+        name: weights
+        for name, weights in named_weights(draft)
+        if not name.startswith(table_prefixes)
+    }
 
 
 def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTrainedModel:

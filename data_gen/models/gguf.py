@@ -110,31 +110,34 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
-    told = {
+    fields = {
         key: reader.fields[key].contents()
         for key in reader.fields
         if key.endswith((".pre", ".scaling.type"))
     }
-    place: dict[str, Any] = {
+    source: dict[str, Any] = {
         "pretrained_model_name_or_path": path.parent,
         "gguf_file": str(path.absolute()),
     }
     with _silent():  # given a bare name, transformers looks in the current folder
-        model: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(**place)
-    stored, taken = sum(int(each.n_elements) for each in reader.tensors), model.num_parameters()
+        model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+    stored, loaded = (
+        sum(int(tensor.n_elements) for tensor in reader.tensors),
+        model.num_parameters(),
+    )
     # transformers drops tensors that it has no place for, and makes up those that it misses
-    if stored != taken:
+    if stored != loaded:
         raise ValueError(
-            f"it holds {stored:,} weights, of which transformers makes a model with {taken:,}"
+            f"it holds {stored:,} weights, of which transformers makes a model with {loaded:,}"
         )
-    positions = getattr(model.config, "rope_parameters", None) or {}
-    scaled = {told[key] for key in told if key.endswith(".scaling.type")} - {"none"}
-    if scaled and positions.get("rope_type", "default") == "default":
-        raise ValueError(f"transformers drops the scaling of its positions, {min(scaled)}")
+    rope_parameters = getattr(model.config, "rope_parameters", None) or {}
+    scalings = {fields[key] for key in fields if key.endswith(".scaling.type")} - {"none"}
+    if scalings and rope_parameters.get("rope_type", "default") == "default":
+        raise ValueError(f"transformers drops the scaling of its positions, {min(scalings)}")
     del model.config.quantization_config
     model.hf_quantizer, model.is_quantized = None, False
-    rule, backend = told.get("tokenizer.ggml.pre"), tokenizer.backend_tokenizer
+    rule, backend = fields.get("tokenizer.ggml.pre"), tokenizer.backend_tokenizer
     if rule in DIGITS_APART:
         bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.pre_tokenizer = pre_tokenizers.Sequence(

@@ -87,9 +87,9 @@ class CachedModel:
         """
         device = self.model.device
         self._offsets.append(offsets_W.to(device))
-        given: list[Tensor] = []  # the input of the output layer: no other hidden state is stored
+        hidden: list[Tensor] = []  # the input of the output layer: no other hidden state is stored
         head = self.model.get_output_embeddings()
-        with head.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0])):
+        with head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0])):
             output = self.model(
                 tokens_W.to(device).unsqueeze(0),
                 attention_mask=self._masks.build(
@@ -103,7 +103,7 @@ class CachedModel:
         # a model that is spread over devices may end on another one
         logits_WV = output.logits[0].to(device)
         self._finite = self._finite & logits_WV.amax(-1).isfinite().all()
-        return Pass(logits_WV, given[0][0].to(device))
+        return Pass(logits_WV, hidden[0][0].to(device))
 
     def extend(self, tokens: Sequence[int], last: int = 0) -> Pass:
         """One causal forward pass over consecutive tokens, which are committed at once; `last` as
@@ -228,13 +228,13 @@ def eos_ids(model: PreTrainedModel) -> frozenset[int]:
 def without_own_settings(*models: PreTrainedModel) -> Iterator[None]:
     """Inside the context, the models have empty generation configs: `generate` would take settings
     from a checkpoint's config, such as penalties, which change the law of the text."""
-    own = [model.generation_config for model in models]
+    configs = [model.generation_config for model in models]
     for model in models:
         model.generation_config = GenerationConfig()
     try:
         yield
     finally:
-        for model, config in zip(models, own, strict=True):
+        for model, config in zip(models, configs, strict=True):
             model.generation_config = config
 
 
@@ -265,20 +265,26 @@ def shared_tokenizer(target: str, draft: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a pair, by its names; a distilled draft has none of its own. InputError
     where one cannot be read, or maps other strings to the same ids: it names the first id that
     differs."""
-    found = load_tokenizer(target, "target")
-    vocabulary = found.get_vocab()
-    other = vocabulary if is_distilled(draft) else load_tokenizer(draft, "draft").get_vocab()
-    if other != vocabulary:
+    tokenizer = load_tokenizer(target, "target")
+    vocabulary = tokenizer.get_vocab()
+    draft_vocabulary = (
+        vocabulary if is_distilled(draft) else load_tokenizer(draft, "draft").get_vocab()
+    )
+    if draft_vocabulary != vocabulary:
         token_of = [
-            {number: token for token, number in each.items()} for each in (vocabulary, other)
+            {number: token for token, number in token_ids.items()}
+            for token_ids in (vocabulary, draft_vocabulary)
         ]
-        first = min(number for _, number in vocabulary.items() ^ other.items())
-        ours, theirs = (repr(tokens[first]) if first in tokens else "none" for tokens in token_of)
-        raise InputError(
-            f"vocabularies differ: {target} has {len(vocabulary)} tokens, {draft} {len(other)}; "
-            f"the first that differs is token {first}: {ours} and {theirs}"
+        first = min(number for _, number in vocabulary.items() ^ draft_vocabulary.items())
+        target_token, draft_token = (
+            repr(tokens[first]) if first in tokens else "none" for tokens in token_of
         )
-    return found
+        raise InputError(
+            f"vocabularies differ: {target} has {len(vocabulary)} tokens, {draft} "
+            f"{len(draft_vocabulary)}; the first that differs is token {first}: {target_token} and "
+            f"{draft_token}"
+        )
+    return tokenizer
 
 
 def widen(model: Any, size: int) -> list[RemovableHandle]:

@@ -74,13 +74,13 @@ class PrepackedLinear(torch.nn.Module):
     def plain(self, outputs: int | None = None) -> torch.nn.Linear:
         """A layer with the plain weight, which needs no gradient; or with its first rows, for so
         many outputs."""
-        found = torch.nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
-        found.weight = torch.nn.Parameter(self.weight[:outputs].clone(), requires_grad=False)
+        layer = torch.nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
+        layer.weight = torch.nn.Parameter(self.weight[:outputs].clone(), requires_grad=False)
         if self.bias is not None:
-            found.bias = torch.nn.Parameter(
+            layer.bias = torch.nn.Parameter(
                 self.bias[:outputs].detach().clone(), requires_grad=False
             )
-        return found
+        return layer
 
     def __deepcopy__(self, copied: dict[int, Any]) -> torch.nn.Module:
         return self.plain()
@@ -135,8 +135,8 @@ def can_be_prepacked(weight: Tensor) -> bool:
 @cache
 def computes_in_bfloat16() -> bool:
     """Whether this processor multiplies matrices in bfloat16."""
-    known = torch.cpu.get_capabilities()
-    return bool(known.get("amx_bf16") or known.get("avx512_bf16"))
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
 
 
 @cache

@@ -41,11 +41,11 @@ _here: weakref.WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = weakref.Weak
 def cache_folder() -> Path:
     """Where converted models and what is known of models are kept: `$ESPALIER_CACHE`, else
     `espalier` in the user's cache."""
-    own, users = os.environ.get("ESPALIER_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    espalier_cache, user_cache = os.environ.get("ESPALIER_CACHE"), os.environ.get("XDG_CACHE_HOME")
     return (
-        Path(own).absolute()
-        if own
-        else (Path(users) if users else Path.home() / ".cache") / "espalier"
+        Path(espalier_cache).absolute()
+        if espalier_cache
+        else (Path(user_cache) if user_cache else Path.home() / ".cache") / "espalier"
     )
 
 
@@ -73,9 +73,9 @@ def _version(package: str) -> str:
 
 def recall(model: Any, key: str) -> Any:
     """What is remembered of a model under a key; None for nothing."""
-    known = _known_here(model)
-    if key in known:
-        return known[key]
+    entries = _known_here(model)
+    if key in entries:
+        return entries[key]
     path = _path(model)
     return _read(path).get(key) if path else None
 
@@ -91,14 +91,14 @@ def remember(model: Any, key: str, value: Any) -> None:
 
 
 def _known_here(model: Any) -> dict[str, Any]:
-    form, known = _here.get(model, ("", {}))
-    return known if form == _as_it_is(model) else {}
+    snapshot, entries = _here.get(model, ("", {}))
+    return entries if snapshot == _as_it_is(model) else {}
 
 
 def _read(path: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError):
-        found = json.loads(path.read_text())
-        return found if isinstance(found, dict) else {}
+        entries = json.loads(path.read_text())
+        return entries if isinstance(entries, dict) else {}
     return {}
 
 
@@ -126,11 +126,11 @@ def _as_it_is(model: Any) -> str:
 def _state(model: Any) -> State:
     """The number of a model's weights, and a number that rises when one of them is changed in
     place. Prepacked weights count as before; tied ones stay parameters."""
-    own = list(model.parameters())
+    weights = list(model.parameters())
     packed = [
         layer
         for layer in model.modules()
         if isinstance(layer, PrepackedLinear) and not layer.is_tied
     ]
-    changes = sum(weight._version for weight in own if not weight.is_inference())
-    return len(own) + len(packed), changes + sum(layer.changes for layer in packed)
+    changes = sum(weight._version for weight in weights if not weight.is_inference())
+    return len(weights) + len(packed), changes + sum(layer.changes for layer in packed)

@@ -61,11 +61,11 @@ class Sampling(selector.sampling.Sampling):
             ).softmax(-1, dtype)
         probs_V = torch.empty(logits_V.shape, dtype=dtype, device=logits_V.device)
         vocabulary = logits_V.shape[-1]
-        parts = (
-            each.reshape(-1, vocabulary).split(max(1, ELEMENTS // vocabulary))
-            for each in (logits_V, probs_V)
+        blocks = (
+            values_V.reshape(-1, vocabulary).split(max(1, ELEMENTS // vocabulary))
+            for values_V in (logits_V, probs_V)
         )
-        for logits_NV, probs_NV in zip(*parts, strict=True):
+        for logits_NV, probs_NV in zip(*blocks, strict=True):
             probs_NV.copy_(self._filtered(logits_NV.to(dtype)))
         return probs_V
 

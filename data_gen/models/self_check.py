@@ -97,18 +97,18 @@ def few_layers(model: Any) -> Any:
     """A float32 copy of the model's first two layers, the first layer of each other kind, and some
     of its tokens. Random weights take the place of quantised ones, because masks and positions do
     not depend on them."""
-    text = model.config.get_text_config()
-    kinds = list(getattr(text, "layer_types", None) or ())
-    chosen = sorted({0, min(1, text.num_hidden_layers - 1), *map(kinds.index, kinds)})
+    text_config = model.config.get_text_config()
+    kinds = list(getattr(text_config, "layer_types", None) or ())
+    chosen = sorted({0, min(1, text_config.num_hidden_layers - 1), *map(kinds.index, kinds)})
     copies: dict[int, Any] = {}  # what stands in the copy for an object, by its id
     for module in model.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == text.num_hidden_layers:
+        if isinstance(module, torch.nn.ModuleList) and len(module) == text_config.num_hidden_layers:
             for number in chosen:
                 copies.update(
                     {
-                        id(own): _random(own)
-                        for own in module[number].modules()
-                        if _is_quantised(own)
+                        id(original): _random(original)
+                        for original in module[number].modules()
+                        if _is_quantised(original)
                     }
                 )
             copies[id(module)] = torch.nn.ModuleList(
@@ -118,10 +118,10 @@ def few_layers(model: Any) -> Any:
         for module in table.modules():
             if isinstance(module, PrepackedLinear):
                 copies[id(module)] = module.plain(TOKENS)
-            for own in module._parameters.values():
-                if own is not None:
-                    copies[id(own)] = torch.nn.Parameter(
-                        own[:TOKENS].detach().clone(), requires_grad=False
+            for original in module._parameters.values():
+                if original is not None:
+                    copies[id(original)] = torch.nn.Parameter(
+                        original[:TOKENS].detach().clone(), requires_grad=False
                     )
     copied = deepcopy(model, copies).float()
     if kinds:
@@ -132,24 +132,24 @@ def few_layers(model: Any) -> Any:
 
 def _is_quantised(module: Any) -> bool:
     weight = getattr(module, "weight", None)
-    known = isinstance(getattr(module, "in_features", None), int) and isinstance(
+    is_linear = isinstance(getattr(module, "in_features", None), int) and isinstance(
         module.out_features, int
     )
-    return known and not (isinstance(weight, Tensor) and weight.is_floating_point())
+    return is_linear and not (isinstance(weight, Tensor) and weight.is_floating_point())
 
 
 def _random(module: Any) -> torch.nn.Linear:
     device = next(
-        (own.device for own in (*module.parameters(), *module.buffers())), torch.device("cpu")
+        (tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu")
     )
     has_bias = getattr(module, "bias", None) is not None
     generator = torch.Generator().manual_seed(module.in_features)
-    made = torch.nn.Linear(
+    layer = torch.nn.Linear(
         module.in_features, module.out_features, has_bias, dtype=torch.float32
     ).requires_grad_(False)
-    for numbers in made.parameters():
-        numbers.normal_(std=module.in_features**-0.5, generator=generator)
-    return made.to(device)
+    for weights in layer.parameters():
+        weights.normal_(std=module.in_features**-0.5, generator=generator)
+    return layer.to(device)
 
 
 def table_of_positions(model: Any) -> int | None:
@@ -157,11 +157,13 @@ def table_of_positions(model: Any) -> int | None:
     computes them."""
     rows = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     tables = (*model.named_parameters(), *model.named_buffers())
-    found = (
+    table_lengths = (
         len(table) for name, table in tables if table.dim() == 2 and re.search("position|wpe", name)
     )
     return (
-        rows if rows is not None and any(rows <= each <= rows + OFFSET for each in found) else None
+        rows
+        if rows is not None and any(rows <= length <= rows + OFFSET for length in table_lengths)
+        else None
     )
 
 
@@ -190,28 +192,31 @@ def _changes(values: dict[str, Any]) -> Iterator[int]:
 @torch.inference_mode()
 def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
     generator = torch.Generator().manual_seed(length)
-    parts = [length, SPACE.max_L1, *[SPACE.max_L2] * SPACE.max_K, FURTHER]
-    known = min(scored(model), len(model.get_input_embeddings().weight))
-    drawn = torch.randint(known, (sum(parts),), generator=generator)
-    context, trunk, *branches, further = (part.tolist() for part in drawn.split(parts))
+    sizes = [length, SPACE.max_L1, *[SPACE.max_L2] * SPACE.max_K, FURTHER]
+    vocabulary = min(scored(model), len(model.get_input_embeddings().weight))
+    drawn = torch.randint(vocabulary, (sum(sizes),), generator=generator)
+    context, trunk, *branches, further = (part.tolist() for part in drawn.split(sizes))
     tree = DraftTree.from_paths(trunk, branches)
     cached = CachedModel(model)
     cached.fill(context[:-1])
     tokens_N = tree.tokens_N.clone()
     tokens_N[0] = context[-1]
-    passed = cached.forward(tokens_N, tree.depths_N, tree.ancestors_NN())
+    tree_pass = cached.forward(tokens_N, tree.depths_N, tree.ancestors_NN())
     cached.check()
     for branch in branches:
         nodes = [0, *tree.path_to(tree.node_of([*trunk, *branch]))]
         plain_NV = _plain(model, [*context, *trunk, *branch], len(nodes))
         for depth, node in enumerate(nodes):
-            yield f"after {depth} drafted tokens", _apart(passed.logits_WV[node], plain_NV[depth])
+            yield (
+                f"after {depth} drafted tokens",
+                _apart(tree_pass.logits_WV[node], plain_NV[depth]),
+            )
     accepted = [*trunk, *branches[1][:2]]
     cached.keep([0, *tree.path_to(tree.node_of(accepted))])
-    after = cached.extend(further)
+    further_pass = cached.extend(further)
     plain_NV = _plain(model, [*context, *accepted, *further], FURTHER)
-    for found_V, plain_V in zip(after.logits_WV, plain_NV, strict=True):
-        yield "after a branch was committed", _apart(found_V, plain_V)
+    for logits_V, plain_V in zip(further_pass.logits_WV, plain_NV, strict=True):
+        yield "after a branch was committed", _apart(logits_V, plain_V)
 
 
 def _plain(model: Any, text: list[int], last: int) -> Tensor:

@@ -83,8 +83,12 @@ class Walks:
         generator: torch.Generator | None,
         space: ActionSpace,
     ) -> None:
-        self.top_down = {v: each for v, each in enumerate(verifiers) if isinstance(each, TopDown)}
-        self.bottom_up = {v: each for v, each in enumerate(verifiers) if isinstance(each, BottomUp)}
+        self.top_down = {
+            v: verifier for v, verifier in enumerate(verifiers) if isinstance(verifier, TopDown)
+        }
+        self.bottom_up = {
+            v: verifier for v, verifier in enumerate(verifiers) if isinstance(verifier, BottomUp)
+        }
         self.siblings, self.generator, self.space = siblings, generator, space
         self.style = verifiers[0].style
 
@@ -135,17 +139,17 @@ class Walks:
             if parts:  # no walk is left where no greedy branch begins with the text's token
                 state = {key: torch.cat([part[key] for part in parts]) for key in state}
             for v, totals in levels.items():
-                of_M = (
+                accepted_M = (
                     state["pulled", v]
                     if v in self.top_down
                     else state["left", v] * state["entry", v]
                 )
-                own_M = (
-                    state["weight"] if of_M.ndim == 1 else state["weight"].unsqueeze(-1)
-                ) * of_M
+                weighted_M = (
+                    state["weight"] if accepted_M.ndim == 1 else state["weight"].unsqueeze(-1)
+                ) * accepted_M
                 totals.append(
-                    own_M.new_zeros(len(one_M), *own_M.shape[1:]).index_add_(
-                        0, state["cell"], own_M
+                    weighted_M.new_zeros(len(one_M), *weighted_M.shape[1:]).index_add_(
+                        0, state["cell"], weighted_M
                     )
                 )
         return [
@@ -211,26 +215,26 @@ class Walks:
         # order, the place of the
         # text's token gives most of a label's variance. Further down several branches are rare, and
         # one place is drawn.
-        times, places = (self.siblings, k) if first else (1, 1)
+        times, positions = (self.siblings, k) if first else (1, 1)
         drawn_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(times)
         siblings_mk = rows.draw(row_M[drawn_m], self._uniform(len(drawn_m), k - 1).to(rows.device))
         source_m, siblings_mk = (
-            drawn_m.repeat_interleave(places),
-            siblings_mk.repeat_interleave(places, dim=0),
+            drawn_m.repeat_interleave(positions),
+            siblings_mk.repeat_interleave(positions, dim=0),
         )
         if first:
-            place_m1 = torch.arange(k, device=rows.device).repeat(len(drawn_m)).unsqueeze(-1)
+            position_m1 = torch.arange(k, device=rows.device).repeat(len(drawn_m)).unsqueeze(-1)
         else:
-            place_m1 = (self._uniform(len(drawn_m), 1) * k).long().to(rows.device)
+            position_m1 = (self._uniform(len(drawn_m), 1) * k).long().to(rows.device)
         x_m1 = x_M[source_m].unsqueeze(-1)
-        # the text's token comes first, then changes places
+        # the text's token comes first, then changes positions
         entries_mk = torch.cat([x_m1, siblings_mk], dim=-1)
-        entries_mk[:, :1] = entries_mk.gather(-1, place_m1)
-        entries_mk.scatter_(-1, place_m1, x_m1)
+        entries_mk[:, :1] = entries_mk.gather(-1, position_m1)
+        entries_mk.scatter_(-1, position_m1, x_m1)
         return (
             source_m,
             entries_mk,
-            torch.full_like(source_m, 1 / (times * places), dtype=torch.float64),
+            torch.full_like(source_m, 1 / (times * positions), dtype=torch.float64),
         )
 
     def _greedy_entries(
@@ -266,8 +270,8 @@ class Walks:
         return source_m, entries_mk, divide(torch.cat([share_m, x_share_m]), p_M[source_m])
 
     def _uniform(self, *shape: int) -> Tensor:
-        place = self.generator.device if self.generator is not None else "cpu"
-        return torch.rand(shape, generator=self.generator, dtype=torch.float64, device=place)
+        device = self.generator.device if self.generator is not None else "cpu"
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64, device=device)
 
 
 def _take(state: State, walks_m: Tensor) -> State:
@@ -277,9 +281,9 @@ def _take(state: State, walks_m: Tensor) -> State:
 def _entries_with_all_siblings(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int) -> Entries:
     vocabulary = range(rows.p_NV.shape[-1])
     lists = [
-        (*rest[:place], -1, *rest[place:])
-        for place in range(k)
-        for rest in product(vocabulary, repeat=k - 1)
+        (*siblings[:position], -1, *siblings[position:])
+        for position in range(k)
+        for siblings in product(vocabulary, repeat=k - 1)
     ]
     source_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(len(lists))
     entries_mk = torch.tensor(lists, device=rows.device).repeat(len(row_M), 1)
@@ -302,13 +306,13 @@ def _enter(
     # trunks of several lengths often give the same weight, and each question is asked once
     new_ML = torch.ones_like(entry_ML, dtype=torch.bool)
     new_ML[:, 1:] = entry_ML[:, 1:] != entry_ML[:, :-1]
-    each_N, inverse_ML = (
+    question_N, inverse_ML = (
         new_ML.flatten().nonzero()[:, 0],
         (new_ML.flatten().cumsum(0) - 1).view_as(entry_ML),
     )
-    walk_N = each_N // lengths
+    walk_N = question_N // lengths
     entry_Nk, _, order_Nk = verifier.split(
-        rows.at(row_M[walk_N]), entry_ML.flatten()[each_N], entries_Mk[walk_N]
+        rows.at(row_M[walk_N]), entry_ML.flatten()[question_N], entries_Mk[walk_N]
     )
     text_Nk = is_text_Mk[walk_N]
     if order_Nk is not None:
@@ -317,8 +321,8 @@ def _enter(
         -1, keepdim=True
     )
     reject_N = torch.where(before_Nk, 1 - entry_Nk, 1.0).prod(-1)
-    own_N = (entry_Nk * text_Nk).sum(-1)  # copies of a token have no weight of their own
-    return reject_N[inverse_ML], own_N[inverse_ML]
+    text_entry_N = (entry_Nk * text_Nk).sum(-1)  # copies of a token have no weight of their own
+    return reject_N[inverse_ML], text_entry_N[inverse_ML]
 
 
 def label_text(
@@ -405,10 +409,13 @@ class TextLabeller:
         # by style; and the place of each verifier's there
         self.walks, self.walk_of = list[Walks](), list[list[int]]()
         for style in (IID, *space.styles):
-            own = [cast(TopDown | BottomUp, styled(each, style)) for each in self.verifiers]
-            rules = {type(each): each for each in own}  # many take the same rule for other styles
+            of_style = [
+                cast(TopDown | BottomUp, styled(verifier, style)) for verifier in self.verifiers
+            ]
+            # many take the same rule for other styles
+            rules = {type(verifier): verifier for verifier in of_style}
             self.walks.append(Walks([*rules.values()], siblings, generator, space))
-            self.walk_of.append([[*rules].index(type(each)) for each in own])
+            self.walk_of.append([[*rules].index(type(verifier)) for verifier in of_style])
         self.by_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
         # of the text's own next tokens, block by block
         self._p, self._q = list[Tensor](), list[Tensor]()
@@ -418,7 +425,9 @@ class TextLabeller:
         self._waiting = 0
         # the draft's most likely tokens at each position of the last block
         self._likely: Tensor | None = None
-        self._branches: list[list[list[Tensor]]] = [[[] for _ in {*own}] for own in self.walk_of]
+        self._branches: list[list[list[Tensor]]] = [
+            [[] for _ in {*of_style}] for of_style in self.walk_of
+        ]
 
     def add(
         self, target_probs_BV: Tensor, draft_probs_BV: Tensor, draft_logits_BV: Tensor | None = None
@@ -428,14 +437,15 @@ class TextLabeller:
         next_B = self.tokens_T[self._seen + 1 : self._seen + 1 + len(target_probs_BV)].to(
             target_probs_BV.device
         )
-        own = target_probs_BV[: len(next_B)], draft_probs_BV[: len(next_B)]
+        model_probs = target_probs_BV[: len(next_B)], draft_probs_BV[: len(next_B)]
         self._seen += len(target_probs_BV)
         if len(next_B) == 0:
             return
         # p and q of the text's tokens, from which chains follow
         p_B, q_B = (
-            each.gather(-1, next_B[:, None])[:, 0].double() / each.sum(-1, dtype=torch.float64)
-            for each in own
+            probs_BV.gather(-1, next_B[:, None])[:, 0].double()
+            / probs_BV.sum(-1, dtype=torch.float64)
+            for probs_BV in model_probs
         )
         if bool((p_B <= 0).any()):
             at = int((p_B <= 0).nonzero()[0]) + sum(map(len, self._p)) + 1
@@ -444,10 +454,10 @@ class TextLabeller:
         self._q.append(q_B)
         if self.branching:
             begin = self._seen - len(target_probs_BV) - self._waiting
-            self._rows = SortedRows(*own, self._rows, self._waiting, self._said)
+            self._rows = SortedRows(*model_probs, self._rows, self._waiting, self._said)
             if GREEDY in self.space.styles:
                 logits_BV = None if draft_logits_BV is None else draft_logits_BV[: len(next_B)]
-                likely_BK = most_likely(own[1], self.space.max_K, logits_BV)
+                likely_BK = most_likely(model_probs[1], self.space.max_K, logits_BV)
                 kept_BK = (
                     likely_BK[:0]
                     if self._likely is None
@@ -471,7 +481,7 @@ class TextLabeller:
 
         # the padding at the end is never read
         p_TD, q_TD = (
-            pad(each_T, (0, depth)).unfold(0, depth, 1)[: len(each_T)] for each_T in (p_T, q_T)
+            pad(probs_T, (0, depth)).unfold(0, depth, 1)[: len(probs_T)] for probs_T in (p_T, q_T)
         )
         weights = [torch.ones_like(p_T)]
         for ratio_T in divide(p_TD, q_TD).unbind(-1):
@@ -495,8 +505,8 @@ class TextLabeller:
         )
         for walks, branches in zip(self.walks, self._branches, strict=True):
             below = walks.down(rows, tokens_B, count, weight_BL, self._likely)
-            for own, each in zip(branches, below, strict=True):
-                own.append(each)
+            for blocks, block in zip(branches, below, strict=True):
+                blocks.append(block)
 
     def survivals(self) -> Tensor:
         """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once
@@ -506,7 +516,7 @@ class TextLabeller:
                 f"{len(self.tokens_T)} tokens need as many rows; there are {self._seen}"
             )
         _, drafted_TD, chain = self._chain()
-        max_L2, result = self.space.max_L2, []
+        max_L2, by_verifier = self.space.max_L2, []
         for v, verifier in enumerate(self.verifiers):
             chain_RD = (drafted_TD * chain[v])[: self.roots]
             factor_TD = drafted_TD * chain[v] if isinstance(verifier, TopDown) else drafted_TD
@@ -520,8 +530,8 @@ class TextLabeller:
                     if below is None:
                         survivals.append(chain_RD[:, L1 + 1 : L1 + 1 + max_L2])
                         continue
-                    own = below[L1 : L1 + self.roots, K]
-                    own = own if isinstance(verifier, TopDown) else own[..., L1]
-                    survivals.append(factor_TD[: self.roots, L1, None] * own)
-            result.append(torch.cat(survivals, dim=-1))
-        return torch.stack(result)
+                    branch_RD = below[L1 : L1 + self.roots, K]
+                    branch_RD = branch_RD if isinstance(verifier, TopDown) else branch_RD[..., L1]
+                    survivals.append(factor_TD[: self.roots, L1, None] * branch_RD)
+            by_verifier.append(torch.cat(survivals, dim=-1))
+        return torch.stack(by_verifier)

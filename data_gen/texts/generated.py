@@ -61,8 +61,11 @@ def generated_by_target(
     not finite or for lack of memory."""
 
     def attempt() -> list[GeneratedText]:
-        together = fewer(len(prompts))
-        parts = [prompts[begin : begin + together] for begin in range(0, len(prompts), together)]
+        prompts_at_once = fewer(len(prompts))
+        parts = [
+            prompts[begin : begin + prompts_at_once]
+            for begin in range(0, len(prompts), prompts_at_once)
+        ]
         batches = (
             _written(pair, part, new_tokens, sampling, seed + number)
             for number, part in enumerate(parts)
@@ -138,9 +141,12 @@ def rows_along(pair: ModelPair, text: GeneratedText, sampling: Sampling) -> Iter
         model.fill(text.tokens[: text.start])
     for begin in range(text.start, len(text.tokens), size):
         target, draft = (model.extend(text.tokens[begin : begin + size]) for model in models)
-        own = ((target, sampling), (draft, sampling.draft))
+        model_outputs = ((target, sampling), (draft, sampling.draft))
         yield RowBlock(
-            *(ModelRows(law.probabilities(passed.logits_WV), *passed) for passed, law in own)
+            *(
+                ModelRows(law.probabilities(output.logits_WV), *output)
+                for output, law in model_outputs
+            )
         )
     for model in models:
         model.check()

@@ -109,13 +109,13 @@ class Plausibility:
         ImpossibleToken if one is."""
         rows_BV = target.probs_NV[: len(following)]
         next_B1 = torch.tensor(following, dtype=torch.int64, device=rows_BV.device).unsqueeze(-1)
-        own_B = rows_BV.gather(-1, next_B1)[:, 0]
-        if bool((own_B <= 0).any()):
-            at = int((own_B <= 0).nonzero()[0])
+        probs_B = rows_BV.gather(-1, next_B1)[:, 0]
+        if bool((probs_B <= 0).any()):
+            at = int((probs_B <= 0).nonzero()[0])
             edge = _at_the_edge(target.logits_NV[at], following[at], sampling)
             raise ImpossibleToken(begin + at, following[at], edge)
         mass_B = (rows_BV * (rows_BV < UNLIKELY)).sum(-1, dtype=torch.float64)
-        unlikely = int((own_B < UNLIKELY).sum())
+        unlikely = int((probs_B < UNLIKELY).sum())
         many, few = (float((math.expm1(sign) * mass_B).log1p().sum()) for sign in (1, -1))
         self.join(
             Plausibility(
@@ -165,9 +165,11 @@ def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
             return False
         logits_V = logits_V.masked_fill(logits_V < least - edge, -torch.inf)
     probs_V = (logits_V / sampling.temperature).softmax(-1)
-    before, own = float(probs_V[logits_V > logits_V[token]].sum()), float(probs_V[token])
-    likely = own * math.exp(edge / sampling.temperature) >= sampling.min_p * float(probs_V.max())
-    return before <= sampling.top_p + edge and likely and own > 0
+    before, probability = float(probs_V[logits_V > logits_V[token]].sum()), float(probs_V[token])
+    likely = probability * math.exp(edge / sampling.temperature) >= sampling.min_p * float(
+        probs_V.max()
+    )
+    return before <= sampling.top_p + edge and likely and probability > 0
 
 
 class GivenRecord(Record):
@@ -239,17 +241,17 @@ def apart(texts: list[GivenText]) -> tuple[list[GivenText], str]:
             text.place if text.sampling.temperature > 0 else content, replace(text, prompt=prompt)
         )
     repeated, shared = len(texts) - len(kept), len(sources) - len(set(sources.values()))
-    said = (
+    remarks = (
         [f"greedy texts that are left out, because they are repeated: {repeated}"]
         if repeated
         else []
     )
-    said += (
+    remarks += (
         [f"sources that are joined to others, because they have prompts in common: {shared}"]
         if shared
         else []
     )
-    return list(kept.values()), "; ".join(said)
+    return list(kept.values()), "; ".join(remarks)
 
 
 @dataclass(frozen=True)
@@ -311,19 +313,24 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
             columns, plausibility = halving(
                 lambda: _label(pair, recipe, texts, work.sampling, stride)
             )
-    rows = [_row(each, work, stride) | own for each, own in zip(texts, columns, strict=True)]
+    rows = [
+        _row(sampled, work, stride) | labels for sampled, labels in zip(texts, columns, strict=True)
+    ]
     schema = traces.text_schema(recipe.verifiers, recipe.hidden, SPACE)
     return Shard(traces.to_table(rows, schema), plausibility)
 
 
 def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Sampled]:
-    for given in work.given:
+    for given_text in work.given:
         yield _Sampled(
-            given.prompt, finished(pair, given.prompt_tokens, given.completion), None, given.place
+            given_text.prompt,
+            finished(pair, given_text.prompt_tokens, given_text.completion),
+            None,
+            given_text.place,
         )
     if not work.prompts:
         return
-    new = recipe.tokens + BEYOND
+    new_tokens = recipe.tokens + BEYOND
     prompts = [prompt for prompt, _ in work.prompts]
     encoded = [recipe.form.encode(pair.tokenizer, prompt) for prompt in prompts]
     for prompt, tokens in zip(prompts, encoded, strict=True):
@@ -332,22 +339,31 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Sampled]:
     seed = seed_of(
         recipe.seed, work.split, work.sampling, *(f"{prompt.id}#{n}" for prompt, n in work.prompts)
     )
-    places = [f"prompt {prompt.id}" for prompt in prompts]
+    prompt_names = [f"prompt {prompt.id}" for prompt in prompts]
     if not work.decoded:
-        with _naming(places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"):
-            texts = generated_by_target(pair, encoded, new, work.sampling, seed)
-        yield from map(_Sampled, prompts, texts, repeat(None), places)
+        with _naming(
+            prompt_names[0]
+            if len(prompt_names) == 1
+            else f"{prompt_names[0]} and {len(prompt_names) - 1} more"
+        ):
+            texts = generated_by_target(pair, encoded, new_tokens, work.sampling, seed)
+        yield from map(_Sampled, prompts, texts, repeat(None), prompt_names)
         return
-    for number, (prompt, tokens, place) in enumerate(zip(prompts, encoded, places, strict=True)):
-        verifier, own = recipe.verifiers[number % len(recipe.verifiers)], seed_of(seed, number)
-        chooser = Random(recipe.behaviour, torch.Generator().manual_seed(own))
+    for number, (prompt, tokens, prompt_name) in enumerate(
+        zip(prompts, encoded, prompt_names, strict=True)
+    ):
+        verifier, text_seed = (
+            recipe.verifiers[number % len(recipe.verifiers)],
+            seed_of(seed, number),
+        )
+        chooser = Random(recipe.behaviour, torch.Generator().manual_seed(text_seed))
         decoder = Decoder(pair, work.sampling, get_verifier(verifier), chooser)
-        with _naming(place):
+        with _naming(prompt_name):
             decoded = decoder.decode(
-                tokens, new, torch.Generator(device=pair.device).manual_seed(own + 1)
+                tokens, new_tokens, torch.Generator(device=pair.device).manual_seed(text_seed + 1)
             )
         yield _Sampled(
-            prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, place
+            prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, prompt_name
         )
 
 
@@ -381,60 +397,73 @@ def _label(
     """Trace columns of some texts, and how plausible the texts are; ImpossibleToken where one was
     cut. They are labelled as one text, because a GPU takes as long for few roots as for many. No
     root looks ahead beyond its own text, so the distributions after last tokens are left out."""
-    seen, names = Plausibility(), [survival_column(name) for name in recipe.verifiers]
+    plausibility, names = Plausibility(), [survival_column(name) for name in recipe.verifiers]
     empty = (*ROW_NUMBERS, LOOKUP_COLUMN, *names, *HIDDEN_STATES)
     columns: list[dict[str, Any]] = [dict.fromkeys(empty, ()) for _ in texts]
-    rooted = [(each, own) for each, own in zip(texts, columns, strict=True) if each.roots > 0]
+    rooted = [
+        (sampled, text_columns)
+        for sampled, text_columns in zip(texts, columns, strict=True)
+        if sampled.roots > 0
+    ]
     if not rooted:
-        return columns, seen
-    following = [token for each, _ in rooted for token in each.text.tokens[each.text.start + 1 :]]
+        return columns, plausibility
+    following = [
+        token for sampled, _ in rooted for token in sampled.text.tokens[sampled.text.start + 1 :]
+    ]
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *following))
     # the labeller does not read the first one
     tokens_T = torch.tensor([0, *following], device=pair.device)
     labeller = TextLabeller(
         tokens_T, recipe.verifiers, recipe.siblings, generator, SPACE, said_by(pair.draft)
     )
-    together = fewer(block_rows(pair.vocabulary)) * (
+    rows_at_once = fewer(block_rows(pair.vocabulary)) * (
         GPU_BLOCKS if pair.device.type == "cuda" else 1
     )
     waiting: list[list[Tensor]] = []  # blocks of probabilities and logits
     cut: ImpossibleToken | None = None
-    for each, own in rooted:
+    for sampled, text_columns in rooted:
         numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
         hidden: list[tuple[Tensor, Tensor]] = []
         try:
-            for (target, draft), following in _blocks(pair, each, sampling, seen):
+            for (target, draft), following in _blocks(pair, sampled, sampling, plausibility):
                 if cut is not None:
                     continue  # the other texts are only searched for such tokens
                 for name, values in row_numbers(target, draft, following).items():
                     numbers[name] += values
-                if waiting and sum(len(rows[0]) for rows in waiting) + len(following) > together:
+                if (
+                    waiting
+                    and sum(len(rows[0]) for rows in waiting) + len(following) > rows_at_once
+                ):
                     labeller.add(*map(torch.cat, zip(*waiting, strict=True)))
                     waiting = []
                 rows = target.probs_NV, draft.probs_NV, draft.logits_NV
-                waiting.append([each_NV[: len(following)] for each_NV in rows])
+                waiting.append([rows_NV[: len(following)] for rows_NV in rows])
                 if recipe.hidden:
                     hidden.append((target.hidden_ND.half().cpu(), draft.hidden_ND.half().cpu()))
         except ImpossibleToken as impossible:
             cut = impossible
         if cut is not None:
             continue
-        own |= {name: values[: each.roots] for name, values in numbers.items()}
-        own[LOOKUP_COLUMN] = lookup_lengths(each.text.tokens, each.text.start, each.roots, DEPTH)
+        text_columns |= {name: values[: sampled.roots] for name, values in numbers.items()}
+        text_columns[LOOKUP_COLUMN] = lookup_lengths(
+            sampled.text.tokens, sampled.text.start, sampled.roots, DEPTH
+        )
         if recipe.hidden:
             target_ND, draft_ND = (torch.cat(parts) for parts in zip(*hidden, strict=True))
-            at = torch.arange(1, each.roots, stride)
-            own |= dict(
+            at = torch.arange(1, sampled.roots, stride)
+            text_columns |= dict(
                 zip(HIDDEN_STATES, (target_ND[at - 1], draft_ND[at - 1], draft_ND[at]), strict=True)
             )
     if cut is not None:
         raise cut
     labeller.add(*map(torch.cat, zip(*waiting, strict=True)))
     survivals_vRS, first = labeller.survivals().cpu(), 0
-    for each, own in rooted:
-        own |= dict(zip(names, survivals_vRS[:, first : first + each.roots], strict=True))
-        first += each.roots + DEPTH - 1
-    return columns, seen
+    for sampled, text_columns in rooted:
+        text_columns |= dict(
+            zip(names, survivals_vRS[:, first : first + sampled.roots], strict=True)
+        )
+        first += sampled.roots + DEPTH - 1
+    return columns, plausibility
 
 
 def _blocks(

@@ -48,12 +48,12 @@ def splits_of(logs: Logs, validation: float, test: float) -> dict[str, list[Logg
                 "logs.files: "
                 f"{few if ordered else 'all of its sources or prompts are held out, too'}"
             )
-    found: dict[str, list[LoggedText]] = {name: [] for name in SPLITS} | {
+    texts_by_split: dict[str, list[LoggedText]] = {name: [] for name in SPLITS} | {
         "test": list(logs.held_out)
     }
     for text in logs.texts:
-        found[split[text.source]].append(text)
-    return found
+        texts_by_split[split[text.source]].append(text)
+    return texts_by_split
 
 
 @dataclass(frozen=True)
@@ -86,30 +86,32 @@ class Labeller:
     def _survivals(self, text: LoggedText) -> torch.Tensor:
         """NaN, for unknown, at depths beyond those that were drafted, where all drafted tokens were
         accepted."""
-        own_RD = torch.from_numpy(text.of(self.drafter))
-        further = torch.zeros(len(own_RD), self.space.depth - own_RD.shape[1])
-        if own_RD.shape[1] == 0 or bool(own_RD.isnan().any()):  # steps alone were logged
-            rejected_R = own_RD[:, -1:].eq(0).any(-1)
+        drafted_RD = torch.from_numpy(text.of(self.drafter))
+        further = torch.zeros(len(drafted_RD), self.space.depth - drafted_RD.shape[1])
+        if drafted_RD.shape[1] == 0 or bool(drafted_RD.isnan().any()):  # steps alone were logged
+            rejected_R = drafted_RD[:, -1:].eq(0).any(-1)
             further[~rejected_R] = torch.nan
-        return torch.cat([own_RD, further], dim=-1)
+        return torch.cat([drafted_RD, further], dim=-1)
 
 
 @lru_cache(maxsize=1)
 def read_log_texts(folder: Path, digest: str) -> dict[str, Texts]:
     """The texts of a log's trace store by split; InputError as `read_rows`. `digest` is the
     manifest's checksum: the features of one store are computed once in a process."""
-    found = {"train": with_features(read_rows(folder, "train"))}
+    texts_by_split = {"train": with_features(read_rows(folder, "train"))}
     for split in SPLITS[1:]:
-        found[split] = with_features(read_rows(folder, split), found["train"].tokens)
-    return found
+        texts_by_split[split] = with_features(
+            read_rows(folder, split), texts_by_split["train"].tokens
+        )
+    return texts_by_split
 
 
 def with_features(table: pa.Table, tokens: TokenStatistics | None = None) -> Texts:
     """The texts of a log's rows. Without the training texts' statistics by token, these are the
     training texts: each has the statistics of other sources', and the statistics of all are
     kept."""
-    known = tokens or TokenStatistics.empty()
-    scalars, keys = zip(*(_along(table, row, known) for row in range(len(table))), strict=True)
+    statistics = tokens or TokenStatistics.empty()
+    scalars, keys = zip(*(_along(table, row, statistics) for row in range(len(table))), strict=True)
     texts = to_texts(
         table, [VERIFIER], torch.from_numpy(np.concatenate(scalars)), space_of(table), LOG
     )
@@ -122,10 +124,12 @@ def with_features(table: pa.Table, tokens: TokenStatistics | None = None) -> Tex
     copied_R = texts.lookup_R.clamp(max=LONGEST_COUNTED)
     values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
     source_R = texts.source_number_X[texts.text_R].numpy()
-    tokens, found_RF = TokenStatistics.fit(np.concatenate(keys), values_RK, source_R)
+    tokens, token_scalars_RF = TokenStatistics.fit(np.concatenate(keys), values_RK, source_R)
     begin, split_at = len(schema.TEXT_SCALARS), len(schema.TOKEN_SCALARS)
-    texts.scalars_RF[:, begin : begin + split_at] = torch.from_numpy(found_RF[:, :split_at])
-    texts.scalars_RF[:, split_at - found_RF.shape[1] :] = torch.from_numpy(found_RF[:, split_at:])
+    texts.scalars_RF[:, begin : begin + split_at] = torch.from_numpy(token_scalars_RF[:, :split_at])
+    texts.scalars_RF[:, split_at - token_scalars_RF.shape[1] :] = torch.from_numpy(
+        token_scalars_RF[:, split_at:]
+    )
     return replace(texts, tokens=tokens)
 
 
@@ -134,10 +138,10 @@ def _along(table: pa.Table, row: int, statistics: TokenStatistics) -> tuple[np.n
     tokens, hits = (table[name][row].values.to_pylist() for name in ("tokens", HIT))
     sampling = Sampling(table["temperature"][row].as_py(), table["top_p"][row].as_py())
     start = table["start"][row].as_py() + 1
-    known = DrafterKnowledge(tokens[:start], sampling, statistics)
+    knowledge = DrafterKnowledge(tokens[:start], sampling, statistics)
     scalars_RF = np.empty((len(hits), len(LOG.scalars)), np.float32)
     keys_RJ = np.empty((len(hits), len(schema.KEYS) + len(schema.HIT_KEY)), np.int64)
     for r in range(len(hits)):
-        scalars_RF[r], keys_RJ[r] = known.scalars(LOG.levels[1]), known.keys()
-        known.committed(tokens[start + r : start + r + 1], hits[r : r + 1])
+        scalars_RF[r], keys_RJ[r] = knowledge.scalars(LOG.levels[1]), knowledge.keys()
+        knowledge.committed(tokens[start + r : start + r + 1], hits[r : r + 1])
     return scalars_RF, keys_RJ

@@ -72,7 +72,7 @@ class Drafted(BaseModel):
     def survivals_RD(self, name: str, positions: int) -> NDArray[np.float32]:
         """P(accepted >= t) at each position; NaN where it is not known. ValueError for what cannot
         be."""
-        if sum(each is not None for each in (self.accepted, self.survivals, self.steps)) != 1:
+        if sum(entries is not None for entries in (self.accepted, self.survivals, self.steps)) != 1:
             raise ValueError(f"drafters.{name}: one of accepted, survivals and steps")
         if self.steps is not None:
             return _of_steps(name, self.steps, positions)
@@ -83,16 +83,16 @@ class Drafted(BaseModel):
                 f"drafters.{name}: {len(rows)} entries for {positions} generated tokens"
             )
         depth = max(len(row or ()) for row in rows)
-        found_RD = np.full((len(rows), depth), np.nan if sparse else 0.0, np.float32)
-        for found_D, row in zip(found_RD, rows, strict=True):
-            found_D[: len(row or ())] = row or ()
-        if (np.diff(found_RD, axis=1) > 0).any():
+        survivals_RD = np.full((len(rows), depth), np.nan if sparse else 0.0, np.float32)
+        for survivals_D, row in zip(survivals_RD, rows, strict=True):
+            survivals_D[: len(row or ())] = row or ()
+        if (np.diff(survivals_RD, axis=1) > 0).any():
             raise ValueError(f"drafters.{name}.survivals: they never rise with the depth")
-        return found_RD
+        return survivals_RD
 
 
 def _of_steps(name: str, steps: list[list[int]], positions: int) -> NDArray[np.float32]:
-    found_RD = np.full(
+    survivals_RD = np.full(
         (positions, max((drafted for _, drafted, _ in steps), default=0)), np.nan, np.float32
     )
     for position, drafted, accepted in steps:
@@ -102,13 +102,13 @@ def _of_steps(name: str, steps: list[list[int]], positions: int) -> NDArray[np.f
                 "outside of the text, or "
                 "more accepted than drafted"
             )
-        found_RD[position, :accepted] = 1
+        survivals_RD[position, :accepted] = 1
         if accepted < drafted:
-            found_RD[position, accepted:] = 0
+            survivals_RD[position, accepted:] = 0
     for step, following in pairwise(sorted(steps)):
         if following[0] <= step[0] + step[2]:
             raise ValueError(f"drafters.{name}.steps: step {following} begins within step {step}")
-    return found_RD
+    return survivals_RD
 
 
 class LoggedRecord(Record):
@@ -171,12 +171,12 @@ def read_logs(paths: Sequence[Path], remarks: list[str] | None = None) -> list[L
     texts: list[LoggedText] = []
     bad: dict[str, list[InputError]] = {}  # by reason
     for path in paths:
-        for found in parsed_lines(path, _text):
-            if isinstance(found, InputError):
-                reason = re.sub(r"\d+", "0", str(found).removeprefix(str(path)))
-                bad.setdefault(reason, []).append(found)
+        for text_or_error in parsed_lines(path, _text):
+            if isinstance(text_or_error, InputError):
+                reason = re.sub(r"\d+", "0", str(text_or_error).removeprefix(str(path)))
+                bad.setdefault(reason, []).append(text_or_error)
             else:
-                texts.append(found)
+                texts.append(text_or_error)
     count = sum(map(len, bad.values()))
     lines = len(texts) + count
     left_out = [
@@ -202,7 +202,8 @@ def _text(place: str, line: Any) -> LoggedText:
     )
     stem = (file.with_suffix("") if file.suffix in PACKED else file).stem
     survivals = {
-        name: own.survivals_RD(name, len(generated)) for name, own in record.drafters.items()
+        name: drafted.survivals_RD(name, len(generated))
+        for name, drafted in record.drafters.items()
     }
     name = record.id or place
     source, kind = record.source or f"{stem} {name}", record.kind or stem
@@ -265,11 +266,13 @@ def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
 def distinct(texts: Sequence[LoggedText]) -> list[LoggedText]:
     """The texts without repeated ones, where sources with equal prompts are one: neither may be in
     several splits."""
-    found: dict[tuple[int, ...], LoggedText] = {}
+    texts_by_tokens: dict[tuple[int, ...], LoggedText] = {}
     for text in texts:
-        found.setdefault((text.start, *text.tokens), text)
-    sources = joined((text.source, tuple(text.tokens[: text.start])) for text in found.values())
-    return [replace(text, source=sources[text.source]) for text in found.values()]
+        texts_by_tokens.setdefault((text.start, *text.tokens), text)
+    sources = joined(
+        (text.source, tuple(text.tokens[: text.start])) for text in texts_by_tokens.values()
+    )
+    return [replace(text, source=sources[text.source]) for text in texts_by_tokens.values()]
 
 
 class Logs(NamedTuple):
@@ -288,17 +291,17 @@ class Logs(NamedTuple):
         `NO_DRAFTER`, all."""
         if drafter == NO_DRAFTER:
             return self
-        known, held_out = (
-            [text for text in own if not text.note] for own in (self.texts, self.held_out)
+        texts, held_out = (
+            [text for text in group if not text.note] for group in (self.texts, self.held_out)
         )
-        return Logs(known, held_out, self.remarks)
+        return Logs(texts, held_out, self.remarks)
 
 
 def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling) -> Logs:
     """The texts of log files and of folders with traces; InputError as `read_logs` and
     `read_trace_log`."""
     remarks: list[str] = []
-    texts, tested = (_read(each, sampling, remarks) for each in (paths, held_out))
+    texts, tested = (_read(files, sampling, remarks) for files in (paths, held_out))
     kept, places = distinct([*texts, *tested]), {text.place for text in tested}
     if twice := len(texts) + len(tested) - len(kept):
         remarks.append(f"{twice} texts are duplicates and are left out")
@@ -326,8 +329,8 @@ def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling
 
 def _read(paths: Sequence[Path], sampling: Sampling, remarks: list[str]) -> list[LoggedText]:
     stores = [path for path in paths if (path / "manifest.json").exists()]
-    own = [text for folder in stores for text in read_trace_log(folder, sampling)]
-    return [*read_logs([path for path in paths if path not in stores], remarks), *own]
+    traced_texts = [text for folder in stores for text in read_trace_log(folder, sampling)]
+    return [*read_logs([path for path in paths if path not in stores], remarks), *traced_texts]
 
 
 class Simulated(BaseModel):
@@ -404,10 +407,10 @@ def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[st
         {**meta, **_object_or_empty(answer, "sglext")}, "speculative_decoding_stats"
     )
     if (
-        found := _object_or_empty(_object_or_empty(answer, "metrics"), "speculative_decoding")
+        metrics := _object_or_empty(_object_or_empty(answer, "metrics"), "speculative_decoding")
         or of_sglang
     ):
-        steps = _steps(Metrics.model_validate(found), tokens)
+        steps = _steps(Metrics.model_validate(metrics), tokens)
         record |= (
             {"note": steps} if isinstance(steps, str) else {"drafters": {DRAFTER: {"steps": steps}}}
         )
@@ -415,8 +418,8 @@ def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[st
 
 
 def _object_or_empty(values: dict[str, Any], key: str) -> dict[str, Any]:
-    found = values.get(key)
-    return found if isinstance(found, dict) else {}
+    value = values.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _steps(metrics: Metrics, tokens: int) -> list[list[int]] | str:

@@ -91,8 +91,8 @@ class Prompt:
     @classmethod
     def of(cls, record: Record, text: str, place: str) -> Prompt:
         """The prompt of a line at a place, `file:number`."""
-        own = record.id or f"line-{place.rpartition(':')[2]}"
-        return cls(own, text, record.kind or "text", record.source or own)
+        prompt_id = record.id or f"line-{place.rpartition(':')[2]}"
+        return cls(prompt_id, text, record.kind or "text", record.source or prompt_id)
 
 
 @dataclass(frozen=True)
@@ -150,19 +150,21 @@ class Form:
         kept: dict[tuple[int, ...], Prompt] = {}
         for prompt, ids in compress(zip(prompts, encoded, strict=True), fitting):
             kept.setdefault(tuple(self.cut(tokenizer, ids)), prompt)
-        lengths, what = (
+        lengths, treatment = (
             list(map(len, encoded)),
             "left out" if self.longer == "drop" else f"cut to their {self.longer}",
         )
         longer, repeated = sum(length > self.tokens for length in lengths), sum(fitting) - len(kept)
-        said = f"{len(prompts)} texts of up to {max(lengths)} tokens"
-        said += (
-            f"; {longer} of them are longer than prompts.tokens={self.tokens} and are {what}"
+        sentence = f"{len(prompts)} texts of up to {max(lengths)} tokens"
+        sentence += (
+            f"; {longer} of them are longer than prompts.tokens={self.tokens} and are {treatment}"
             if longer
             else ""
         )
-        said += f"; {repeated} with the tokens of an earlier one are left out" if repeated else ""
-        return list(kept.values()), said
+        sentence += (
+            f"; {repeated} with the tokens of an earlier one are left out" if repeated else ""
+        )
+        return list(kept.values()), sentence
 
     def cut(self, tokenizer: Any, ids: list[int]) -> list[int]:
         """At most `tokens` of a prompt's tokens."""
@@ -200,12 +202,12 @@ def parsed_lines(path: Path, parse: Callable[[str, Any], T]) -> Iterator[T | Inp
 def read_lines(path: Path, parse: Callable[[str, Any], T]) -> list[T]:
     """What `parse` makes of every line; InputError as `parsed_lines`, and for the first line that
     does not fit."""
-    found = []
-    for each in parsed_lines(path, parse):
-        if isinstance(each, InputError):
-            raise each
-        found.append(each)
-    return found
+    records = []
+    for record in parsed_lines(path, parse):
+        if isinstance(record, InputError):
+            raise record
+        records.append(record)
+    return records
 
 
 def _parsed(place: str, line: bytes, parse: Callable[[str, Any], T]) -> T | InputError:
@@ -216,10 +218,10 @@ def _parsed(place: str, line: bytes, parse: Callable[[str, Any], T]) -> T | Inpu
     try:
         return parse(place, value)
     except ValidationError as error:
-        first = error.errors()[:3]
+        problems = error.errors()[:3]
         reasons = (
-            ": ".join((".".join(map(str, each["loc"])) or "the line", each["msg"]))
-            for each in first
+            ": ".join((".".join(map(str, problem["loc"])) or "the line", problem["msg"]))
+            for problem in problems
         )
         return InputError(f"{place}: {'; '.join(reasons)}")
     except ValueError as error:
@@ -348,8 +350,8 @@ def read_set(
     """The prompts of a set, of the kinds of its tasks or `called`, and its number of records. Empty
     and repeated texts give no prompt. InputError, with the set and the record, where they cannot be
     read or a record has other fields."""
-    own = SETS[name]
-    where = f"prompts.sets: {name}: {file or own.hub['path']}"
+    prompt_set = SETS[name]
+    where = f"prompts.sets: {name}: {file or prompt_set.hub['path']}"
     prompts: dict[str, Prompt] = {}
     number = 0
     for number, record in enumerate(_records(name, file), 1):
@@ -357,24 +359,26 @@ def read_set(
             text = next(
                 (
                     text
-                    for template in own.prompts
+                    for template in prompt_set.prompts
                     if (text := _filled(template, record)) is not None
                 ),
                 None,
             )
             kind = (
-                called or _filled(own.kind, record) or (file.stem if file and not own.hub else name)
+                called
+                or _filled(prompt_set.kind, record)
+                or (file.stem if file and not prompt_set.hub else name)
             )
         except ValueError as error:
             raise InputError(f"{where}: record {number}: {error}") from error
         if text is None:
             raise InputError(
-                f"{where}: record {number} has not the fields of {', '.join(own.prompts)!r}"
+                f"{where}: record {number} has not the fields of {', '.join(prompt_set.prompts)!r}"
             )
         identity = f"{name}:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         if text.strip():
             prompts.setdefault(
-                identity, Prompt(identity, text, own.kinds.get(kind, kind), identity)
+                identity, Prompt(identity, text, prompt_set.kinds.get(kind, kind), identity)
             )
     if not prompts:
         raise InputError(f"{where}: holds no prompts")
@@ -426,7 +430,7 @@ def _json_records(file: Path) -> list[Any]:
     """As they stand: `datasets` guesses dates, and quotes all texts of a field whose type changes
     in a large file."""
     try:
-        found = from_json(pa.input_stream(str(file)).read())  # unpacks by the name's end
+        content = from_json(pa.input_stream(str(file)).read())  # unpacks by the name's end
     except ValueError:  # lines
         return read_lines(file, lambda _, record: record)
-    return found if isinstance(found, list) else [found]
+    return content if isinstance(content, list) else [content]

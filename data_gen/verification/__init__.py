@@ -43,10 +43,10 @@ COPIED: Verifier = SpecInfer()
 def get_verifier(name: str, style: str = "iid") -> Verifier:
     """The verifier of that name; ValueError if there is none, or if it is not lossless for drafts
     of that style."""
-    known = VERIFIERS | STYLED
-    if name not in known:
-        raise ValueError(f"unknown verifier {name!r}; known are {', '.join(known)}")
-    return known[name](style)
+    verifiers = VERIFIERS | STYLED
+    if name not in verifiers:
+        raise ValueError(f"unknown verifier {name!r}; known are {', '.join(verifiers)}")
+    return verifiers[name](style)
 
 
 def styled(verifier: Verifier, style: str) -> Verifier:

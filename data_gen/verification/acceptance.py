@@ -39,7 +39,7 @@ def optimal_acceptance(
             return float(p_V[likely_V[:k]].sum())
         rest_V = p_V.index_fill(0, top_V, 0.0).minimum(off_V / off_V.sum())
         return float(p_V[top_V].sum() + rest_V.sum())
-    _, (p_V,), (q_V,) = (each.flip(-1) for each in rows.ranked(node.nodes_M))  # ascending p/q
+    _, (p_V,), (q_V,) = (row_1V.flip(-1) for row_1V in rows.ranked(node.nodes_M))  # ascending p/q
     p_V, q_V = p_V[q_V > 0], q_V[q_V > 0]
     p_P, inside_P = pad(p_V.cumsum(0), (1, 0)), pad(q_V.cumsum(0), (1, 0)) ** k
     if style == WITHOUT_REPLACEMENT and k > 1:
@@ -61,7 +61,7 @@ def _all_inside(q_V: np.ndarray, k: int) -> np.ndarray:
     t_T = np.exp(np.arange(-40.0, 4.0 - np.log(q_V.min()), LOG_STEP))
     count_kT = np.zeros((k, len(t_T)))  # P(exactly 0 .. k - 1 have rung)
     count_kT[0] = 1.0
-    result = np.zeros(len(q_V) + 1)
+    inside_P = np.zeros(len(q_V) + 1)
     enough_T = np.zeros_like(t_T)
     for n, q in enumerate(q_V, 1):
         rung_T = -np.expm1(-q * t_T)
@@ -69,6 +69,6 @@ def _all_inside(q_V: np.ndarray, k: int) -> np.ndarray:
         count_kT[1:] += rung_T * (count_kT[:-1] - count_kT[1:])
         count_kT[0] *= 1 - rung_T
         h = outside_P[n]
-        result[n] = LOG_STEP * (h * t_T * np.exp(-h * t_T)) @ enough_T
-    result[len(q_V)] = 1.0  # nothing is outside
-    return result
+        inside_P[n] = LOG_STEP * (h * t_T * np.exp(-h * t_T)) @ enough_T
+    inside_P[len(q_V)] = 1.0  # nothing is outside
+    return inside_P

@@ -210,7 +210,7 @@ class BottomUp(Verifier):
         weights_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
         weights_N[tree.roots] = 1.0
         parents_N, tokens_N = (
-            each.to(rows.device).clamp(min=0) for each in (tree.parents_N, tree.tokens_N)
+            values_N.to(rows.device).clamp(min=0) for values_N in (tree.parents_N, tree.tokens_N)
         )
         ratio_N = divide(*rows.at(parents_N).at(tokens_N.unsqueeze(-1)))[:, 0]
         finals: list[tuple[Tensor, Tensor]] = []
@@ -268,13 +268,13 @@ def left_over(weights_M: Tensor, flow_M: Tensor) -> Tensor:
 def extra(tree: DraftTree, rows: Rows, nodes: Sequence[int], leftover: Leftover) -> Tensor:
     """The laws of the extra token at M nodes, [M, V] up to a factor."""
     extra_MV = rows.p_NV[list(nodes)]  # what a leaf adds
-    places = {node: place for place, node in enumerate(nodes)}
+    row_of = {node: at for at, node in enumerate(nodes)}
     for group in tree.groups(nodes):
-        place = [places[node] for node in group.nodes_M.tolist()]
+        at = [row_of[node] for node in group.nodes_M.tolist()]
         nodes_m, entries_mk, _ = group.to(rows.device)
         left_mV = leftover(rows.at(nodes_m), entries_mk).to(extra_MV.dtype)
         # where nothing is left, the verifier ends with probability 0, or 1e-17 after rounding
-        extra_MV[place] = torch.where(left_mV.sum(-1, keepdim=True) > 0, left_mV, extra_MV[place])
+        extra_MV[at] = torch.where(left_mV.sum(-1, keepdim=True) > 0, left_mV, extra_MV[at])
     return extra_MV
 
 

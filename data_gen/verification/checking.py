@@ -184,7 +184,7 @@ class Fault:
 
     def __str__(self) -> str:
         shown = [
-            [", ".join(f"{each:.4f}" for each in row_V) for row_V in rows.tolist()]
+            [", ".join(f"{probability:.4f}" for probability in row_V) for row_V in rows.tolist()]
             for rows in self.drafted.rows
         ]
         rows = "\n".join(
@@ -204,20 +204,20 @@ def check_law(law: Callable[[DraftTree, Tensor, Tensor], Tensor], style: str) ->
     for case in CASES:
         world, drafts, fault = _case(*case, style)
         # by sequence, what each draft adds to its probability
-        found: dict[tuple[int, ...], list[float]] = {}
+        shares_by_sequence: dict[tuple[int, ...], list[float]] = {}
         for d, drafted in enumerate(drafts):
             law_NV = law(drafted.tree, *drafted.rows)
             if reason := _no_law(law_NV, drafted):
                 return fault(reason, drafted)
             for node, token in (law_NV > 0).nonzero().tolist():
-                shares = found.setdefault(
+                shares = shares_by_sequence.setdefault(
                     (*_tokens(drafted.tree, node), token), [0.0] * len(drafts)
                 )
                 shares[d] += drafted.probability * float(law_NV[node, token])
         for sequence, expected in _sequences(world, case[1]):
             shares_SD = [
                 world.target_probability(sequence, start=n)
-                * np.array(found.get(sequence[:n], [0.0] * len(drafts)))
+                * np.array(shares_by_sequence.get(sequence[:n], [0.0] * len(drafts)))
                 for n in range(1, len(sequence) + 1)
             ]
             share_D = np.sum(shares_SD, axis=0)
@@ -302,7 +302,7 @@ def _chance(seen_S: np.ndarray, expected_S: np.ndarray) -> float:
         return 0.0
     large_S = expected_S >= 5
     seen, expected = (
-        np.append(each[large_S], each[~large_S].sum()) for each in (seen_S, expected_S)
+        np.append(counts_S[large_S], counts_S[~large_S].sum()) for counts_S in (seen_S, expected_S)
     )
     kept = expected > 0
     statistic = ((seen[kept] - expected[kept]) ** 2 / expected[kept]).sum()
@@ -312,20 +312,23 @@ def _chance(seen_S: np.ndarray, expected_S: np.ndarray) -> float:
 def check_named(words: Sequence[str]) -> bool:
     """Check and print what was found; whether the verifier is right. InputError for what cannot be
     checked."""
-    place, *others = words
+    import_path, *others = words
     style = others[0].removeprefix("style=") if others else IID
     if len(others) > 1 or style not in (*STYLES, TOP_K):
         styles = ", ".join((*STYLES, TOP_K))
         raise InputError(
             f"check-verifier: after MODULE:NAME comes style=.., a style among {styles}"
         )
-    verifier = named(place, style)
+    verifier = named(import_path, style)
     law = getattr(verifier, "law", verifier)
     if not callable(law):
         raise InputError(f"check-verifier: {verifier!r:.60} is neither a function nor a verifier")
     with _errors_named("the verifier raises"):
         exact = (
-            sum(each.default is each.empty for each in inspect.signature(law).parameters.values())
+            sum(
+                parameter.default is parameter.empty
+                for parameter in inspect.signature(law).parameters.values()
+            )
             == 3
         )
         fault = check_law(law, style) if exact else check_draws(verifier, style, DRAWS)
@@ -342,9 +345,11 @@ def named(place: str, style: str) -> Any:
     sys.path.insert(0, "")
     try:
         with _errors_named(f"{place}:"):
-            found = getattr(importlib.import_module(module), name)
+            verifier = getattr(importlib.import_module(module), name)
             return (
-                found(style) if isinstance(found, type) and issubclass(found, Verifier) else found
+                verifier(style)
+                if isinstance(verifier, type) and issubclass(verifier, Verifier)
+                else verifier
             )
     finally:
         sys.path.pop(0)

@@ -86,12 +86,12 @@ class Rows:
         new_m = nodes_M.cpu().unique()
         new_m = new_m[~self._is_ranked_N[new_m]]
         for part_m in new_m.split(max(1, SMALL // self.p_NV.shape[-1])):
-            p_mV, q_mV = (each.cpu() for each in self.at(part_m.to(self.device)).exact())
+            p_mV, q_mV = (exact_mV.cpu() for exact_mV in self.at(part_m.to(self.device)).exact())
             tokens_mV = torch.where(q_mV > 0, p_mV / q_mV, -1.0).argsort(
                 dim=-1, descending=True, stable=True
             )
             self._ranked.p_NV[part_m], self._ranked.q_NV[part_m] = (
-                x.gather(-1, tokens_mV) for x in (p_mV, q_mV)
+                probs_mV.gather(-1, tokens_mV) for probs_mV in (p_mV, q_mV)
             )
             places_V = torch.arange(tokens_mV.shape[-1]).expand_as(tokens_mV)
             self._ranked.places_NV[part_m] = torch.empty_like(tokens_mV).scatter_(
@@ -126,8 +126,8 @@ class NodeDistributions:
 
     def excess(self, a_M: Tensor, b_M: Tensor) -> Tensor:
         """`sum_x (a p(x) - b q(x))+`, [M]. `sum_x min(a p, b q)` is `a` less this."""
-        few = len(self.nodes_M) == 0 or self.rows.p_NV.shape[-1] <= ROW_BY_ROW
-        if few or self.rows.device.type != "cpu":
+        all_at_once = len(self.nodes_M) == 0 or self.rows.p_NV.shape[-1] <= ROW_BY_ROW
+        if all_at_once or self.rows.device.type != "cpu":
             return row_sums(self.residual(a_M, b_M))
         # one row at a time, as a (p - b/a q)+, which needs three passes over the row and one
         # temporary
@@ -242,8 +242,8 @@ def invert(probs_V: Tensor, u: Tensor) -> Tensor:
     cdf_B = blocks_BW.sum(-1, dtype=torch.float64).cumsum(-1)
     block = _passed(cdf_B, u * cdf_B[..., -1:])
     left = u * cdf_B[..., -1:] - pad(cdf_B, (1, 0)).gather(-1, block)
-    own_nW = blocks_BW.take_along_dim(block.unsqueeze(-1), -2).cumsum(-1, dtype=torch.float64)
-    token = block * BLOCK + _passed(own_nW, left.unsqueeze(-1))[..., 0]
+    cdf_nW = blocks_BW.take_along_dim(block.unsqueeze(-1), -2).cumsum(-1, dtype=torch.float64)
+    token = block * BLOCK + _passed(cdf_nW, left.unsqueeze(-1))[..., 0]
     # an index beyond the last, from rows of NaN, kills a GPU's context
     return token.clamp_(max=vocabulary - 1)
 
@@ -277,20 +277,20 @@ class SortedRows(Rows):
         self._old = slice(0) if before is None else slice(len(before.p_NV) - kept, len(before.p_NV))
         self._count, vocabulary = kept + len(p_PV), p_PV.shape[-1]
         wide = torch.promote_types(p_PV.dtype, torch.float32)
-        mine = [self._rows(name, vocabulary, wide, p_PV.device) for name in ("p", "q")]
-        for own_PV, new_PV in zip(mine, (p_PV, q_PV), strict=True):
-            own_PV[kept:] = new_PV
-        super().__init__(*mine)
-        said = vocabulary if said_S is None else len(said_S)
-        self.ratio_PS = self._rows("ratio", said, wide, self.device)
-        self.tokens_PS = self._rows("tokens", said, torch.int64, self.device)
+        buffers = [self._rows(name, vocabulary, wide, p_PV.device) for name in ("p", "q")]
+        for buffer_PV, new_PV in zip(buffers, (p_PV, q_PV), strict=True):
+            buffer_PV[kept:] = new_PV
+        super().__init__(*buffers)
+        support_size = vocabulary if said_S is None else len(said_S)
+        self.ratio_PS = self._rows("ratio", support_size, wide, self.device)
+        self.tokens_PS = self._rows("tokens", support_size, torch.int64, self.device)
         self.p_sum_PS, self.q_sum_PS = (
-            self._rows(name, said + 1, torch.float64, self.device)
+            self._rows(name, support_size + 1, torch.float64, self.device)
             for name in ("sums of p", "sums of q")
         )
-        together = max(1, SMALL // said) if self.device.type == "cpu" else len(p_PV)
-        for begin in range(kept, self._count, together):
-            self._sort(slice(begin, begin + together))
+        rows_at_once = max(1, SMALL // support_size) if self.device.type == "cpu" else len(p_PV)
+        for begin in range(kept, self._count, rows_at_once):
+            self._sort(slice(begin, begin + rows_at_once))
         if before is not None and before._ranked is not None:
             self._ranked = self._new_ranked()
             self._is_ranked_N[:kept] = before._is_ranked_N[self._old]
@@ -298,7 +298,7 @@ class SortedRows(Rows):
     def _sort(self, rows: slice) -> None:
         p_PS, q_PS = self.p_NV[rows], self.q_NV[rows]
         if self._said_S is not None:
-            p_PS, q_PS = (each_PV.index_select(-1, self._said_S) for each_PV in (p_PS, q_PS))
+            p_PS, q_PS = (probs_PV.index_select(-1, self._said_S) for probs_PV in (p_PS, q_PS))
         p_scale_P1, q_scale_P1 = (
             self.p_scale_N[rows].unsqueeze(-1),
             self.q_scale_N[rows].unsqueeze(-1),
@@ -346,9 +346,9 @@ class SortedRows(Rows):
             uniform_Mn * total_M1, torch.nextafter(total_M1, torch.zeros_like(total_M1))
         )
         start_Mn = nodes_M.unsqueeze(-1).expand_as(wanted_Mn) * self.q_sum_PS.shape[-1] + 1
-        place_Mn = self.leading(self.q_sum_PS, start_Mn, lambda sum_Mn: sum_Mn <= wanted_Mn)
+        rank_Mn = self.leading(self.q_sum_PS, start_Mn, lambda sum_Mn: sum_Mn <= wanted_Mn)
         return self.tokens_PS[
-            nodes_M.unsqueeze(-1), place_Mn.clamp(max=self.tokens_PS.shape[-1] - 1)
+            nodes_M.unsqueeze(-1), rank_Mn.clamp(max=self.tokens_PS.shape[-1] - 1)
         ]
 
     def leading(self, values: Tensor, start_M: Tensor, holds: Callable[[Tensor], Tensor]) -> Tensor:
@@ -372,8 +372,8 @@ class SortedDistributions(NodeDistributions):
     def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
         """As in `NodeDistributions`, with one sum over the vocabulary for all equal questions."""
         asked_M = torch.cat([self.nodes_M.unsqueeze(-1), entries_Mk.sort(dim=-1).values], dim=-1)
-        each_m, inverse_M = asked_M.unique(dim=0, return_inverse=True)
-        return NodeDistributions(self.rows, each_m[:, 0]).draft_mass_off(each_m[:, 1:])[inverse_M]
+        asked_m, inverse_M = asked_M.unique(dim=0, return_inverse=True)
+        return NodeDistributions(self.rows, asked_m[:, 0]).draft_mass_off(asked_m[:, 1:])[inverse_M]
 
     def excess_and_slope(self, a_M: Tensor, b_M: Tensor) -> tuple[Tensor, Tensor]:
         start_M, threshold_M = self.nodes_M * self.rows.ratio_PS.shape[-1], a_M / b_M

@@ -89,8 +89,8 @@ class Khisti(TopDown):
     def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         (p_MV, _), (r_MV, matches_M) = node.exact(), self._winners(node, entries_Mk.shape[-1])
         wins = [
-            _tournament(own, matches)
-            for own, matches in zip(entries_Mk.tolist(), matches_M, strict=True)
+            _tournament(entries, matches)
+            for entries, matches in zip(entries_Mk.tolist(), matches_M, strict=True)
         ]
         wins_Mk = torch.tensor(wins, dtype=torch.float64, device=p_MV.device)
         accept_Mk = divide(p_MV.gather(-1, entries_Mk), r_MV.gather(-1, entries_Mk)).clamp(max=1)
@@ -110,7 +110,7 @@ class Khisti(TopDown):
     def _winners(self, node: NodeDistributions, k: int) -> tuple[Tensor, list[list[Match]]]:
         pairs_M2V = torch.stack(node.exact(), dim=1)
         # equal nodes share the programs
-        pairs_U2V, place_M = pairs_M2V.unique(dim=0, return_inverse=True)
+        pairs_U2V, inverse_M = pairs_M2V.unique(dim=0, return_inverse=True)
         laws, matches_U = [], []
         for p_V, q_V in pairs_U2V.cpu().numpy():
             law_V, matches = q_V, []
@@ -119,16 +119,16 @@ class Khisti(TopDown):
                 law_V = matches[-1].winner_V
             laws.append(torch.from_numpy(law_V.copy()))
             matches_U.append(matches)
-        return torch.stack(laws).to(place_M.device)[place_M], [
-            matches_U[place] for place in place_M.tolist()
+        return torch.stack(laws).to(inverse_M.device)[inverse_M], [
+            matches_U[index] for index in inverse_M.tolist()
         ]
 
 
 def _tournament(entries: list[int], matches: list[Match]) -> list[float]:
     wins = [1.0]
-    for number, each in enumerate(matches, 1):
+    for number, next_match in enumerate(matches, 1):
         stays = [
-            (won, each.wins(first, entries[number]))
+            (won, next_match.wins(first, entries[number]))
             for won, first in zip(wins, entries, strict=False)
         ]
         wins = [*(won * stay for won, stay in stays), sum(won * (1 - stay) for won, stay in stays)]

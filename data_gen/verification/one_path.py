@@ -36,7 +36,7 @@ class OnePath(Verifier):
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
         paths, laws = zip(*(self.path(tree, root, rows) for root in tree.roots), strict=True)
-        if replaced := {node: law_V for own in laws for node, law_V in own.items()}:
+        if replaced := {node: law_V for path_laws in laws for node, law_V in path_laws.items()}:
             q_NV = rows.q_NV.clone()
             q_NV[list(replaced)] = torch.stack(list(replaced.values())).to(q_NV.dtype)
             rows = Rows(rows.p_NV, q_NV)
@@ -88,7 +88,9 @@ class GreedyBlock(OnePath):
         after = 0.0  # S of the prefix, in units of the prefix's own mass N - S
         while children := tree.children(nodes[-1]):
             node = rows.at(torch.tensor(nodes[-1:], device=rows.device))
-            ranked = (each[nodes[-1]].to(rows.device) for each in rows.ranked(node.nodes_M))
+            ranked = (
+                values_NV[nodes[-1]].to(rows.device) for values_NV in rows.ranked(node.nodes_M)
+            )
             (places_V, _, ranked_q_V), q_V = ranked, node.exact()[1][0]
             S_V = after + (ranked_q_V.flip(0).cumsum(0).flip(0) - ranked_q_V).clamp(min=0)[places_V]
             N_V = S_V + q_V

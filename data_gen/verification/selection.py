@@ -224,12 +224,17 @@ class FirstInRank:
     def _at(
         self, node: NodeDistributions, weights_M: Tensor, tokens_Mn: Tensor, k: int
     ) -> Selection:
-        nodes_M, own_M, taken_Mn = _on_host(node.nodes_M, weights_M, tokens_Mn)
-        order_M = np.lexsort((own_M, nodes_M))  # the same questions stand together
-        found = _selected(
-            _on_host(*node.rows.ranked(node.nodes_M)), nodes_M, own_M, taken_Mn, k, order_M
+        nodes_M, host_weights_M, host_tokens_Mn = _on_host(node.nodes_M, weights_M, tokens_Mn)
+        order_M = np.lexsort((host_weights_M, nodes_M))  # the same questions stand together
+        arrays = _selected(
+            _on_host(*node.rows.ranked(node.nodes_M)),
+            nodes_M,
+            host_weights_M,
+            host_tokens_Mn,
+            k,
+            order_M,
         )
-        return Selection(*(torch.from_numpy(each).to(node.rows.device) for each in found))
+        return Selection(*(torch.from_numpy(array).to(node.rows.device) for array in arrays))
 
     def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
         order_Mk = by_ratio(node, entries_Mk)
@@ -239,7 +244,7 @@ class FirstInRank:
 
 
 def _on_host(*tensors: Tensor) -> tuple[NDArray, ...]:
-    return tuple(each.cpu().contiguous().numpy() for each in tensors)
+    return tuple(tensor.cpu().contiguous().numpy() for tensor in tensors)
 
 
 @jit
@@ -258,16 +263,16 @@ def _selected(
         np.empty(len(nodes_M)),
     )
     alive_V, flow_V = np.empty(p_NV.shape[1]), np.empty(p_NV.shape[1])
-    flow, before = 0.0, -1
+    flow, previous = 0.0, -1
     for m in order_M:
         node, weight = nodes_M[m], weights_M[m]
-        if before < 0 or node != nodes_M[before] or weight != weights_M[before]:
+        if previous < 0 or node != nodes_M[previous] or weight != weights_M[previous]:
             flow = _scan(p_NV[node], q_NV[node], weight, k, alive_V, flow_V)
-        flow_M[m], before = flow, m
+        flow_M[m], previous = flow, m
         for i in range(tokens_Mn.shape[1]):
-            place = places_NV[node, tokens_Mn[m, i]]
-            alive_Mn[m, i] = alive_V[place]
-            left_Mn[m, i] = max(weight * p_NV[node, place] - flow_V[place], 0.0)
+            rank = places_NV[node, tokens_Mn[m, i]]
+            alive_Mn[m, i] = alive_V[rank]
+            left_Mn[m, i] = max(weight * p_NV[node, rank] - flow_V[rank], 0.0)
     return alive_Mn, flow_M, left_Mn
 
 

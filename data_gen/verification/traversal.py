@@ -191,8 +191,8 @@ def _rejections(k: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tens
         for entry in range(k):
             if not rejected >> entry & 1:
                 rounds_[rejected.bit_count()].append((rejected, entry, rejected | 1 << entry))
-    found = []
+    transitions = []
     for moves in rounds_:
         from_T, entry_T, to_T = torch.tensor(moves, device=device).unbind(-1)
-        found.append((from_T, entry_T, to_T))
-    return found
+        transitions.append((from_T, entry_T, to_T))
+    return transitions

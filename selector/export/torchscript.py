@@ -76,10 +76,12 @@ class DeployedSelector(nn.Module):
                 space.actions, verifier, levels, mode.sampling
             )
 
-        firsts = [
+        first_levels = [
             [level for level in mode.feature_levels if level in (TEXT, EARLY)] for mode in modes
         ]
-        early = [times(*each) for each in zip(modes, firsts, strict=True)]
+        early = [
+            times(*mode_and_levels) for mode_and_levels in zip(modes, first_levels, strict=True)
+        ]
         tables = {
             "settings_S3": [mode.key for mode in modes],
             "speed_S": [mode.speed for mode in modes],

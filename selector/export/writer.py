@@ -75,14 +75,14 @@ def write_artefact(
         tokens: statistics by token, for a log's selector.
     """
     config = config_of(module, verifier, fallback, [Mode.of(mode) for mode in modes])
-    made = DeployedSelector(module, profile, config.modes, verifier)
+    deployed = DeployedSelector(module, profile, config.modes, verifier)
     with atomically(folder) as partial:
         partial.mkdir()
         scripted = io.BytesIO()  # libtorch ends the process when it writes to a full disk
         with torchscript():
-            torch.jit.save(torch.jit.script(made), scripted)
+            torch.jit.save(torch.jit.script(deployed), scripted)
         (partial / "selector.pt").write_bytes(scripted.getvalue())
-        (partial / "model.safetensors").write_bytes(safetensors.torch.save(made.state_dict()))
+        (partial / "model.safetensors").write_bytes(safetensors.torch.save(deployed.state_dict()))
         if tokens is not None:
             (partial / FILE).write_bytes(safetensors.numpy.save(tokens.to_tensors()))
         (partial / "latency.json").write_text(json_text(profile.to_json()))

@@ -75,10 +75,10 @@ class ArtefactConfig:
     def static_speeds(self, mode: Mode, latency: LatencyProfile) -> Tensor:
         """Tokens per second of each of `space.trees` under a mode's setting, at the middle measured
         context length."""
-        own = latency.at_batch(mode.batch)
-        length = own.draft.lengths[len(own.draft.lengths) // 2]
+        profile = latency.at_batch(mode.batch)
+        length = profile.draft.lengths[len(profile.draft.lengths) // 2]
         seconds = [
-            own.action_seconds(tree, length, self.verifier, (), mode.sampling)
+            profile.action_seconds(tree, length, self.verifier, (), mode.sampling)
             for tree in self.space.trees
         ]
         return torch.tensor(mode.mean_efficiency) / torch.tensor(seconds)
@@ -110,11 +110,12 @@ class ArtefactConfig:
     def of_json(cls, values: dict[str, Any]) -> ArtefactConfig:
         """Raises ValueError, KeyError, TypeError or AttributeError where the parts do not fit
         together."""
-        features, known = values["features"], SCHEMAS[values["schema"]]
+        features, schema = values["features"], SCHEMAS[values["schema"]]
         config = cls(
-            schema=known,
+            schema=schema,
             ranges=[
-                (number(each["lowest"]), number(each["highest"])) for each in features["scalars"]
+                (number(scalar["lowest"]), number(scalar["highest"]))
+                for scalar in features["scalars"]
             ],
             hidden_states=features["hidden_states"],
             space=ActionSpace.of_json(values["space"]),
@@ -124,7 +125,7 @@ class ArtefactConfig:
         )
         if (
             not config._fits()
-            or features["early"] != known.first
+            or features["early"] != schema.first
             or values["actions"] != config.to_json()["actions"]
         ):
             raise ValueError("its parts do not fit together")
@@ -174,7 +175,7 @@ def _other_version(values: dict[str, Any]) -> str:
         return f"{values['format']}; this program reads {NAMED}: export the selector again"
     ours, theirs = (
         list(SCHEMAS[values["schema"]].names),
-        [each["name"] for each in values["features"]["scalars"]],
+        [scalar["name"] for scalar in values["features"]["scalars"]],
     )
     differing = ", ".join(sorted({*ours} ^ {*theirs})[:3]) or "their order"
     return (
@@ -189,9 +190,9 @@ def read_weights(path: Path, config: ArtefactConfig) -> dict[str, Array]:
     not finite."""
     weights, bias = read_tensors(path), re.compile(re.escape(config.prefix) + r"mlp\.(\d+)\.bias")
     sizes = {
-        int(found[1]): each.size
-        for name, each in weights.items()
-        if (found := bias.fullmatch(name))
+        int(match[1]): array.size
+        for name, array in weights.items()
+        if (match := bias.fullmatch(name))
     }
     outputs = len(config.space.sums_SA) if config.regressor else len(config.space)
     width = np.size(weights.get(f"{config.prefix}blocks.0.0.bias", ()))
@@ -204,7 +205,7 @@ def read_weights(path: Path, config: ArtefactConfig) -> dict[str, Array]:
     check_tensors(
         path,
         weights,
-        {config.prefix + name: tuple(each.shape) for name, each in network.state_dict().items()},
+        {config.prefix + name: tuple(array.shape) for name, array in network.state_dict().items()},
     )
     return weights
 

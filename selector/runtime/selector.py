@@ -60,8 +60,8 @@ class StepClock(NamedTuple):
     def prices(self, context: float, batch: int) -> list[float]:
         """Seconds of one more verified token of one request, of one forward pass of the draft over
         all, and of drafting once, at a mean context."""
-        each = self.token_C / batch, self.draft_C, self.drafting_C
-        return [float(np.interp(context, self.contexts_C, own_C)) for own_C in each]
+        times = self.token_C / batch, self.draft_C, self.drafting_C
+        return [float(np.interp(context, self.contexts_C, seconds_C)) for seconds_C in times]
 
     @property
     def token_C(self) -> Array:
@@ -73,8 +73,8 @@ class StepClock(NamedTuple):
 
 def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
     """The clock of a batch size; InputError where the profile holds times of one request alone."""
-    timed = profile.at_batch(batch)
-    draft, target = timed.draft, timed.target
+    batch_profile = profile.at_batch(batch)
+    draft, target = batch_profile.draft, batch_profile.target
     lengths = (
         target.lengths if len(target.lengths) > 1 else [*target.lengths, target.lengths[0] + 1]
     )
@@ -273,22 +273,25 @@ class Selector:
                 compared; "" if not known.
             weights: as `LatencyProfile.weights`, of the models that decode.
         """
-        own, theirs = (
+        trained, decoding = (
             [str(self.config.pair.get(role)) for role in ("target", "draft")],
             [target, draft],
         )
         if weights and self.latency.weights:
             same = list(weights) == self.latency.weights
-            theirs = [f"{name} with other weights" if name in own else name for name in theirs]
+            decoding = [
+                f"{name} with other weights" if name in trained else name for name in decoding
+            ]
         else:
-            same = [Path(name).name for name in own] == [Path(name).name for name in theirs]
+            same = [Path(name).name for name in trained] == [Path(name).name for name in decoding]
         if not same:
             warn_once(
-                f"the selector was trained for {' and '.join(own)}; {' and '.join(theirs)} decode"
+                f"the selector was trained for {' and '.join(trained)}; "
+                f"{' and '.join(decoding)} decode"
             )
-        timed_on, here = (name.partition(",")[0] for name in (self.latency.device, device))
-        if here not in ("", timed_on):
-            warn_once(f"the selector has the step times of {timed_on}; {here} decodes")
+        timed_on, decodes_on = (name.partition(",")[0] for name in (self.latency.device, device))
+        if decodes_on not in ("", timed_on):
+            warn_once(f"the selector has the step times of {timed_on}; {decodes_on} decodes")
 
 
 def load_selector(
@@ -309,7 +312,7 @@ def load_selector(
     folder = artefact.local_folder(folder)
     artefact.check_files(folder)
     config = artefact.read_config(folder / "config.json")
-    own = profile = LatencyProfile.load(folder / "latency.json")
+    artefact_profile = profile = LatencyProfile.load(folder / "latency.json")
     if latency is not None:
         profile = (
             latency if isinstance(latency, LatencyProfile) else LatencyProfile.load(Path(latency))
@@ -318,8 +321,8 @@ def load_selector(
         raise InputError(f"{folder}: the latency profile was measured with another pair")
     modes = (
         config.modes
-        if profile == own
-        else [_moved(config, mode, profile, own) for mode in config.modes]
+        if profile == artefact_profile
+        else [_moved(config, mode, profile, artefact_profile) for mode in config.modes]
     )
     weights = artefact.read_weights(folder / "model.safetensors", config)
     return Selector(weights, config, profile, modes, TokenStatistics.load(folder))
@@ -409,7 +412,11 @@ class Tuned:
         if all(map(self._only_first, features)):
             return self._less.select_jointly(features)  # type: ignore[union-attr]
         if not mode.joint:
-            return [choice for each in features if (choice := self.select(each)) is not None]
+            return [
+                choice
+                for request_features in features
+                if (choice := self.select(request_features)) is not None
+            ]
         shapes, clock = self._shared
         tokens_BA, length = self._predicted(features)
         prices = clock.prices(length, mode.batch)
@@ -421,13 +428,20 @@ class Tuned:
     def _predicted(self, features: Sequence[Features]) -> tuple[Array, float]:
         # block efficiencies of all actions for each request, [B, A], and the mean context length
         try:
-            names = [name for name in self._own.widths if all(name in each for each in features)]
-            together = {name: torch.stack([each[name] for each in features]) for name in names}
+            names = [
+                name
+                for name in self._own.widths
+                if all(name in request_features for request_features in features)
+            ]
+            stacked = {
+                name: torch.stack([request_features[name] for request_features in features])
+                for name in names
+            }
         except (TypeError, RuntimeError) as error:
-            for each in features:
-                self._read(each)  # the one that is wrong says so
+            for request_features in features:
+                self._read(request_features)  # the one that is wrong says so
             raise InputError("features: requests of one batch know different ones") from error
-        read = checked(together, self._own.widths, 2, self._own.schema.first)
+        read = checked(stacked, self._own.widths, 2, self._own.schema.first)
         at_root = self._root_of(read)
         return at_root.tokens(read), float(read[SCALARS_KEY][:, at_root.length_at].mean())
 
@@ -453,10 +467,10 @@ class Tuned:
 
     def _root_of(self, read: Features) -> OneRoot:
         # for the features' level, or the mode's where that is lower
-        own = self._own
-        early = read[SCALARS_KEY].shape[-1] == own.schema.first or not self._sees_all
+        selector = self._own
+        early = read[SCALARS_KEY].shape[-1] == selector.schema.first or not self._sees_all
         if early not in self._at_root:
-            self._at_root[early] = OneRoot(own, self.mode, early)
+            self._at_root[early] = OneRoot(selector, self.mode, early)
         return self._at_root[early]
 
     def _read(self, features: Features) -> Features:
@@ -498,30 +512,31 @@ class OneRoot:
     def __init__(self, selector: Selector, mode: Mode, early: bool) -> None:
         config, schema, self.early, self._mode = selector.config, selector.schema, early, mode
         self._regressor = config.regressor
-        own = {
-            name.removeprefix(config.prefix): np.asarray(each)
-            for name, each in selector.weights.items()
+        arrays = {
+            name.removeprefix(config.prefix): np.asarray(entry)
+            for name, entry in selector.weights.items()
         }
         self._F = F = schema.first if early else len(schema.scalars)
         self._hidden_states = [] if early else list(config.hidden_states)
         self._passed = np.ones(0 if early else 1, np.float32)  # the input that says so
         self.length_at = schema.index("context_length")
         self._count_F, self._low_F, self._high_F, self._mean_F, self._scale_F = (
-            own[f"{name}_F"][:F] for name in ("count", "low", "high", "mean", "scale")
+            arrays[f"{name}_F"][:F] for name in ("count", "low", "high", "mean", "scale")
         )
         parts = ("0.weight", "0.bias", "1.weight", "1.bias")  # a linear map and a layer norm
         self._blocks = [
-            [own[f"blocks.{i}.{part}"] for part in parts] for i in range(len(self._hidden_states))
+            [arrays[f"blocks.{i}.{part}"] for part in parts]
+            for i in range(len(self._hidden_states))
         ]
-        numbers = sorted({int(name.split(".")[1]) for name in own if name.startswith("mlp.")})
-        self._layers = [(own[f"mlp.{i}.weight"], own[f"mlp.{i}.bias"]) for i in numbers]
+        numbers = sorted({int(name.split(".")[1]) for name in arrays if name.startswith("mlp.")})
+        self._layers = [(arrays[f"mlp.{i}.weight"], arrays[f"mlp.{i}.bias"]) for i in numbers]
         if early:
             self._layers[0] = self._layers[0][0][:, :F], self._layers[0][1]
         self._factors_SS, self._sums_SA = (
             config.space.survival_factors().numpy(),
             config.space.sums_SA.numpy(),
         )
-        asked = [each for each in mode.feature_levels if not early or each == schema.levels[0]]
+        asked = [entry for entry in mode.feature_levels if not early or entry == schema.levels[0]]
         times = selector.latency.at_batch(mode.batch)
         lengths_L, seconds_LA = times.table(
             selector.actions, selector.verifier, asked, mode.sampling

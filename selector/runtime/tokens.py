@@ -43,13 +43,13 @@ class TokenStatistics:
         keys_N, at_RJ = np.unique(keys_RJ, return_inverse=True)
         at, values = at_RJ.reshape(-1), np.repeat(values_RK, J, axis=0)
         counts_N, sums_NK = _summed(at, values, len(keys_N))
-        _, own = np.unique(np.repeat(source_R, J) * len(keys_N) + at, return_inverse=True)
-        own_counts, own_sums = _summed(own, values, int(own.max()) + 1)
+        _, at_source = np.unique(np.repeat(source_R, J) * len(keys_N) + at, return_inverse=True)
+        source_counts, source_sums = _summed(at_source, values, int(at_source.max()) + 1)
         means_K = values_RK.mean(0)
-        counts, sums = counts_N[at] - own_counts[own], sums_NK[at] - own_sums[own]
+        counts, sums = counts_N[at] - source_counts[at_source], sums_NK[at] - source_sums[at_source]
         often_N = counts_N >= LEAST
-        found = cls(keys_N[often_N], counts_N[often_N], sums_NK[often_N], means_K)
-        return found, _shrunk(counts, sums, means_K).reshape(R, J * (K + 1))
+        statistics = cls(keys_N[often_N], counts_N[often_N], sums_NK[often_N], means_K)
+        return statistics, _shrunk(counts, sums, means_K).reshape(R, J * (K + 1))
 
     @classmethod
     def empty(cls) -> TokenStatistics:
@@ -59,9 +59,9 @@ class TokenStatistics:
     def of(self, keys_J: Sequence[int]) -> Array:
         """The scalars of some keys, float64 [F]: for each key its means, and its number of
         occurrences."""
-        place_of, rows_NF = self._by_key
-        found: Array = rows_NF[[place_of.get(key, -1) for key in keys_J]].ravel()
-        return found
+        row_of, rows_NF = self._by_key
+        scalars_F: Array = rows_NF[[row_of.get(key, -1) for key in keys_J]].ravel()
+        return scalars_F
 
     @cached_property
     def _by_key(self) -> tuple[dict[int, int], Array]:
@@ -70,7 +70,7 @@ class TokenStatistics:
             np.append(self.counts_N, 0.0),
             np.append(self.sums_NK, 0.0 * self.means_K[None], axis=0),
         )
-        return {key: place for place, key in enumerate(self.keys_N.tolist())}, _shrunk(
+        return {key: row for row, key in enumerate(self.keys_N.tolist())}, _shrunk(
             counts_N, sums_NK, self.means_K
         )
 
@@ -88,14 +88,14 @@ class TokenStatistics:
         path = folder / FILE
         if not path.exists():
             return cls.empty()
-        read = read_tensors(path)
-        N, K = len(read.get("keys_N", ())), len(schema.MEANS)
+        arrays = read_tensors(path)
+        N, K = len(arrays.get("keys_N", ())), len(schema.MEANS)
         check_tensors(
-            path, read, {"keys_N": (N,), "counts_N": (N,), "sums_NK": (N, K), "means_K": (K,)}
+            path, arrays, {"keys_N": (N,), "counts_N": (N,), "sums_NK": (N, K), "means_K": (K,)}
         )
         return cls(
-            read["keys_N"],
-            *(read[name].astype(np.float64) for name in ("counts_N", "sums_NK", "means_K")),
+            arrays["keys_N"],
+            *(arrays[name].astype(np.float64) for name in ("counts_N", "sums_NK", "means_K")),
         )
 
 

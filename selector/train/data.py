@@ -82,7 +82,7 @@ class Texts:
     @cached_property
     def is_dense(self) -> bool:
         """Whether all labels are known, so that every policy can be replayed."""
-        return not any(bool(own_RS.isnan().any()) for own_RS in self.survivals.values())
+        return not any(bool(labels_RS.isnan().any()) for labels_RS in self.survivals.values())
 
     @cached_property
     def source_number_X(self) -> Tensor:
@@ -103,7 +103,9 @@ class Texts:
             "survivals": {name: rows[rows_R] for name, rows in self.survivals.items()}
         }
         for name in (
-            each.name for each in fields(self) if each.name.endswith(("_X", "_R", "_RF", "_RD"))
+            attribute.name
+            for attribute in fields(self)
+            if attribute.name.endswith(("_X", "_R", "_RF", "_RD"))
         ):
             values, kept = getattr(self, name), chosen if name.endswith("_X") else rows_R
             taken[name] = (
@@ -210,7 +212,7 @@ def to_texts(
             raise InputError(
                 f"the traces hold no labels for {verifier}: add it to verifiers and make them again"
             )
-    names = [each.name for each in fields(Sampling)]
+    names = [attribute.name for attribute in fields(Sampling)]
     setting_of = [Sampling(**numbers) for numbers in table.select(names).to_pylist()]
     settings = list(dict.fromkeys(setting_of))
     size_X, start_X, stride_X = (

@@ -162,7 +162,7 @@ class MixedBatches:
         self, action_R: Array, tokens_RA: Array, speed: float, common: bool = False
     ) -> Replayed:
         clock = self.clock, self.clock.token_C / self.batch
-        own = self.batch, self._texts, self.shapes, clock, (action_R, tokens_RA, speed), common
-        rows = [decoded(stream, *own) for stream in self._streams]
+        inputs = self.batch, self._texts, self.shapes, clock, (action_R, tokens_RA, speed), common
+        rows = [decoded(stream, *inputs) for stream in self._streams]
         tokens_X, seconds_X, steps_X = torch.tensor(rows, dtype=torch.float64).unbind(-1)
         return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))

@@ -146,7 +146,11 @@ class SelectorModule(pl.LightningModule):
     def ways(self) -> list[tuple[tuple[str, ...], str]]:
         """The feature levels that decide together, and `Mode.level`: a pair's all do, in turn, but
         one of a log's."""
-        return [((own,), own) for own in self.asked] if self.schema is LOG else [(self.asked, "")]
+        return (
+            [((level,), level) for level in self.asked]
+            if self.schema is LOG
+            else [(self.asked, "")]
+        )
 
     @property
     def _body(self) -> RootNetwork:
@@ -180,8 +184,8 @@ class SelectorModule(pl.LightningModule):
                 policy_ratios(late, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
             )
         early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
-        last = batch.survivals_BS, self.space, self.hparams["squared_weight"]
-        return survival_loss(late, *last) + survival_loss(early, *last)
+        loss_arguments = batch.survivals_BS, self.space, self.hparams["squared_weight"]
+        return survival_loss(late, *loss_arguments) + survival_loss(early, *loss_arguments)
 
     @torch.no_grad()
     def scores(self, texts: Texts, level: str | None = None) -> Tensor:
@@ -190,7 +194,10 @@ class SelectorModule(pl.LightningModule):
         that it sees if None."""
         outputs = self.outputs(texts, level)
         return torch.cat(
-            [self.space.efficiencies(own.exp()) if self.is_regressor else own for own in outputs]
+            [
+                self.space.efficiencies(output.exp()) if self.is_regressor else output
+                for output in outputs
+            ]
         )
 
     def outputs(self, texts: Texts, level: str | None = None) -> Iterator[Tensor]:
@@ -230,18 +237,18 @@ class SelectorModule(pl.LightningModule):
         texts: dict[str, Timed] = {}
         for timed, mode in self.judged:
             static = replay_mode(timed, {}, mode.static_only())
-            own = replay_mode(
+            replayed = replay_mode(
                 timed, self.predictions(timed.texts, mode), mode, policy=not self.is_regressor
             )
-            place = f"T {timed.sampling.temperature:g} top-p {timed.sampling.top_p:g}"
-            ratios.setdefault(place, []).append(own.speed / static.speed)
-            texts[place] = timed
-        for place, each in ratios.items():
-            self.log(f"validation/replay/{place}", fmean(each), rank_zero_only=True)
+            setting = f"T {timed.sampling.temperature:g} top-p {timed.sampling.top_p:g}"
+            ratios.setdefault(setting, []).append(replayed.speed / static.speed)
+            texts[setting] = timed
+        for setting, speed_ratios in ratios.items():
+            self.log(f"validation/replay/{setting}", fmean(speed_ratios), rank_zero_only=True)
         self.log("validation/replay", fmean(chain(*ratios.values())), rank_zero_only=True)
-        for place, timed in texts.items():
+        for setting, timed in texts.items():
             for name, value in self.metrics(timed).items():
-                self.log(f"validation/{name}/{place}", value, rank_zero_only=True)
+                self.log(f"validation/{name}/{setting}", value, rank_zero_only=True)
 
     @torch.no_grad()
     def metrics(self, timed: Timed) -> dict[str, Tensor]:
@@ -328,7 +335,7 @@ class Roots:
         further = (
             (torch.zeros(0),) * 2
             if self.further is None
-            else (each[rows] for each in self.further[split])
+            else (per_root[rows] for per_root in self.further[split])
         )
         return Batch(
             *texts.features(rows, self.is_full),

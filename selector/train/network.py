@@ -59,8 +59,10 @@ class RootNetwork(nn.Module):
         sizes = [F + 1 + width * len(hidden_widths), *hidden]
         layers: list[nn.Module] = []
         for inputs, size in pairwise(sizes):
-            after = [nn.GELU(approximate="tanh"), nn.Dropout(DROPOUT)] if policy else [nn.ReLU()]
-            layers += [nn.Linear(inputs, size), *after]
+            activation = (
+                [nn.GELU(approximate="tanh"), nn.Dropout(DROPOUT)] if policy else [nn.ReLU()]
+            )
+            layers += [nn.Linear(inputs, size), *activation]
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
         unseen = (
             ["batch"]

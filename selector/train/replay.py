@@ -91,8 +91,8 @@ def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
 
 
 def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
-    places = space.depth, space.tree_survivals
-    chain_RD, branches_RS, copied_RS = survivals_RS.clamp(0, 1).tensor_split(places, dim=1)
+    bounds = space.depth, space.tree_survivals
+    chain_RD, branches_RS, copied_RS = survivals_RS.clamp(0, 1).tensor_split(bounds, dim=1)
     chain_RD = chain_RD.cummin(-1).values
     paths = branches_RS.unflatten(1, (-1, space.max_L1 + 1, space.max_L2))  # by style and K
     trunk_RL = torch.cat([torch.ones_like(chain_RD[:, :1]), chain_RD[:, : space.max_L1]], dim=1)
@@ -121,13 +121,13 @@ def replay(
     where the draft does not lag, [R]. The roots of a text follow one another; `size_X` is their
     number, int64."""
     survivals, paths, actions = (
-        each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD, action_R)
+        tensor.contiguous().numpy() for tensor in (survivals_RS, space.survival_of_AD, action_R)
     )
     passes_R, lag_M = lag or Lag(
         torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double()
     )
-    timed = seconds_R.double().numpy(), passes_R.numpy(), lag_M.numpy()
-    sums_X2, visits_R = _walk(survivals, paths, actions, *timed, size_X.numpy())
+    times = seconds_R.double().numpy(), passes_R.numpy(), lag_M.numpy()
+    sums_X2, visits_R = _walk(survivals, paths, actions, *times, size_X.numpy())
     seconds_X, steps_X = torch.from_numpy(sums_X2).unbind(-1)
     return Replayed(size_X.double(), seconds_X, steps_X, torch.from_numpy(visits_R))
 
@@ -148,20 +148,20 @@ def _walk(
         begins_NM = np.zeros((size_X[x] + depth + 1, longest + 1))  # D, also beyond the text's end
         begins_NM[0, 0] = 1.0
         for n in range(size_X[x]):
-            row, here, reached = begin + n, begins_NM[n].sum(), 1.0
-            if here == 0.0:
+            row, visits, reached = begin + n, begins_NM[n].sum(), 1.0
+            if visits == 0.0:
                 continue
-            visits_R[row] = here
-            sums_X2[x, 0] += here * seconds_R[row]
+            visits_R[row] = visits
+            sums_X2[x, 0] += visits * seconds_R[row]
             if passes_R[row]:
                 sums_X2[x, 0] += (begins_NM[n] * lag_M).sum()
-            sums_X2[x, 1] += here
+            sums_X2[x, 1] += visits
             for d in range(depth + 1):
                 survival = survival_of_AD[action_R[row], d] if d < depth else none
                 further = survivals_RS[row, survival] if survival < none else 0.0
                 ends = reached - further  # d accepted, and no more
                 if passes_R[row]:
-                    begins_NM[n + 1 + d, 0] += here * ends
+                    begins_NM[n + 1 + d, 0] += visits * ends
                 elif ends != 0.0:
                     for m in range(longest + 1):
                         begins_NM[n + 1 + d, min(m + 1 + d, longest)] += begins_NM[n, m] * ends
@@ -177,7 +177,9 @@ def fastest_possible(
 ) -> Replayed:
     """The policy with the least expected time for each text, of all policies that know the labels;
     the draft counts as never lagging, so this is a bound."""
-    survivals, paths = (each.contiguous().numpy() for each in (survivals_RS, space.survival_of_AD))
+    survivals, paths = (
+        tensor.contiguous().numpy() for tensor in (survivals_RS, space.survival_of_AD)
+    )
     action_R = torch.from_numpy(
         _best_ahead(survivals, paths, seconds_RA.double().numpy(), size_X.numpy())
     )

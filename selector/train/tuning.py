@@ -43,12 +43,14 @@ class StaticTable(NamedTuple):
 
     @classmethod
     def of(cls, timed: Timed) -> StaticTable:
-        found, survivals_RS, seconds_RA = [], timed.survivals_RS, timed.seconds()
+        columns, survivals_RS, seconds_RA = [], timed.survivals_RS, timed.seconds()
         for a in range(len(timed.space.trees)):
             action_R = torch.full((len(survivals_RS),), a)
-            each = replay(survivals_RS, action_R, seconds_RA[:, a], timed.texts.size_X, timed.space)
-            found.append(torch.stack([each.tokens_X, each.seconds_X, each.steps_X]))
-        return cls(*torch.stack(found, dim=-1))
+            replayed = replay(
+                survivals_RS, action_R, seconds_RA[:, a], timed.texts.size_X, timed.space
+            )
+            columns.append(torch.stack([replayed.tokens_X, replayed.seconds_X, replayed.steps_X]))
+        return cls(*torch.stack(columns, dim=-1))
 
     def speeds(self) -> Tensor:
         """Tokens per second over all texts, [A]."""
@@ -67,13 +69,13 @@ def best_static(timed: Timed, table: StaticTable) -> Mode:
     """The mode in which the best static tree is drafted everywhere, with the tokens per step of
     every tree."""
     at, efficiencies = table.best(), tuple(table.efficiencies().tolist())
-    found = Mode(
+    mode = Mode(
         timed.sampling,
         timed.space.trees[at],
         speed=float(table.speeds()[at]),
         mean_efficiency=efficiencies,
     )
-    return replace(found, batch=timed.batch)
+    return replace(mode, batch=timed.batch)
 
 
 class Decided(NamedTuple):
@@ -113,24 +115,29 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
             chosen_R = predictions[level].masked_fill(~mode.mask(space), -torch.inf).argmax(-1)
         else:
             chosen_R = choices(predictions[level], seconds_RA, mode, space)
-        here_R = torch.where(unknown_R, static_R, chosen_R)
-        time_R = seconds_RA.gather(-1, here_R.unsqueeze(-1))[:, 0]
+        level_action_R = torch.where(unknown_R, static_R, chosen_R)
+        time_R = seconds_RA.gather(-1, level_action_R.unsqueeze(-1))[:, 0]
         action_R, seconds_R = (
-            torch.where(open_R, here_R, action_R),
+            torch.where(open_R, level_action_R, action_R),
             torch.where(open_R, time_R, seconds_R),
         )
         if level in (LIGHT, FULL):
             passes_R |= open_R & ~unknown_R
         open_R = open_R & space.needs_draft_A[chosen_R] & ~unknown_R
     passes_R |= space.needs_draft_A[action_R]
-    found = Decided(action_R, seconds_R, passes_R)
+    decided = Decided(action_R, seconds_R, passes_R)
     if mode.longest:
         beyond_R, by_rule = (
             timed.texts.length_R > mode.longest,
             decide(timed, {}, mode.without_network()),
         )
-        return Decided(*(torch.where(beyond_R, *each) for each in zip(by_rule, found, strict=True)))
-    return found
+        return Decided(
+            *(
+                torch.where(beyond_R, *alternatives)
+                for alternatives in zip(by_rule, decided, strict=True)
+            )
+        )
+    return decided
 
 
 def replay_mode(
@@ -165,8 +172,8 @@ def judge_mode(
     timed: Timed, predictions: Predictions, mode: Mode, static: Action, policy: bool = False
 ) -> Judged:
     replayed, source_X = replay_mode(timed, predictions, mode, policy), timed.texts.source_number_X
-    alone = replay_mode(timed, {}, Mode(timed.sampling, static))
-    return Judged(mode, ratio_of_speeds(replayed, alone, source_X), replayed, source_X)
+    baseline = replay_mode(timed, {}, Mode(timed.sampling, static))
+    return Judged(mode, ratio_of_speeds(replayed, baseline, source_X), replayed, source_X)
 
 
 def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
@@ -175,21 +182,21 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
     is decided."""
     tried = []
     for levels in dict.fromkeys([*((level,) for level in predictions), tuple(predictions)]):
-        own = replace(static, feature_levels=levels, rho=1.0)
-        speed = replay_mode(timed, predictions, own, policy).speed
+        base_mode = replace(static, feature_levels=levels, rho=1.0)
+        speed = replay_mode(timed, predictions, base_mode, policy).speed
         prices = (
             []
             if policy
             else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
         )
-        priced = [own, *(replace(own, rho=rho, speed=g) for rho, g in prices)]
+        priced = [base_mode, *(replace(base_mode, rho=rho, speed=g) for rho, g in prices)]
         tried += priced
         if levels == (EARLY,):  # the other features need a forward pass of the draft
             free = tuple((~timed.space.needs_draft_A).nonzero()[:, 0].tolist())
             tried += [replace(mode, allowed=free) for mode in priced]
     best = max(tried, key=lambda mode: replay_mode(timed, predictions, mode, policy).speed)
-    found = decide(timed, predictions, best, policy)
-    best = replace(best, allowed=common(found.replayed(timed).visits_R, found.action_R, timed))
+    decided = decide(timed, predictions, best, policy)
+    best = replace(best, allowed=common(decided.replayed(timed).visits_R, decided.action_R, timed))
     return judge_mode(timed, predictions, best, static.action, policy)
 
 
