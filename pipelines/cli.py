@@ -115,8 +115,8 @@ def _add(stage: str) -> None:
         run(stage, config, _overrides(words, {"name": name}), plan)
 
 
-for each in ABOUT:
-    _add(each)
+for stage_name in ABOUT:
+    _add(stage_name)
 
 
 @app.command(help="time decoding steps and decisions on this machine")
@@ -159,8 +159,10 @@ def logs(
     ] = None,
 ) -> None:
     files = [word for word in words or [] if "=" not in word or Path(word).exists()]
-    own = {"name": name, "logs.files": files, "logs.test": test, "latency.timings": timings}
-    run(LOGS, config, _overrides([word for word in words or [] if word not in files], own), plan)
+    options = {"name": name, "logs.files": files, "logs.test": test, "latency.timings": timings}
+    run(
+        LOGS, config, _overrides([word for word in words or [] if word not in files], options), plan
+    )
 
 
 @app.command(help="does a verifier of yours keep the target's law?")

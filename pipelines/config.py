@@ -399,10 +399,10 @@ class Config(Section):
 def in_small(config: Config) -> Config:
     """The run of `espalier quick`, with a name of its own; a draft that the run has trained stays
     where it is."""
-    own = config.pair
-    if own.draft == DISTILLED:
-        own = own.model_copy(update={"draft": str(config.folder / "distil" / "draft")})
-    return config.model_copy(update={"name": f"{config.name}-quick", "pair": own})
+    pair = config.pair
+    if pair.draft == DISTILLED:
+        pair = pair.model_copy(update={"draft": str(config.folder / "distil" / "draft")})
+    return config.model_copy(update={"name": f"{config.name}-quick", "pair": pair})
 
 
 def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> Config:
@@ -410,20 +410,20 @@ def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> 
     `logs` says that it is a run on logs; it also is where one of them names `logs`. InputError, one
     line, where the file is missing or no YAML mapping, a key is unknown, or a value does not
     fit."""
-    named = {override.partition("=")[0] for override in overrides}
+    overridden_keys = {override.partition("=")[0] for override in overrides}
     with _one_line_of(str(file)):  # not OmegaConf's own loader, which crashes on deep nesting
         values = dict(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
-        found: Any = OmegaConf.merge(
-            OF_LOGS if logs or "logs" in values or "logs.files" in named else {}, values
+        merged: Any = OmegaConf.merge(
+            OF_LOGS if logs or "logs" in values or "logs.files" in overridden_keys else {}, values
         )
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator:
             raise InputError(f"{override!r}: an override reads section.key=value")
         with _one_line_of(key):
-            OmegaConf.update(found, key, yaml.safe_load(value), merge=False)
+            OmegaConf.update(merged, key, yaml.safe_load(value), merge=False)
     try:
-        config = Config.model_validate(OmegaConf.to_container(found))
+        config = Config.model_validate(OmegaConf.to_container(merged))
     except ValidationError as error:
         raise InputError(_named(error)) from error
     # all verifiers agree on chains, and only a regressor learns for every batch size
@@ -435,11 +435,11 @@ def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
     """Every dotted key, sections included."""
-    found = []
+    keys = []
     for key, field in model.model_fields.items():
         section = section_of(field)
-        found += [prefix + key, *(known_keys(section, f"{prefix}{key}.") if section else ())]
-    return found
+        keys += [prefix + key, *(known_keys(section, f"{prefix}{key}.") if section else ())]
+    return keys
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:

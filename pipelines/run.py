@@ -175,36 +175,36 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
     verify(config, stage)
     current = {"format": FORMAT, **current}
     if changes := differences({key: record["depends"].get(key) for key in current}, current):
-        made = f"the {stage} stage was run with other inputs ({changes})"
-        raise InputError(f"{config.folder}: {made}: run it again")
+        message = f"the {stage} stage was run with other inputs ({changes})"
+        raise InputError(f"{config.folder}: {message}: run it again")
 
 
 def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
     """The lines of `--plan`: for each stage, in the order in which they run, that its output is
     reused, or what it would do and how long that took last time. Models are not loaded: the pair is
     assumed to be unchanged."""
-    lines, again, known, unknown = list[str](), set[str](), list[float](), list[str]()
+    lines, rerun, past_seconds, untimed = list[str](), set[str](), list[float](), list[str]()
     for name, module in modules.items():
-        stage, last = None, None
+        stage, last_seconds = None, None
         with suppress(InputError):  # an earlier stage has not run
             stage = module.stage_of(config) if hasattr(module, "stage_of") else None
-        if stage is not None and not again & READS.get(name, set()) and stage.is_reusable:
+        if stage is not None and not rerun & READS.get(name, set()) and stage.is_reusable:
             lines.append(f"{name}: {stage.outputs[0]} is reused: nothing it depends on has changed")
             continue
-        again.add(name)
+        rerun.add(name)
         lines += [f"{name}: {line}" for line in module.plan(config)]
         with suppress(InputError):
-            last = read_record(config, name).get("seconds")
-        if last is None:
-            unknown.append(name)
+            last_seconds = read_record(config, name).get("seconds")
+        if last_seconds is None:
+            untimed.append(name)
         else:
-            known.append(last)
-            lines.append(f"{name}: about {_in_words(last)}, as last time")
+            past_seconds.append(last_seconds)
+            lines.append(f"{name}: about {_in_words(last_seconds)}, as last time")
     if len(modules) > 1:
-        total = f"about {_in_words(sum(known))}" if known else "not known"
+        total = f"about {_in_words(sum(past_seconds))}" if past_seconds else "not known"
         lines.append(
             f"total: {total}"
-            + (f"; known once they have run: {', '.join(unknown)}" if unknown else "")
+            + (f"; known once they have run: {', '.join(untimed)}" if untimed else "")
         )
     return lines
 
@@ -253,10 +253,10 @@ def ticking(words: str, total: int, done: int = 0) -> Iterator[Callable[..., Non
     """A progress bar, as plain text where the output is no terminal. Yields
     `tick(parts=1, note="")` to advance it."""
     columns = [BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
-    said, noted = (
+    description_column, note_column = (
         TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]")
     )
-    with Progress(said, *columns, noted, console=console) as bar:
+    with Progress(description_column, *columns, note_column, console=console) as bar:
         task = bar.add_task(words, total=total, completed=done, note="")
         yield lambda parts=1, note="": bar.update(task, advance=parts, note=note)
 
@@ -272,20 +272,20 @@ def watched(items: Collection[T], words: str) -> Iterator[T]:
 def made(make: Callable[[T], R], items: Mapping[N, T], processes: int) -> Iterator[tuple[N, R]]:
     """The names of some items and what `make` makes of them, as they are done: by this process, or
     by several copies of it with one thread each. InputError as `make` raises it."""
-    apart: Any = (
+    forked: Any = (
         {"prefetch_factor": 1, "in_order": False, "multiprocessing_context": "fork"}
         if processes > 1
         else {}
     )
-    given = {
+    options = {
         "batch_size": None,
         "collate_fn": partial(_tried, make),
         "num_workers": processes * (processes > 1),
     }
-    for name, found in DataLoader([*items.items()], **given, **apart):  # type: ignore[arg-type]
-        if isinstance(found, InputError):
-            raise found
-        yield name, found
+    for name, result in DataLoader([*items.items()], **options, **forked):  # type: ignore[arg-type]
+        if isinstance(result, InputError):
+            raise result
+        yield name, result
 
 
 def _tried(make: Callable[[T], R], item: tuple[N, T]) -> tuple[N, R | InputError]:
@@ -298,16 +298,16 @@ def _tried(make: Callable[[T], R], item: tuple[N, T]) -> tuple[N, R | InputError
 def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = None) -> Table:
     """Rows with the same keys as a table for the terminal. Columns that hold only numbers are
     right-aligned."""
-    found = Table(
+    rich_table = Table(
         title=f"\n{title}", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
     )
-    found.title_justify = found.caption_justify = "left"
+    rich_table.title_justify = rich_table.caption_justify = "left"
     for name in rows[0]:
         numeric = all(re.fullmatch(r"[-+±\d.,%\[\] *]*", row[name]) for row in rows)
-        found.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        rich_table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        found.add_row(*row.values())
-    return found
+        rich_table.add_row(*row.values())
+    return rich_table
 
 
 def templates_beside(file: str, **settings: Any) -> Environment:

@@ -105,15 +105,18 @@ def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, st
     client = mlflow.MlflowClient()
     if uri == DEFAULT_STORE:
         _keep_artefacts_in(Path("mlruns").resolve(), client, experiment)
-    number = mlflow.set_experiment(experiment).experiment_id
+    experiment_id = mlflow.set_experiment(experiment).experiment_id
     mlflow.set_experiment_tags({DESCRIPTION: ABOUT})
-    own = {"stage": "pipeline", "folder": str(config.folder.resolve())}
-    runs = client.search_runs([number], "tags.stage = 'pipeline'")
+    pipeline_tags = {"stage": "pipeline", "folder": str(config.folder.resolve())}
+    runs = client.search_runs([experiment_id], "tags.stage = 'pipeline'")
     pipeline = next(
-        (run.info.run_id for run in runs if run.data.tags["folder"] == own["folder"]), None
+        (run.info.run_id for run in runs if run.data.tags["folder"] == pipeline_tags["folder"]),
+        None,
     )
     if pipeline is None:
-        pipeline = client.create_run(number, tags=own, run_name=experiment).info.run_id
+        pipeline = client.create_run(
+            experiment_id, tags=pipeline_tags, run_name=experiment
+        ).info.run_id
     client.update_run(pipeline, "RUNNING")
     for name, value in tags.items():
         client.set_tag(pipeline, name, value)
@@ -166,30 +169,34 @@ def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
 
     shards = read_manifest(folder)["shards"]
     for split in splits:
-        own = [shard for name, shard in sorted(shards.items()) if name.startswith(f"{split}/")]
-        digest = hashlib.sha256("".join(shard["sha256"] for shard in own).encode()).hexdigest()
+        split_shards = [
+            shard for name, shard in sorted(shards.items()) if name.startswith(f"{split}/")
+        ]
+        digest = hashlib.sha256(
+            "".join(shard["sha256"] for shard in split_shards).encode()
+        ).hexdigest()
         sizes = {
-            "num_rows": sum(shard["rows"] for shard in own),
-            "bytes": sum(shard["bytes"] for shard in own),
+            "num_rows": sum(shard["rows"] for shard in split_shards),
+            "bytes": sum(shard["bytes"] for shard in split_shards),
         }
-        place = json.dumps({"uri": str((folder / split).resolve())})
-        data = Dataset(f"traces {split}", digest[:16], "local", place, profile=json.dumps(sizes))
-        given = DatasetInput(data, [InputTag("mlflow.data.context", split)])
-        mlflow.MlflowClient().log_inputs(mlflow.active_run().info.run_id, [given])
+        source = json.dumps({"uri": str((folder / split).resolve())})
+        data = Dataset(f"traces {split}", digest[:16], "local", source, profile=json.dumps(sizes))
+        dataset_input = DatasetInput(data, [InputTag("mlflow.data.context", split)])
+        mlflow.MlflowClient().log_inputs(mlflow.active_run().info.run_id, [dataset_input])
 
 
 def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:
     # an experiment in a copied store still names the original folder: it is renamed, and a new one
     # takes its name
     if experiment := client.get_experiment_by_name(name):
-        place, number = (
+        location, experiment_id = (
             Path(unquote(experiment.artifact_location.removeprefix("file://"))),
             experiment.experiment_id,
         )
-        if place.is_relative_to(folder):
+        if location.is_relative_to(folder):
             return
         client.rename_experiment(
-            number, f"{name}, copied from {place.parent} (experiment {number})"
+            experiment_id, f"{name}, copied from {location.parent} (experiment {experiment_id})"
         )
     client.create_experiment(name, artifact_location=(folder / name).as_uri())
 

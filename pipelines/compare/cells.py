@@ -87,18 +87,18 @@ class Network(NamedTuple):
 def asked(verifiers: Sequence[str], features: str) -> list[Network]:
     """Each verifier's over trees; with hidden states, if the traces have them, those of DDTE's
     claim; and over further actions the bottom-up ones'."""
-    found = [(name, TREES) for name in verifiers] + [
+    combinations = [(name, TREES) for name in verifiers] + [
         (name, HIDDEN) for name in CLAIMED if features == FULL
     ]
-    found += [*product(BOTTOM_UP, SPACES[1:])]
-    return [Network(*own) for own in found if own[0] in verifiers]
+    combinations += [*product(BOTTOM_UP, SPACES[1:])]
+    return [Network(*combination) for combination in combinations if combination[0] in verifiers]
 
 
 def of_verifier(splits: Mapping[str, Texts], verifier: str, actions: str) -> dict[str, Texts]:
     """The texts with one verifier's labels of some actions."""
-    own = {split: {verifier: texts.survivals[verifier]} for split, texts in splits.items()}
+    survivals = {split: {verifier: texts.survivals[verifier]} for split, texts in splits.items()}
     return {
-        split: replace(texts, survivals=own[split], space=OF[actions])
+        split: replace(texts, survivals=survivals[split], space=OF[actions])
         for split, texts in splits.items()
     }
 
@@ -116,68 +116,78 @@ def replays(
 
     @cache
     def timed(split: str, actions: str, kind: str = "") -> Timed:
-        own = of_verifier(splits, verifier, actions)[split].setting_of(sampling)
-        index_X = torch.tensor([each == kind for each in own.kind_X]).nonzero()[:, 0]
-        return Timed(own.take(index_X) if len(index_X) else own, verifier, clocks[HERE])
+        setting_texts = of_verifier(splits, verifier, actions)[split].setting_of(sampling)
+        index_X = torch.tensor([text_kind == kind for text_kind in setting_texts.kind_X]).nonzero()[
+            :, 0
+        ]
+        return Timed(
+            setting_texts.take(index_X) if len(index_X) else setting_texts, verifier, clocks[HERE]
+        )
 
     kind_X = timed("test", TREES).texts.kind_X
-    at = {kind: torch.tensor([each == kind for each in kind_X]) for kind in dict.fromkeys(kind_X)}
-    found: dict[tuple[str, str], Tensor] = defaultdict(
+    in_kind = {
+        kind: torch.tensor([text_kind == kind for text_kind in kind_X])
+        for kind in dict.fromkeys(kind_X)
+    }
+    totals: dict[tuple[str, str], Tensor] = defaultdict(
         lambda: torch.zeros(3, len(kind_X), dtype=torch.float64)
     )
     families = [(TREES, COPIES, ""), (GREEDY, BOTH, f", {GREEDY}")][: 1 + (verifier in BOTTOM_UP)]
-    for (clock, profile), (drafted, copied, more) in product(clocks.items(), families):
+    for (clock, profile), (drafted, copied, suffix) in product(clocks.items(), families):
         trees, tables = dict[str, Action](), list[StaticTable]()
-        for kind, own_X in at.items():
+        for kind, in_kind_X in in_kind.items():
             train, test = (timed(split, drafted, kind).on(profile) for split in ("train", "test"))
-            tables.append(chosen_on := StaticTable.of(train))
+            tables.append(train_table := StaticTable.of(train))
             static = torch.stack(StaticTable.of(test))
             for tree, allowed_A in STATIC[drafted].items():
-                best = chosen_on.best(allowed_A)
-                found[clock, tree][:, own_X] = static[..., best]
+                best = train_table.best(allowed_A)
+                totals[clock, tree][:, in_kind_X] = static[..., best]
                 if clock == HERE:
-                    most = int(chosen_on.efficiencies().where(allowed_A, 0.0).argmax())
-                    found[clock, tree + BY_STEPS][:, own_X] = static[..., most]
+                    most_tokens = int(train_table.efficiencies().where(allowed_A, 0.0).argmax())
+                    totals[clock, tree + BY_STEPS][:, in_kind_X] = static[..., most_tokens]
             trees[kind] = OF[drafted].trees[best]
             oracle = fastest_possible(
                 test.survivals_RS, test.seconds(), test.texts.size_X, test.space
             )
-            found[clock, ORACLE + more][:, own_X] = _totals(oracle)
+            totals[clock, ORACLE + suffix][:, in_kind_X] = _totals(oracle)
         base = best_static(
             timed("train", drafted).on(profile),
             StaticTable(*map(torch.cat, zip(*tables, strict=True))),
         )
-        mine = {
-            own.actions: module
-            for own, module in modules.items()
-            if bool(OF[own.actions].styles) == bool(more)
+        module_of_actions = {
+            network.actions: module
+            for network, module in modules.items()
+            if bool(OF[network.actions].styles) == bool(suffix)
         }
-        deciding = [(f"selector, {actions}", actions, module) for actions, module in mine.items()]
+        deciding = [
+            (f"selector, {actions}", actions, module)
+            for actions, module in module_of_actions.items()
+        ]
         deciding += [(PRINTED, TREES, policies[clock])] if clock in policies else []
         rule = tune_lookup_rule(timed("train", copied).on(profile), base)
-        for kind, own_X in at.items():
+        for kind, in_kind_X in in_kind.items():
             mode = replace(rule, action=trees[kind]) if rule.action == base.action else rule
-            own = replay_mode(timed("test", copied, kind).on(profile), {}, mode)
-            found[clock, COPYING + more][:, own_X] = _totals(own)
+            replay = replay_mode(timed("test", copied, kind).on(profile), {}, mode)
+            totals[clock, COPYING + suffix][:, in_kind_X] = _totals(replay)
         judged_rule = judge_mode(timed("validation", copied).on(profile), {}, rule, base.action)
         for method, actions, module in deciding:
             (judged,) = judge(module, [timed("validation", actions).on(profile)], [base])
             decides = judged.pays or method == PRINTED  # as in the paper, where it always does
-            for kind, own_X in at.items():
+            for kind, in_kind_X in in_kind.items():
                 test, mode = (
                     timed("test", actions, kind).on(profile),
                     replace(judged.mode, action=trees[kind]),
                 )
                 mode = mode if decides else mode.static_only()
-                own = replay_mode(
+                replay = replay_mode(
                     test, module.predictions(test.texts, mode), mode, policy=not module.is_regressor
                 )
-                found[clock, method][:, own_X] = _totals(own)
+                totals[clock, method][:, in_kind_X] = _totals(replay)
             if OF[actions].lookups:
-                kept = {NETWORK: method, RULE: COPYING + more}  # else the static tree
+                kept = {NETWORK: method, RULE: COPYING + suffix}  # else the static tree
                 decider = keep_if_ahead(judged, judged_rule, base).mode.decider
-                found[clock, method + KEPT] = found[clock, kept.get(decider, tree)]
-    return dict(found)
+                totals[clock, method + KEPT] = totals[clock, kept.get(decider, tree)]
+    return dict(totals)
 
 
 def _totals(replayed: Replayed) -> Tensor:

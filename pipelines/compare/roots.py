@@ -50,7 +50,7 @@ def drafted(config: Config, pair: ModelPair, labelled: str) -> Iterator[Figure]:
         watched([setting.build() for setting in config.sampling], "drafting trees")
     ):
         # by measure, numerator and denominator at each root
-        found: dict[str, list[list[float]]] = defaultdict(list)
+        fractions: dict[str, list[list[float]]] = defaultdict(list)
         generator = torch.Generator(device=pair.device).manual_seed(config.seed)
         for row in _rows(config, sampling, labelled, (number + 0.5) / len(config.sampling)):
             root = row["start"] + row["roots"] // 2
@@ -66,9 +66,9 @@ def drafted(config: Config, pair: ModelPair, labelled: str) -> Iterator[Figure]:
                 draft.keep([])
                 tokens_N = tree.tree.tokens_N.clone()
                 tokens_N[0] = row["tokens"][root]
-                passed = target.forward(tokens_N, tree.tree.depths_N, tree.tree.ancestors_NN())
+                target_pass = target.forward(tokens_N, tree.tree.depths_N, tree.tree.ancestors_NN())
                 target.keep([])
-                p_NV = sampling.probabilities(passed.logits_WV)
+                p_NV = sampling.probabilities(target_pass.logits_WV)
                 for name in (KHISTI, labelled):
                     tokens[name].append(
                         get_verifier(name).block_efficiency(tree.tree, p_NV, tree.probs_NV)
@@ -78,21 +78,21 @@ def drafted(config: Config, pair: ModelPair, labelled: str) -> Iterator[Figure]:
                     torch.stack([l1_N[nodes].mean() for nodes in tree.tree.levels[: TREE.L2]])
                 )
             for depth, distance in enumerate(torch.stack(distances).mean(0).tolist()):
-                found[f"L1 distance at depth {depth}"].append([distance, 1.0])
+                fractions[f"L1 distance at depth {depth}"].append([distance, 1.0])
             mean = {name: sum(values) / DRAWS for name, values in tokens.items()}
             for name in mean:
-                found[f"drafted tokens per step, {TREE}, {name}"].append([mean[name], 1.0])
-            found[f"labelled over drafted {labelled}, {TREE}"].append(
+                fractions[f"drafted tokens per step, {TREE}, {name}"].append([mean[name], 1.0])
+            fractions[f"labelled over drafted {labelled}, {TREE}"].append(
                 [float(row["labelled"]), mean[labelled]]
             )
-            found[f"drafted {KHISTI} over {labelled}, {TREE}"].append(
+            fractions[f"drafted {KHISTI} over {labelled}, {TREE}"].append(
                 [mean[KHISTI], mean[labelled]]
             )
-            for measure, pair_of in _accepted(p_NV[0], q_V, generator):
-                found[measure].append(pair_of)
-        for measure, columns in found.items():
-            given = torch.tensor(columns), torch.arange(len(columns))
-            ratio = jackknifed(*given, lambda sums_C: sums_C[..., 0] / sums_C[..., 1])
+            for measure, fraction in _accepted(p_NV[0], q_V, generator):
+                fractions[measure].append(fraction)
+        for measure, columns in fractions.items():
+            columns_and_roots = torch.tensor(columns), torch.arange(len(columns))
+            ratio = jackknifed(*columns_and_roots, lambda sums_C: sums_C[..., 0] / sums_C[..., 1])
             yield replayed_figure(str(sampling), "drafts", measure, ratio)
 
 
@@ -129,13 +129,15 @@ def _rows(
     shards = [
         pq.read_table(folder / name, columns=[*columns, "temperature", "top_p"]) for name in names
     ]
-    own = (pc.field("temperature") == sampling.temperature) & (pc.field("top_p") == sampling.top_p)
-    mine, space = (
-        pa.concat_tables(shards).filter(own & (pc.field("roots") > 0)),
+    in_setting = (pc.field("temperature") == sampling.temperature) & (
+        pc.field("top_p") == sampling.top_p
+    )
+    texts, space = (
+        pa.concat_tables(shards).filter(in_setting & (pc.field("roots") > 0)),
         space_of(shards[0]),
     )
     for number in range(ROOTS):
-        (row,) = mine.slice(int(len(mine) * (number + shift) / ROOTS), 1).to_pylist()
+        (row,) = texts.slice(int(len(texts) * (number + shift) / ROOTS), 1).to_pylist()
         survivals_RS = torch.tensor(row[survival_column(verifier)]).view(row["roots"], -1)
         label = space.efficiencies(survivals_RS[row["roots"] // 2].float())[space.index(TREE)]
         yield row | {"labelled": label}

@@ -77,17 +77,17 @@ def plan(config: Config) -> list[str]:
 def stage_of(config: Config) -> Stage:
     """The stage with what it depends on; InputError without a latency profile or traces."""
     profile = load_profile(config)
-    own = {
+    depends = {
         **inputs(config, profile),
         "clocks": {path.stem: sha256(path) for path in clocks(config, profile)},
     }
     outputs = config.folder / "papers.parquet", config.folder / "figure1.png"
-    return Stage("compare", config, {**own, "verifiers": list(config.verifiers)}, outputs)
+    return Stage("compare", config, {**depends, "verifiers": list(config.verifiers)}, outputs)
 
 
 def run(config: Config) -> None:
     stage = stage_of(config)
-    found, picture = stage.outputs
+    table_path, picture_path = stage.outputs
     if stage.begin():
         pair = load_pair(config)
         profile = load_profile(config, pair)
@@ -95,26 +95,43 @@ def run(config: Config) -> None:
         with mlflow_run(config, "compare", SECTIONS) as mlflow:
             kept = Kept(config.folder / "comparing", stage.depends, mlflow)
             stage.replace()
-            every = all_clocks(config, profile)
+            profiles = all_clocks(config, profile)
             networks = asked(config.verifiers, config.data.features)
             modules = {
-                own: network(config, own, splits, kept)
-                for own in watched(networks, "training regressors")
+                regressor: network(config, regressor, splits, kept)
+                for regressor in watched(networks, "training regressors")
             }
-            of_paper = [
-                *product((name for name in config.verifiers if (name, BOTH) not in networks), every)
+            combinations = [
+                *product(
+                    (name for name in config.verifiers if (name, BOTH) not in networks), profiles
+                )
             ]
             policies = {
-                each: policy_of_ddte(
-                    config, modules[Network(each[0], TREES)], *each, every[each[1]], splits, kept
+                combination: policy_of_ddte(
+                    config,
+                    modules[Network(combination[0], TREES)],
+                    *combination,
+                    profiles[combination[1]],
+                    splits,
+                    kept,
                 )
-                for each in watched(of_paper, "training policies")
+                for combination in watched(combinations, "training policies")
             }
             work = dict[tuple[str, str], Callable[[], Any]]()
             for name, sampling in product(config.verifiers, settings_of(config)):
-                mine = {own: module for own, module in modules.items() if own.verifier == name}
-                clocked = {clock: own for (other, clock), own in policies.items() if other == name}
-                replay = partial(replays, name, sampling, splits, every, mine, clocked)
+                verifier_modules = {
+                    regressor: module
+                    for regressor, module in modules.items()
+                    if regressor.verifier == name
+                }
+                policy_by_clock = {
+                    clock: policy
+                    for (verifier, clock), policy in policies.items()
+                    if verifier == name
+                }
+                replay = partial(
+                    replays, name, sampling, splits, profiles, verifier_modules, policy_by_clock
+                )
                 work[name, str(sampling)] = partial(kept.get, f"replay {name} {sampling}", replay)
             for _ in zip(
                 watched(work, "replays"),
@@ -122,29 +139,29 @@ def run(config: Config) -> None:
                 strict=True,
             ):
                 pass  # it is kept; each tensor that a process sent would take an open file
-            parts = {place: get() for place, get in work.items()}
+            totals = {key: get() for key, get in work.items()}
             drafts = kept.get(
                 "drafts", lambda: [*map(tuple, drafted(config, pair, config.verifiers[0]))]
             )
             figures = [*by_depth(config, splits["test"]), *map(Figure._make, drafts)]
-            figures += speeds(config, splits["test"], parts)
-            Table(figures).write(found)
-            draw(Table(figures), config, picture)
+            figures += speeds(config, splits["test"], totals)
+            Table(figures).write(table_path)
+            draw(Table(figures), config, picture_path)
             for path in stage.outputs:
                 mlflow.log_artifact(str(path))
-            describe(mlflow, f"{len(figures)} figures: {found.name}")
+            describe(mlflow, f"{len(figures)} figures: {table_path.name}")
         stage.finish()
-    show(Table.read(found))
+    show(Table.read(table_path))
 
 
 class Kept:
     """What a stage has computed so far, by name, in a folder that begins anew with other inputs."""
 
     def __init__(self, folder: Path, depends: Mapping[str, Any], mlflow: Any) -> None:
-        self.folder, self.mlflow, inputs = folder, mlflow, folder / "inputs.json"
-        if not inputs.exists() or inputs.read_text() != json_text(depends):
+        self.folder, self.mlflow, inputs_path = folder, mlflow, folder / "inputs.json"
+        if not inputs_path.exists() or inputs_path.read_text() != json_text(depends):
             shutil.rmtree(folder, ignore_errors=True)
-            with atomically(inputs) as partial_path:
+            with atomically(inputs_path) as partial_path:
                 partial_path.write_text(json_text(depends))
 
     def get(self, name: str, make: Callable[[], T]) -> T:
@@ -154,8 +171,8 @@ class Kept:
             result = make()
             with atomically(path) as partial_path:
                 torch.save(result, partial_path)
-        found: T = torch.load(path)
-        return found
+        kept: T = torch.load(path)
+        return kept
 
     def module(
         self, name: str, module: SelectorModule, train: Callable[[Path, str], SelectorModule]
@@ -182,7 +199,7 @@ def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProf
     ideal = replace(profile, **free)
     return {
         HERE: profile,
-        **{path.stem: own for path, own in clocks(config, profile).items()},
+        **{path.stem: clock_profile for path, clock_profile in clocks(config, profile).items()},
         IDEAL: ideal,
     }
 
@@ -203,11 +220,13 @@ def with_expected(
 ) -> dict[str, Texts]:
     """The texts with a regressor's survivals for labels, which are of one text: the logarithm
     punishes their noise."""
-    found = of_verifier(splits, verifier, TREES)
+    relabelled = of_verifier(splits, verifier, TREES)
     for split in OWN:
-        expected = torch.cat([own.exp().half() for own in module.outputs(found[split])])
-        found[split] = replace(found[split], survivals={verifier: expected})
-    return found
+        expected = torch.cat(
+            [log_survivals.exp().half() for log_survivals in module.outputs(relabelled[split])]
+        )
+        relabelled[split] = replace(relabelled[split], survivals={verifier: expected})
+    return relabelled
 
 
 def policy_of_ddte(
@@ -221,18 +240,27 @@ def policy_of_ddte(
 ) -> SelectorModule:
     """Equation 12, trained for one clock and a verifier's labels, with the hidden states that the
     traces have."""
-    own = config.model_copy(update={"train": config.train.model_copy(update={"verifier": name})})
+    verifier_config = config.model_copy(
+        update={"train": config.train.model_copy(update={"verifier": name})}
+    )
     module = module_of(
-        own, "policy", *seen(config.data.features, splits["train"]), space=OF[TREES].to_json()
+        verifier_config,
+        "policy",
+        *seen(config.data.features, splits["train"]),
+        space=OF[TREES].to_json(),
     )
 
     def train(*place: Any) -> SelectorModule:
         expected, settings = with_expected(splits, regressor, name), settings_of(config)
         timed = {
-            split: [Timed(expected[split].setting_of(each), name, profile) for each in settings]
+            split: [
+                Timed(expected[split].setting_of(sampling), name, profile) for sampling in settings
+            ]
             for split in OWN
         }
-        return trained(own, module, expected, timed["validation"], statics(timed["train"]), *place)
+        return trained(
+            verifier_config, module, expected, timed["validation"], statics(timed["train"]), *place
+        )
 
     return kept.module(f"{name}, policy, {clock}", module, train)
 
@@ -244,13 +272,16 @@ def speeds(
     speed over Traversal's static trees at the root, over its own, and of selectors over that of
     i.i.d. trees alone: means over cells, the least cell, and over Traversal each cell."""
     settings = settings_of(config)
-    each = [texts.setting_of(sampling) for sampling in settings]
+    texts_by_setting = [texts.setting_of(sampling) for sampling in settings]
     cells = [
         (str(sampling), kind)
-        for sampling, own in zip(settings, each, strict=True)
-        for kind in own.kind_X
+        for sampling, setting_texts in zip(settings, texts_by_setting, strict=True)
+        for kind in setting_texts.kind_X
     ]
-    names, sources = list(dict.fromkeys(cells)), [source for own in each for source in own.source_X]
+    names, sources = (
+        list(dict.fromkeys(cells)),
+        [source for setting_texts in texts_by_setting for source in setting_texts.source_X],
+    )
     cell_X = torch.tensor([names.index(cell) for cell in cells])
     source_X = torch.tensor([sorted(set(sources)).index(source) for source in sources])
     sums = {
@@ -261,22 +292,25 @@ def speeds(
         for clock, method in parts[name, str(settings[0])]
     }
     rival = RIVAL if RIVAL[0] in config.verifiers else (config.verifiers[0], RIVAL[1])
-    for (clock, name, method), own_X3 in sums.items():
+    for (clock, name, method), totals_X3 in sums.items():
         label = f"{name}: {method}"
         if clock == HERE:
             yield replayed_figure(
-                ALL, label, "replayed tokens per step", over_cells(own_X3[:, ::2], cell_X, source_X)
+                ALL,
+                label,
+                "replayed tokens per step",
+                over_cells(totals_X3[:, ::2], cell_X, source_X),
             )
         if method.endswith(BY_STEPS):
             continue
-        speed = over_cells(own_X3[:, :2], cell_X, source_X)
+        speed = over_cells(totals_X3[:, :2], cell_X, source_X)
         yield replayed_figure(ALL, label, f"replayed tokens per second on {clock}", speed)
         rivals = {" ".join(rival): rival, "its own root tree": (name, RIVAL[1])}
         if method.startswith("selector"):
             rivals["its selector of trees"] = name, f"selector, {TREES}"
         for words, other in rivals.items():
             measure = f"replayed on {clock} over {words}"
-            columns_X4 = torch.cat([own_X3[:, :2], sums[clock, *other][:, :2]], dim=1)
+            columns_X4 = torch.cat([totals_X3[:, :2], sums[clock, *other][:, :2]], dim=1)
             yield replayed_figure(ALL, label, measure, over_cells(columns_X4, cell_X, source_X))
             of_cell = [cell_X == number for number in range(len(names))]
             ratios = [jackknifed(columns_X4[in_cell], source_X[in_cell]) for in_cell in of_cell]
@@ -310,11 +344,11 @@ def by_depth(config: Config, texts: Texts) -> Iterator[Figure]:
     depth above was accepted; over all roots of the held-out texts, by setting and verifier."""
     space = OF[TREES]
     for sampling, name in product(settings_of(config), config.verifiers):
-        own = of_verifier({"": texts}, name, TREES)[""].setting_of(sampling)
-        labels_RS = own.labels(name, slice(None), space)
-        sums_XS = torch.zeros(len(own), labels_RS.shape[1] + 1, dtype=torch.float64)
+        setting_texts = of_verifier({"": texts}, name, TREES)[""].setting_of(sampling)
+        labels_RS = setting_texts.labels(name, slice(None), space)
+        sums_XS = torch.zeros(len(setting_texts), labels_RS.shape[1] + 1, dtype=torch.float64)
         sums_XS.index_add_(
-            0, own.text_R, torch.nn.functional.pad(labels_RS.double(), (0, 1), value=1.0)
+            0, setting_texts.text_R, torch.nn.functional.pad(labels_RS.double(), (0, 1), value=1.0)
         )
         for K in range(1, space.max_K + 1):
             action = Action(K, 0, space.max_L2) if K > 1 else space.chain(space.max_L2)
@@ -322,7 +356,9 @@ def by_depth(config: Config, texts: Texts) -> Iterator[Figure]:
             for depth in range(1, len(reached)):
                 columns_X2 = sums_XS[:, [reached[depth], reached[depth - 1]]]
                 ratio = jackknifed(
-                    columns_X2, own.source_number_X, lambda sums: sums[..., 0] / sums[..., 1]
+                    columns_X2,
+                    setting_texts.source_number_X,
+                    lambda sums: sums[..., 0] / sums[..., 1],
                 )
                 yield replayed_figure(
                     str(sampling), name, f"replayed acceptance at depth {depth}, K={K}", ratio
@@ -335,13 +371,13 @@ def draw(found: Table, config: Config, path: Path) -> None:
     picture = Picture(figsize=(14, 8), layout="constrained")
     panels = picture.subplots(2, -(-(len(config.verifiers) + 1) // 2), squeeze=False).flat
     figures = pandas.DataFrame(found.figures)
-    told = (
+    measures = (
         figures["measure"]
         .str.extract(r"(?P<what>.*) at depth (?P<depth>\d+)(?:, )?(?P<K>.*)")
         .dropna()
     )
     for ((what, method), rows), panel in zip(
-        told.join(figures).groupby(["what", "method"]), panels, strict=False
+        measures.join(figures).groupby(["what", "method"]), panels, strict=False
     ):
         values = rows.astype({"depth": int}).pivot_table("value", "depth", "K")  # a mean
         values.plot(
@@ -355,7 +391,7 @@ def show(found: Table) -> None:
     """Print tokens per step, and speeds over the rival's on each clock; the other figures are in
     the file."""
     for measure in dict.fromkeys(
-        each.measure for each in found.figures if each.setting == each.kind == ALL
+        figure.measure for figure in found.figures if figure.setting == figure.kind == ALL
     ):
         if (
             "least cell" in measure

@@ -93,7 +93,7 @@ def realised(config: Config) -> list[dict[str, Any]]:
     """What decoding accepted, compared with the labels of the same steps, by verifier and style of
     the trees."""
     folder = traces_folder(config)
-    found: defaultdict[tuple[str, str], list[Tensor]] = defaultdict(list)
+    grouped_steps: defaultdict[tuple[str, str], list[Tensor]] = defaultdict(list)
     for name in [name for name in read_manifest(folder)["shards"] if name.startswith("train/")]:
         table = pq.read_table(folder / name)
         space = space_of(table)
@@ -109,10 +109,10 @@ def realised(config: Config) -> list[dict[str, Any]]:
             )
             steps_N3 = against_labels(survivals_RS[root_N], action_N, accepted_N + 1, space)
             for action, step_3 in zip(action_N.tolist(), steps_N3, strict=True):
-                found[row["step_verifier"], space.trees[action].style].append(step_3)
+                grouped_steps[row["step_verifier"], space.trees[action].style].append(step_3)
     rows = []
     for verifier, style in product(config.verifiers, STYLES):
-        if len(steps := found.get((verifier, style), [])) >= FEWEST:
+        if len(steps := grouped_steps.get((verifier, style), [])) >= FEWEST:
             steps_N3 = torch.stack(steps)
             tokens, expected, _ = steps_N3.mean(0).tolist()
             figures = {"expected": expected, "realised": tokens, "z": z_of(steps_N3)}

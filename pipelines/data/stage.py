@@ -47,19 +47,19 @@ def plan(config: Config) -> list[str]:
     counts, settings, data = split_counts(config), len(config.sampling), config.data
     hidden = sum(pairs.hidden_widths(config)) * data.tokens if data.features == FULL else 0
     tokens = config.prompts.tokens + data.tokens + BEYOND
-    each = {
+    bytes_by_split = {
         split: text_bytes(
             tokens, data.tokens, len(config.verifiers), hidden // stride, ActionSpace.recorded()
         )
         for split, stride in {**dict.fromkeys(counts, 1), "train": data.stride}.items()
     }
-    total = settings * sum(count * each[split] for split, count in counts.items())
+    total = settings * sum(count * bytes_by_split[split] for split, count in counts.items())
     texts = ", ".join(f"{count} for {split}" for split, count in counts.items())
     return [
         f"{settings} sampling settings x {sum(counts.values())} texts ({texts}) of {data.tokens} "
         "labelled tokens; "
-        f"up to {max(each.values()) / 1e3:.0f} kB a text, {total / 1e6:.0f} MB in all before "
-        "compression"
+        f"up to {max(bytes_by_split.values()) / 1e3:.0f} kB a text, {total / 1e6:.0f} MB in all "
+        "before compression"
         f"{f'; no more once {data.seconds} s are over' if data.seconds else ''}"
     ]
 
@@ -79,24 +79,24 @@ def run(config: Config) -> None:
     stage = stage_of(config, fingerprint)
     work = shards(config, pair, log)
     store = TraceStore(folder, stage.depends)  # raises where there are traces of other inputs
-    todo = {name: each for name, each in work.items() if not store.holds(name)}
+    todo = {name: shard_work for name, shard_work in work.items() if not store.holds(name)}
     if (not todo or config.data.seconds) and not stage.begin():
         return
-    kinds = {name: (each.split, each.sampling) for name, each in work.items()}
+    kinds = {name: (shard_work.split, shard_work.sampling) for name, shard_work in work.items()}
     missing = {*kinds.values()} - {kind for name, kind in kinds.items() if store.holds(name)}
     stage.replace()
     for line in plan(config):  # a log's remarks are lines of their own
         stage.say(line)
-    seen, roots, started = Plausibility(), 0, time.perf_counter()
+    plausibility, roots, started = Plausibility(), 0, time.perf_counter()
     for name in set(work) - set(todo):
-        _judge(config, seen, Plausibility(**store.manifest["shards"][name]["plausibility"]))
+        _judge(config, plausibility, Plausibility(**store.manifest["shards"][name]["plausibility"]))
     bar = ticking("labelling texts", len(work), len(work) - len(todo))
     with mlflow_run(config, "data", SECTIONS) as mlflow, bar as tick:
         make = log.shard if log else partial(make_shard, pair, pairs.recipe(config))
         processes = config.processes if pair and pair.device.type == "cpu" else 1
         for name, shard in made(make, todo, processes):
             store.write(name, shard.table, plausibility=asdict(shard.plausibility))
-            _judge(config, seen, shard.plausibility)
+            _judge(config, plausibility, shard.plausibility)
             roots += sum(shard.table["roots"].to_pylist())
             seconds = time.perf_counter() - started
             tick(note=f"{roots / seconds:.0f} roots/s")
@@ -111,11 +111,11 @@ def run(config: Config) -> None:
         )
         mlflow.log_dict(store.manifest, "manifest.json")
         log_traces(mlflow, folder, SPLITS)
-        found = f"{texts} texts, {size / 1e6:.1f} MB in {folder}"
-        describe(mlflow, found)
-    stage.say(found)
+        summary = f"{texts} texts, {size / 1e6:.1f} MB in {folder}"
+        describe(mlflow, summary)
+    stage.say(summary)
     if log is None:
-        stage.say(str(seen))
+        stage.say(str(plausibility))
     for row in checks:
         warning = "; warning: beyond 4 the two disagree" if abs(row["z"]) > 4 else ""
         stage.say(
@@ -146,7 +146,7 @@ def split_counts(config: Config) -> dict[str, int]:
 def shards(config: Config, pair: ModelPair, log: Log | None = None) -> dict[str, Work]:
     """Shard names (within the folder of traces) and the work of each, the first ones of all splits
     and sampling settings first. The texts are a log's, if one is given, else the pair's."""
-    found: list[tuple[int, str, Work]] = []
+    named_work: list[tuple[int, str, Work]] = []
     numbers, size = Counter[str](), config.data.texts_per_shard
     wholes = (
         _of_log(config, pair, config.data.log) if config.data.log else _of_prompts(config, pair)
@@ -155,11 +155,11 @@ def shards(config: Config, pair: ModelPair, log: Log | None = None) -> dict[str,
         for begin in range(0, len(whole.prompts or whole.given), size):
             part = slice(begin, begin + size)
             name = f"{whole.split}/part-{numbers[whole.split]:05d}.parquet"
-            found.append(
+            named_work.append(
                 (begin, name, replace(whole, prompts=whole.prompts[part], given=whole.given[part]))
             )
             numbers[whole.split] += 1
-    return {name: each for _, name, each in sorted(found, key=itemgetter(0))}
+    return {name: work for _, name, work in sorted(named_work, key=itemgetter(0))}
 
 
 def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
@@ -173,7 +173,7 @@ def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
             yield Work(split, sampling, texts[:decoded], decoded=True)
             # shorter prompts are padded to longer ones
             yield Work(
-                split, sampling, tuple(sorted(texts[decoded:], key=lambda each: len(each[0].text)))
+                split, sampling, tuple(sorted(texts[decoded:], key=lambda text: len(text[0].text)))
             )
 
 
@@ -182,10 +182,10 @@ def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
     empty."""
     settings, longest = {setting.build().law: setting.build() for setting in config.sampling}, 0
     texts: dict[tuple[str, Sampling], list[GivenText]] = {}
-    given, said = apart(read_log(path, pair))
-    if said:
-        Stage("data", config, {}, ()).say(f"{path}: {said}")
-    for text in given:
+    given_texts, remark = apart(read_log(path, pair))
+    if remark:
+        Stage("data", config, {}, ()).say(f"{path}: {remark}")
+    for text in given_texts:
         sampling = settings.get(text.sampling.law)
         if sampling is None:
             raise InputError(
@@ -202,7 +202,10 @@ def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
     for split, (law, sampling) in product(SPLITS, settings.items()):
         if (split, sampling) not in texts:
             raise pairs.no_prompts(
-                config, path, [text.prompt for text in given if text.sampling.law == law], split
+                config,
+                path,
+                [text.prompt for text in given_texts if text.sampling.law == law],
+                split,
             )
     for (split, sampling), part in texts.items():
         yield Work(split, sampling, (), given=tuple(part))

@@ -32,19 +32,19 @@ OF_TEXTS = {"tokens", "context", "batch"}  # the keys that determine the texts
 
 
 def plan(config: Config) -> list[str]:
-    own = config.distil
-    layers, said = (
-        ", ".join(map(str, own.layers)),
-        f"{own.vocabulary:,}" if own.vocabulary else "all",
+    settings = config.distil
+    layers, vocabulary = (
+        ", ".join(map(str, settings.layers)),
+        f"{settings.vocabulary:,}" if settings.vocabulary else "all",
     )
-    tokens = batches(config) * own.batch * own.context
+    tokens = batches(config) * settings.batch * settings.context
     return [
-        f"{tokens:,} tokens sampled from {config.pair.target}, {own.batch} sequences of "
-        f"{own.context} at once; about "
+        f"{tokens:,} tokens sampled from {config.pair.target}, {settings.batch} sequences of "
+        f"{settings.context} at once; about "
         f"{tokens / 1e3:.0f} MB for each 500 of its hidden width",
-        f"a draft of the target's layers {layers} that scores {said} tokens: {_steps(config)} "
-        "steps of "
-        f"{own.sequences} sequences",
+        f"a draft of the target's layers {layers} that scores {vocabulary} tokens: "
+        f"{_steps(config)} steps of "
+        f"{settings.sequences} sequences",
     ]
 
 
@@ -55,7 +55,7 @@ def _steps(config: Config) -> int:
 
 
 def run(config: Config) -> None:
-    name, own = target_name(config), config.distil
+    name, settings = target_name(config), config.distil
     tokenizer, device = load_tokenizer(name, "target"), resolve_device(config.pair.device)
     prepared_prompts(config, tokenizer)
     if config.pair.threads:
@@ -68,47 +68,49 @@ def run(config: Config) -> None:
     made_from = {
         "target": fingerprint([target], tokenizer, eos_ids(target)),
         "prompts": {
-            split: [[each.id, each.text] for each in prompts[split]]
+            split: [[prompt.id, prompt.text] for prompt in prompts[split]]
             for split in ("train", "validation")
         },
         "system": config.prompts.system,
         "texts": {
-            **own.model_dump(mode="json", include=OF_TEXTS),
+            **settings.model_dump(mode="json", include=OF_TEXTS),
             "dtype": str(dtype),
             "begun": [BEGUN, FEW],
         },
         "seed": config.seed,
     }
-    depends = {**made_from, "draft": own.model_dump(mode="json", exclude=OF_TEXTS)}
+    depends = {**made_from, "draft": settings.model_dump(mode="json", exclude=OF_TEXTS)}
     stage = Stage("distil", config, depends, (folder / "draft", folder / "manifest.json"))
     if stage.begin():
-        check_model(target, name, own.context)  # before it writes for hours
+        check_model(target, name, settings.context)  # before it writes for hours
         texts = folder / "texts" / _digest(made_from)
         prepack(target.to(dtype))
         write_texts(config, texts, target, tokenizer)
         target = load_model(name, "target", torch.float32, device, config.pair.device_map)
         with mlflow_run(config, "distil", SECTIONS) as mlflow:
-            found = _trained(stage, folder, texts, target, tokenizer, dtype, mlflow)
-            mlflow.log_metrics({key: found[key] for key in ("overlap", "covered", "cost", "speed")})
+            metrics = _trained(stage, folder, texts, target, tokenizer, dtype, mlflow)
+            mlflow.log_metrics(
+                {key: metrics[key] for key in ("overlap", "covered", "cost", "speed")}
+            )
             describe(
                 mlflow,
-                f"overlap {found['overlap']:.3f}; a draft pass is {found['cost']:.3f} of a "
+                f"overlap {metrics['overlap']:.3f}; a draft pass is {metrics['cost']:.3f} of a "
                 "target pass",
             )
         stage.finish()
-    about = read_json(folder / "manifest.json", "distil")
+    manifest = read_json(folder / "manifest.json", "distil")
     rows = [
         {
             key: f"{row[key]:.3f}" if isinstance(row[key], float) else str(row[key])
             for key in COMPARED
         }
-        for row in about["tried"]
+        for row in manifest["tried"]
     ]
     console.print(
         table(rows, "Drafts of this run: overlap and covered at temperature 1, on held-out prompts")
     )
     kinds = ", ".join(
-        f"{kind} {value:.3f}" for kind, value in about["draft"]["overlap_by_kind"].items()
+        f"{kind} {value:.3f}" for kind, value in manifest["draft"]["overlap_by_kind"].items()
     )
     console.print(f"Overlap of the last one by kind of prompt: {kinds}", soft_wrap=True)
     console.print(
@@ -125,37 +127,41 @@ def _trained(
     dtype: torch.dtype,
     mlflow: Any,
 ) -> dict[str, Any]:
-    config, own = stage.config, stage.config.distil
+    config, settings = stage.config, stage.config.distil
     data, began = Sequences(sorted(texts.glob("0*.safetensors"))), time.monotonic()
     ends = [*(Template.of(tokenizer, config.prompts.system) or ((), (), ()))[1:], eos_ids(target)]
     always = sorted({token for part in ends for token in part})
     draft = new_draft(
-        target, own.layers, data.most_frequent(own.vocabulary, scored(target), always)
+        target, settings.layers, data.most_frequent(settings.vocabulary, scored(target), always)
     )
     training = folder / "training" / _digest(stage.depends)
     train(config, draft, data, _steps(config), dtype, training, mlflow.active_run().info.run_id)
-    found_on_texts = measured(draft, *held_out(config, texts, tokenizer, eos_ids(target)))
+    text_metrics = measured(draft, *held_out(config, texts, tokenizer, eos_ids(target)))
     for model in (draft, target):  # as they decode
         prepack(model)
-    found = {
-        **{key: value for key, value in own.model_dump(mode="json").items() if key in COMPARED},
+    metrics = {
+        **{
+            key: value for key, value in settings.model_dump(mode="json").items() if key in COMPARED
+        },
         "tokens": int(data.drawn_BT.sum()),
         "minutes": (time.monotonic() - began) / 60,
-        **found_on_texts,
+        **text_metrics,
         "cost": cost(draft, target),
     }
-    found["speed"] = speed(found["overlap"], found["cost"])
+    metrics["speed"] = speed(metrics["overlap"], metrics["cost"])
     tried = []
     with suppress(InputError):
         tried = read_json(folder / "manifest.json", "distil")["tried"]
     stage.replace()
     save_draft(draft, folder / "draft")
     weights = sha256(folder / "draft" / WEIGHTS)
-    about = {**provenance(config), "config": own.model_dump(mode="json"), "seed": config.seed}
-    write_json(folder / "draft" / "provenance.json", {"weights": weights, "draft": found, **about})
-    write_json(folder / "manifest.json", {"draft": found, "tried": [*tried, found]})
+    origin = {**provenance(config), "config": settings.model_dump(mode="json"), "seed": config.seed}
+    write_json(
+        folder / "draft" / "provenance.json", {"weights": weights, "draft": metrics, **origin}
+    )
+    write_json(folder / "manifest.json", {"draft": metrics, "tried": [*tried, metrics]})
     shutil.rmtree(folder / "training")
-    return found
+    return metrics
 
 
 def _digest(depends: dict[str, Any]) -> str:

@@ -74,8 +74,8 @@ class Template(NamedTuple):
         parts = re.split("|".join(MARKS), text)
         if len(parts) != len(MARKS) + 1:
             return None
-        found = tokenizer(parts[:3], add_special_tokens=False)["input_ids"]
-        return cls(*found) if all(found[1:]) else None
+        part_tokens = tokenizer(parts[:3], add_special_tokens=False)["input_ids"]
+        return cls(*part_tokens) if all(part_tokens[1:]) else None
 
 
 class Start(NamedTuple):
@@ -135,15 +135,17 @@ def write(
         torch.zeros(shape, dtype=torch.bool),
     )
     hidden_BTD = torch.empty(*shape, width, dtype=torch.bfloat16)
-    log_total_BT, given = torch.empty(shape), list[Tensor]()
-    with table.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0])):
+    log_total_BT, captured = torch.empty(shape), list[Tensor]()
+    with table.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0])):
         drawn_B = torch.zeros(len(rows), dtype=torch.int64)
         for t in range(length):
-            taken = [row.take(token) for row, token in zip(rows, drawn_B.tolist(), strict=True)]
+            next_tokens = [
+                row.take(token) for row, token in zip(rows, drawn_B.tolist(), strict=True)
+            ]
             tokens_BT[:, t], drawn_BT[:, t] = (
-                torch.tensor(each) for each in zip(*taken, strict=True)
+                torch.tensor(column) for column in zip(*next_tokens, strict=True)
             )
-            ids_B1, places_B1 = (
+            ids_B1, positions_B1 = (
                 tokens_BT[:, t : t + 1].long().to(target.device),
                 torch.full((len(rows), 1), t),
             )
@@ -151,9 +153,9 @@ def write(
                 ids_B1,
                 past_key_values=cache,
                 use_cache=True,
-                position_ids=places_B1.to(target.device),
+                position_ids=positions_B1.to(target.device),
             )
-            logits_BV, hidden_BD = output.logits[:, -1].float(), given.pop()[:, -1]
+            logits_BV, hidden_BD = output.logits[:, -1].float(), captured.pop()[:, -1]
             if t == 0:
                 _check_linear(target, logits_BV, hidden_BD)
             hidden_BTD[:, t], log_total_BT[:, t] = hidden_BD.cpu(), logits_BV.logsumexp(-1).cpu()
@@ -171,20 +173,22 @@ def write(
 
 def _sample(logits_BV: Tensor, generator: torch.Generator) -> Tensor:
     sums_BV = logits_BV.softmax(-1).cumsum(-1)
-    places_B1 = (
+    thresholds_B1 = (
         torch.rand(len(sums_BV), 1, device=sums_BV.device, generator=generator) * sums_BV[:, -1:]
     )
-    return torch.searchsorted(sums_BV, places_B1, right=True)[:, 0].clamp(max=sums_BV.shape[1] - 1)
+    return torch.searchsorted(sums_BV, thresholds_B1, right=True)[:, 0].clamp(
+        max=sums_BV.shape[1] - 1
+    )
 
 
 def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor) -> None:
     table = target.get_output_embeddings()
-    apart = (
+    distance = (
         (linear(hidden_BD, table.weight, getattr(table, "bias", None)).float() - logits_BV)
         .abs()
         .amax()
     )
-    if apart > LINEAR * logits_BV.std():
+    if distance > LINEAR * logits_BV.std():
         raise InputError(
             f"{target.name_or_path}: its logits are no linear map of the last hidden state: no "
             "draft"
@@ -231,25 +235,27 @@ class _GrowingSequence:
 
 
 def batches(config: Config) -> int:
-    own = config.distil
-    return max(1, round(own.tokens / (own.batch * own.context)))
+    settings = config.distil
+    return max(1, round(settings.tokens / (settings.batch * settings.context)))
 
 
 def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer: Any) -> None:
     """Sample and store the texts that are missing, and answers to the validation prompts at
     temperature 1."""
-    own, template = config.distil, Template.of(tokenizer, config.prompts.system)
+    settings, template = config.distil, Template.of(tokenizer, config.prompts.system)
     prompts = [*_prompts_with_room(config, tokenizer, "train").values()]
     paths = [folder / f"{number:05}.safetensors" for number in range(batches(config))]
     missing = [path for path in paths if not path.exists()]
     with ticking(
-        "sampling texts", len(paths) * own.context, (len(paths) - len(missing)) * own.context
+        "sampling texts",
+        len(paths) * settings.context,
+        (len(paths) - len(missing)) * settings.context,
     ) as tick:
         for path in missing:
             seed = seed_of(config.seed, "distil", int(path.stem))
             further = starts(template, prompts, random.Random(seed))
-            begun = [next(further) for _ in range(own.batch)]
-            save(write(target, template, begun, further, own.context, seed, tick), path)
+            begun = [next(further) for _ in range(settings.batch)]
+            save(write(target, template, begun, further, settings.context, seed, tick), path)
     if not (folder / HELD_OUT).exists():
         begun = [
             _asked(template, ids)
@@ -259,7 +265,7 @@ def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer
             starts(template, prompts, random.Random(0)),
             seed_of(config.seed, "distil", "held out"),
         )
-        save(write(target, template, begun, further, own.context, seed), folder / HELD_OUT)
+        save(write(target, template, begun, further, settings.context, seed), folder / HELD_OUT)
 
 
 def held_out(
@@ -279,8 +285,8 @@ def held_out(
 
 
 def _asked(template: Template | None, ids: Sequence[int]) -> Start:
-    given = list(ids) if template is None else [*template.opening, *ids, *template.to_answer]
-    return Start(given, True, 1.0)
+    tokens = list(ids) if template is None else [*template.opening, *ids, *template.to_answer]
+    return Start(tokens, True, 1.0)
 
 
 def _prompts_with_room(config: Config, tokenizer: Any, split: str) -> dict[Prompt, list[int]]:
@@ -288,14 +294,14 @@ def _prompts_with_room(config: Config, tokenizer: Any, split: str) -> dict[Promp
     texts = [prompt.text for prompt in prompts]
     longest = config.distil.context - config.distil.context // 4
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    found = {
+    ids_by_prompt = {
         prompt: ids for prompt, ids in zip(prompts, encoded, strict=True) if 0 < len(ids) <= longest
     }
-    if not found:
+    if not ids_by_prompt:
         raise InputError(
             f"distil.context={config.distil.context}: no {split} prompt leaves room for an answer"
         )
-    return found
+    return ids_by_prompt
 
 
 def save(written: Sampled, path: Path) -> None:
@@ -315,8 +321,8 @@ class Sequences(Dataset[Sampled]):
         self.tokens_BT, self.drawn_BT, self._log_total_BT = map(torch.cat, parts)
         self._places = [
             (file, row)
-            for file, own in zip(files, parts[0], strict=True)
-            for row in range(len(own))
+            for file, tokens_BT in zip(files, parts[0], strict=True)
+            for row in range(len(tokens_BT))
         ]
 
     def __len__(self) -> int:
@@ -334,6 +340,6 @@ class Sequences(Dataset[Sampled]):
         Those in `always` are among them, and ties go to the smaller ids."""
         if not 0 < count < vocabulary:
             return torch.arange(vocabulary)
-        said_V = torch.bincount(self.tokens_BT[self.drawn_BT].long(), minlength=vocabulary)
-        said_V[list(always)] = said_V.sum() + 1
-        return said_V.argsort(descending=True, stable=True)[:count].sort().values
+        counts_V = torch.bincount(self.tokens_BT[self.drawn_BT].long(), minlength=vocabulary)
+        counts_V[list(always)] = counts_V.sum() + 1
+        return counts_V.argsort(descending=True, stable=True)[:count].sort().values

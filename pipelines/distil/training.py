@@ -56,15 +56,18 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            for own in (each for each in group["params"] if each.grad is not None):
+            for matrix in (
+                parameter for parameter in group["params"] if parameter.grad is not None
+            ):
                 mean = (
-                    self.state[own]
-                    .setdefault("mean", torch.zeros_like(own))
-                    .lerp_(own.grad, 1 - self.momentum)
+                    self.state[matrix]
+                    .setdefault("mean", torch.zeros_like(matrix))
+                    .lerp_(matrix.grad, 1 - self.momentum)
                 )
-                rate = group["lr"] * 0.2 * max(own.shape) ** 0.5  # updates are as large as AdamW's
-                own.mul_(1 - group["lr"] * WEIGHT_DECAY)
-                own.sub_(self._orthogonal(own.grad.lerp(mean, self.momentum)), alpha=rate)
+                # updates are as large as AdamW's
+                rate = group["lr"] * 0.2 * max(matrix.shape) ** 0.5
+                matrix.mul_(1 - group["lr"] * WEIGHT_DECAY)
+                matrix.sub_(self._orthogonal(matrix.grad.lerp(mean, self.momentum)), alpha=rate)
         return loss
 
     def _orthogonal(self, matrix: Tensor) -> Tensor:
@@ -90,7 +93,9 @@ class DistilModule(pl.LightningModule):
         self.strict_loading = False  # checkpoints leave out the target's weights
         draft.requires_grad_(False)
         self.matrices = [
-            own.requires_grad_() for own in stored_weights(draft).values() if own.dim() == 2
+            weight.requires_grad_()
+            for weight in stored_weights(draft).values()
+            if weight.dim() == 2
         ]
 
     def forward(self, batch: Sampled) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,9 +114,9 @@ class DistilModule(pl.LightningModule):
         return loss
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        own = {f"draft.{name}" for name in stored_weights(self.draft)}
+        draft_keys = {f"draft.{name}" for name in stored_weights(self.draft)}
         checkpoint["state_dict"] = {
-            key: value for key, value in checkpoint["state_dict"].items() if key in own
+            key: value for key, value in checkpoint["state_dict"].items() if key in draft_keys
         }
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -156,7 +161,7 @@ class _Loss(torch.autograd.Function):
         sums, gradient_ND = states_ND.new_zeros(3, dtype=torch.float32), torch.empty_like(states_ND)
         size = max(1, ELEMENTS // len(rows_RD))
         parts = zip(
-            *(each.split(size) for each in (states_ND, hidden_ND, log_total_N, gradient_ND)),
+            *(tensor.split(size) for tensor in (states_ND, hidden_ND, log_total_N, gradient_ND)),
             strict=True,
         )
         for states_nD, hidden_nD, log_total_n, gradient_nD in parts:
@@ -170,15 +175,15 @@ class _Loss(torch.autograd.Function):
             q_nR, covered_n1 = log_q_nR.exp(), p_nR.sum(-1, keepdim=True)
             below_nR = q_nR * (q_nR < p_nR)
             # the draft's probability of the tokens that it underrates
-            said_n1 = below_nR.sum(-1, keepdim=True)
+            underrated_n1 = below_nR.sum(-1, keepdim=True)
             overlap = torch.minimum(p_nR, q_nR).sum()
             sums += torch.stack([-(p_nR * log_q_nR).sum(), overlap, covered_n1.sum()])
-            slope_nR = q_nR.mul_(covered_n1 + said_n1).sub_(p_nR).sub_(below_nR)
+            slope_nR = q_nR.mul_(covered_n1 + underrated_n1).sub_(p_nR).sub_(below_nR)
             gradient_nD.copy_(linear(slope_nR.to(rows_RD.dtype), rows_RD.T))
         ctx.save_for_backward(gradient_ND / len(states_ND))
-        crossed, overlap, covered = sums / len(states_ND)
+        cross_entropy, overlap, covered = sums / len(states_ND)
         ctx.mark_non_differentiable(overlap, covered)
-        return crossed + 1 - overlap, overlap, covered
+        return cross_entropy + 1 - overlap, overlap, covered
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, *_: Any) -> Any:
@@ -196,15 +201,15 @@ def train(
 ) -> None:
     """Train a draft in place, from the last checkpoint in `folder` if there is one. The MLflow run
     gets the curves."""
-    own, seed = config.distil, config.seed
+    settings, seed = config.distil, config.seed
     pl.seed_everything(seed, verbose=False)
     checkpoints = ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_train_steps=EVERY)
     last, order = folder / "last.ckpt", torch.Generator().manual_seed(seed)
     loader: DataLoader[Sampled] = DataLoader(
-        data, own.sequences, shuffle=True, drop_last=True, generator=order
+        data, settings.sequences, shuffle=True, drop_last=True, generator=order
     )
     fit(
-        DistilModule(draft, own.rate, steps),
+        DistilModule(draft, settings.rate, steps),
         run_id,
         [checkpoints],
         {
@@ -213,7 +218,7 @@ def train(
             "weights_only": False,
         },
         max_steps=steps,
-        max_epochs=own.passes,
+        max_epochs=settings.passes,
         accelerator="cpu" if draft.device.type == "cpu" else "gpu",
         precision="bf16-mixed" if dtype == torch.bfloat16 else "32-true",
         log_every_n_steps=10,
@@ -230,18 +235,18 @@ def measured(
     module, covered, overlap = DistilModule(draft, 0.0, 1), MeanMetric(), MeanMetric()
     by_kind: defaultdict[str, MeanMetric] = defaultdict(MeanMetric)
     for number, (answer_T, kind) in enumerate(zip(answers_XT, kinds, strict=True)):
-        if own := int(answer_T.sum()):
-            one = held_out[number]._replace(drawn_BT=answer_T)
-            _, accepted, said = module(
-                Sampled(*(each.unsqueeze(0).to(draft.device) for each in one))
+        if tokens := int(answer_T.sum()):
+            sequence = held_out[number]._replace(drawn_BT=answer_T)
+            _, accepted, covered_share = module(
+                Sampled(*(tensor.unsqueeze(0).to(draft.device) for tensor in sequence))
             )
-            covered.update(said.cpu(), own)
+            covered.update(covered_share.cpu(), tokens)
             for mean in (overlap, by_kind[kind]):
-                mean.update(accepted.cpu(), own)
-    kinds_found = {kind: float(mean.compute()) for kind, mean in sorted(by_kind.items())}
+                mean.update(accepted.cpu(), tokens)
+    overlap_by_kind = {kind: float(mean.compute()) for kind, mean in sorted(by_kind.items())}
     return {
         "overlap": float(overlap.compute()),
-        "overlap_by_kind": kinds_found,
+        "overlap_by_kind": overlap_by_kind,
         "covered": float(covered.compute()),
     }
 
@@ -267,10 +272,10 @@ def cost(draft: PreTrainedModel, target: PreTrainedModel) -> float:
         model.fill(text)
     seconds: list[list[float]] = [[], []]
     for token in text[:TIMED]:
-        for model, own in zip(models, seconds, strict=True):
+        for model, model_seconds in zip(models, seconds, strict=True):
             began = time.perf_counter()
             model.extend([token])
             model.check()  # a GPU has then finished
-            own.append(time.perf_counter() - began)
+            model_seconds.append(time.perf_counter() - began)
     draft_seconds, target_seconds = map(statistics.median, seconds)
     return draft_seconds / target_seconds

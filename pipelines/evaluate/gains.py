@@ -44,15 +44,15 @@ class BatchModes(NamedTuple):
     @classmethod
     def by_batch(cls, rows: list[dict[str, Any]]) -> dict[int, BatchModes]:
         """From the modes that training found."""
-        found: dict[int, BatchModes] = {}
+        modes_by_batch: dict[int, BatchModes] = {}
         for row, mode in ((row, Mode.of(row)) for row in rows):
             fixed = replace(mode.static_only(), action=Action.of(row["static"]), level="")
             rule = replace(
                 fixed, action=Action.of(row["drafted"]), rule=LookupRule(*row["lookup_rule"])
             )
-            own = found.setdefault(mode.batch, cls(fixed, rule, {}, {}))
-            own.selector[mode.level], own.common[mode.level] = mode, row["common"]
-        return found
+            modes = modes_by_batch.setdefault(mode.batch, cls(fixed, rule, {}, {}))
+            modes.selector[mode.level], modes.common[mode.level] = mode, row["common"]
+        return modes_by_batch
 
 
 def place_of(mode: Mode, mixed: bool = False) -> str:
@@ -80,16 +80,16 @@ def measured(
     kinds = sorted(set(test.texts.kind_X))
     parts = {ALL: (test, predicted), **{kind: _of_kind(test, predicted, kind) for kind in kinds}}
     for mixed, (kind, part) in product((False, True)[: min(modes.fixed.batch, 2)], parts.items()):
-        found = _mixed(modes, *part, profile) if mixed else _equal(modes, *part)
+        replays = _mixed(modes, *part, profile) if mixed else _equal(modes, *part)
         over = partial(ratio_of_speeds, source_X=None if mixed else part[0].texts.source_number_X)
         for level, mode in modes.selector.items():
             name = selector_at(level)
-            found[name + CHARGED] = found[name].charged(
+            replays[name + CHARGED] = replays[name].charged(
                 taken[level] if mode.decider == NETWORK else 0.0
             )
             if mixed:
-                found[name + ONE_LENGTH] = found[name + ONE_LENGTH].charged(taken[level])
-        yield from compared(place_of(modes.fixed, mixed), found, over, (PLAIN,), kind)
+                replays[name + ONE_LENGTH] = replays[name + ONE_LENGTH].charged(taken[level])
+        yield from compared(place_of(modes.fixed, mixed), replays, over, (PLAIN,), kind)
 
 
 def entries(table: Table, modes: BatchModes) -> Iterator[dict[str, Any]]:
@@ -99,28 +99,28 @@ def entries(table: Table, modes: BatchModes) -> Iterator[dict[str, Any]]:
         "fixed_length": modes.fixed.action.nodes,
         "rule_lengths": [*(modes.rule.rule or (0, 0)), drafted],
     }
-    for place, level in product(table.settings, modes.selector):
-        own = selector_at(level)
+    for setting, level in product(table.settings, modes.selector):
+        selector_name = selector_at(level)
         ratios = {
-            f"selector_over_{key}": (own, rival)
+            f"selector_over_{key}": (selector_name, rival)
             for key, rival in (("rule", COPYING), ("fixed", FIXED))
         }
-        ratios["charged_over_rule"] = own + CHARGED, COPYING
-        ratios["one_length_over_fixed"] = own + ONE_LENGTH, FIXED
+        ratios["charged_over_rule"] = selector_name + CHARGED, COPYING
+        ratios["one_length_over_fixed"] = selector_name + ONE_LENGTH, FIXED
         by_kind = {}
-        for kind in table.kinds(place):
-            speeds = {"selector": own, "fixed": FIXED, "rule": COPYING, "oracle": ORACLE}
+        for kind in table.kinds(setting):
+            speeds = {"selector": selector_name, "fixed": FIXED, "rule": COPYING, "oracle": ORACLE}
             values = {
-                key: table.of(place, method, replayed(PLAIN), kind).value
+                key: table.of(setting, method, replayed(PLAIN), kind).value
                 for key, method in speeds.items()
             }
             figures = {
-                key: table.get(place, method, replayed(rival), kind)
+                key: table.get(setting, method, replayed(rival), kind)
                 for key, (method, rival) in ratios.items()
             }
-            errors = {key: asdict(each.ratio) for key, each in figures.items() if each}
+            errors = {key: asdict(figure.ratio) for key, figure in figures.items() if figure}
             by_kind[kind] = {**lengths, **values, **errors}
-        mixed = place != place_of(modes.fixed)
+        mixed = setting != place_of(modes.fixed)
         yield {
             "batch": modes.fixed.batch,
             "level": level,
@@ -132,9 +132,11 @@ def entries(table: Table, modes: BatchModes) -> Iterator[dict[str, Any]]:
 
 def _of_kind(timed: Timed, predicted: Predictions, kind: str) -> tuple[Timed, Predictions]:
     texts = timed.texts
-    chosen_X = torch.tensor([own == kind for own in texts.kind_X])
+    chosen_X = torch.tensor([text_kind == kind for text_kind in texts.kind_X])
     of_kind = replace(timed, texts=texts.take(chosen_X.nonzero()[:, 0]))
-    return of_kind, {level: own[chosen_X[texts.text_R]] for level, own in predicted.items()}
+    return of_kind, {
+        level: tokens_RA[chosen_X[texts.text_R]] for level, tokens_RA in predicted.items()
+    }
 
 
 def _equal(modes: BatchModes, timed: Timed, predicted: Predictions) -> Replays:
@@ -156,15 +158,17 @@ def _mixed(
     modes: BatchModes, timed: Timed, predicted: Predictions, profile: LatencyProfile
 ) -> Replays:
     batches = MixedBatches(timed, profile, modes.fixed.batch)
-    apart = {PLAIN: replace(modes.fixed, action=EMPTY), FIXED: modes.fixed, COPYING: modes.rule}
-    found = {name: batches.replay(decide(timed, {}, mode).action_R) for name, mode in apart.items()}
+    baselines = {PLAIN: replace(modes.fixed, action=EMPTY), FIXED: modes.fixed, COPYING: modes.rule}
+    replays = {
+        name: batches.replay(decide(timed, {}, mode).action_R) for name, mode in baselines.items()
+    }
     labels_RA = timed.space.efficiencies(timed.survivals_RS)
-    found[ORACLE] = batches.select(labels_RA, batches.speed_of(labels_RA, found[COPYING].speed))
+    replays[ORACLE] = batches.select(labels_RA, batches.speed_of(labels_RA, replays[COPYING].speed))
     for level, mode in modes.selector.items():
         tokens_RA, name = predicted[level], selector_at(level)
         ruled_R = decide(timed, {}, mode.without_network()).action_R
-        found[name] = (
+        replays[name] = (
             batches.select(tokens_RA, mode.joint) if mode.joint else batches.replay(ruled_R)
         )
-        found[name + ONE_LENGTH] = batches.select(tokens_RA, modes.common[level], common=True)
-    return found
+        replays[name + ONE_LENGTH] = batches.select(tokens_RA, modes.common[level], common=True)
+    return replays

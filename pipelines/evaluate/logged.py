@@ -45,23 +45,23 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     """What `evaluation.json` holds of a run on a log, and its figures."""
     log = log_of(config)
     data = load_traces(config, log.fingerprint)
-    found: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "drafter": log.labeller.drafter,
-        "texts": {name: len(own) for name, own in data.items()},
-        "roots": {name: int(own.size_X.sum()) for name, own in data.items()},
+        "texts": {name: len(texts) for name, texts in data.items()},
+        "roots": {name: int(texts.size_X.sum()) for name, texts in data.items()},
         "dense": log.is_dense,
         # without a drafter there are no hits
         "levels": list(LEVELS)[: 1 if log.labeller.drafter == NO_DRAFTER else 2],
         "accepted": {  # of the drafter's longest chain, by the number of its tokens
-            name: own.survivals[VERIFIER].float().nanmean(0).cumsum(0).tolist()
-            for name, own in data.items()
+            name: texts.survivals[VERIFIER].float().nanmean(0).cumsum(0).tolist()
+            for name, texts in data.items()
         },
         "by_batch": [],
         "exported": not why_untrained(config),
         "why": why_untrained(config),
     }
-    if not found["exported"]:
-        return {"logs": found, "summary": None}, Table([])
+    if not outcome["exported"]:
+        return {"logs": outcome, "summary": None}, Table([])
     result, profile, sampling = (
         load_result(config),
         load_profile(config),
@@ -70,18 +70,20 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     module, rows = load_module(config, result), chosen_of(result)["modes"]
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", data)
-    found["decision_seconds"] = _decision_seconds(selector, log.splits["test"], sampling)
+    outcome["decision_seconds"] = _decision_seconds(selector, log.splits["test"], sampling)
     predicted = {level: module.scores(data["test"], level) for level in LEVELS}
     figures: list[Figure] = []
     tuned = BatchModes.by_batch(rows) if log.is_dense else {}
-    for batch, each in watched(tuned.items(), "replay, by batch size"):
+    for batch, modes in watched(tuned.items(), "replay, by batch size"):
         test = timed(data["test"], sampling, VERIFIER, profile, batch)
-        taken = {level: found["decision_seconds"][level][str(batch)] for level in LEVELS}
-        shown = each._replace(selector={level: each.selector[level] for level in found["levels"]})
-        own = list(measured(shown, test, predicted, profile, taken))
-        found["by_batch"] += entries(Table(own), shown)
-        figures += own
-    return {"logs": found, "summary": None}, Table(figures)
+        taken = {level: outcome["decision_seconds"][level][str(batch)] for level in LEVELS}
+        compared_modes = modes._replace(
+            selector={level: modes.selector[level] for level in outcome["levels"]}
+        )
+        batch_figures = list(measured(compared_modes, test, predicted, profile, taken))
+        outcome["by_batch"] += entries(Table(batch_figures), compared_modes)
+        figures += batch_figures
+    return {"logs": outcome, "summary": None}, Table(figures)
 
 
 def _decision_seconds(
@@ -94,20 +96,20 @@ def _decision_seconds(
     tokens = np.resize(
         np.concatenate([text.tokens for text in texts]), CONTEXT + 2 * max(steps.values())
     ).tolist()
-    found: dict[str, Any] = {"context": CONTEXT, **{level: {} for level in LEVELS}}
+    seconds: dict[str, Any] = {"context": CONTEXT, **{level: {} for level in LEVELS}}
     for mode in selector.modes:
-        known = DrafterKnowledge(tokens[:CONTEXT], sampling, selector.tokens)
-        asked, taken = Tuned(mode, selector), []
+        knowledge = DrafterKnowledge(tokens[:CONTEXT], sampling, selector.tokens)
+        tuned, step_seconds = Tuned(mode, selector), []
         for begin in range(CONTEXT, CONTEXT + steps[mode.batch], mode.batch):
             start, features = time.perf_counter(), []
             # their texts are one, a token longer each time
             for token in tokens[begin : begin + mode.batch]:
-                known.committed([token], [1.0])
-                features.append(known.features(mode.level))
-            asked.select_jointly(features) if mode.batch > 1 else asked.select(features[0])
-            taken.append(time.perf_counter() - start)
-        found[mode.level][str(mode.batch)] = float(np.median(taken))
-    return found
+                knowledge.committed([token], [1.0])
+                features.append(knowledge.features(mode.level))
+            tuned.select_jointly(features) if mode.batch > 1 else tuned.select(features[0])
+            step_seconds.append(time.perf_counter() - start)
+        seconds[mode.level][str(mode.batch)] = float(np.median(step_seconds))
+    return seconds
 
 
 def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
@@ -121,35 +123,35 @@ def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
             "The log holds only what its own steps drafted: no other policy can be replayed on it."
         )
     if depth := len(accepted["test"]):
-        own, others = (
+        training, others = (
             f"{accepted[name][-1]:.2f}".replace("nan", "unknown") for name in ("train", "test")
         )
         yield (
-            f"Accepted of a chain of {depth}: {own} tokens on average on training texts, {others} "
-            "on others."
+            f"Accepted of a chain of {depth}: {training} tokens on average on training texts, "
+            f"{others} on others."
         )
     for setting, level in product(settings(table), logs["levels"]):
-        own, words = selector_at(level), LEVELS[level]
+        selector_name, words = selector_at(level), LEVELS[level]
         over = {
-            rival: table.of(setting, own, replayed(rival)).text(3)
+            rival: table.of(setting, selector_name, replayed(rival)).text(3)
             for rival in (PLAIN, COPYING, FIXED)
         }
         gains = f"{over[COPYING]} of the lookup rule, {over[FIXED]} of the best fixed length"
         yield f"{setting}, {words}: {over[PLAIN]} times plain decoding, {gains}."
         yield (
-            f"  with its decisions {table.of(setting, own + CHARGED, replayed(COPYING)).text(3)} "
-            "of the rule"
+            "  with its decisions "
+            f"{table.of(setting, selector_name + CHARGED, replayed(COPYING)).text(3)} of the rule"
         )
-        if figure := table.get(setting, own + ONE_LENGTH, replayed(FIXED)):
+        if figure := table.get(setting, selector_name + ONE_LENGTH, replayed(FIXED)):
             yield f"  with one length for all requests {figure.text(3)} of the fixed one"
     for level in logs["levels"] if logs["exported"] else ():
-        found = logs["decision_seconds"]
+        latencies = logs["decision_seconds"]
         times = ", ".join(
-            f"{1e3 * seconds:.2f} ms at {batch}" for batch, seconds in found[level].items()
+            f"{1e3 * seconds:.2f} ms at {batch}" for batch, seconds in latencies[level].items()
         )
         yield (
-            f"All decisions of a step, {LEVELS[level]}, features at {found['context']:,} tokens "
-            f"included: {times}."
+            f"All decisions of a step, {LEVELS[level]}, features at {latencies['context']:,} "
+            f"tokens included: {times}."
         )
     if logs["why"]:
         yield logs["why"]
@@ -158,24 +160,30 @@ def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
 def settings(table: Table) -> list[str]:
     """Those that rules and networks are tuned for: one request, or several with different texts."""
     # as of `place_of`
-    return [own for own in table.settings if own.endswith((", batch 1", " different requests"))]
+    return [
+        setting
+        for setting in table.settings
+        if setting.endswith((", batch 1", " different requests"))
+    ]
 
 
 def metrics(table: Table) -> dict[str, float]:
     """For MLflow: the speed of every selector over the lookup rule and the best fixed length by
     setting."""
-    measures, shown = (replayed(COPYING), replayed(FIXED)), settings(table)
-    own = [
-        e
-        for e in table.figures
-        if e.setting in shown and e.kind == ALL and e.method.startswith(SELECTOR)
+    measures, tuned_settings = (replayed(COPYING), replayed(FIXED)), settings(table)
+    speeds = [
+        figure
+        for figure in table.figures
+        if figure.setting in tuned_settings
+        and figure.kind == ALL
+        and figure.method.startswith(SELECTOR)
     ]
-    names = {
-        f"test/{each.setting}/{each.method}/{each.measure}": each
-        for each in own
-        if each.measure in measures
+    speed_by_name = {
+        f"test/{speed.setting}/{speed.method}/{speed.measure}": speed
+        for speed in speeds
+        if speed.measure in measures
     }
-    return {metric_name(name): each.value for name, each in names.items()}
+    return {metric_name(name): speed.value for name, speed in speed_by_name.items()}
 
 
 def methods(table: Table, setting: str) -> Iterator[dict[str, str]]:
@@ -185,13 +193,15 @@ def methods(table: Table, setting: str) -> Iterator[dict[str, str]]:
     for method in names:
         over = {"over plain decoding": table.get(setting, method, replayed(PLAIN))}
         for level, words in LEVELS.items():
-            if (own := selector_at(level)) in names:
-                over[f"selector over it, {words}"] = table.get(setting, own, replayed(method))
+            if (selector_name := selector_at(level)) in names:
+                over[f"selector over it, {words}"] = table.get(
+                    setting, selector_name, replayed(method)
+                )
         for kind in table.kinds(setting)[1:]:
             over[f"over the {COPYING}, {kind}"] = table.get(
                 setting, method, replayed(COPYING), kind
             )
         yield {
             "method": method,
-            **{name: each.text(3) if each else "" for name, each in over.items()},
+            **{name: figure.text(3) if figure else "" for name, figure in over.items()},
         }

@@ -144,7 +144,10 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     verifier; with Traversal, of chains and trees without a trunk; of chains; of trees with
     branches; and overall."""
     timed = {name: Timed(texts, name, profile) for name in verifiers}
-    tables, first = {name: StaticTable.of(own) for name, own in timed.items()}, timed[verifiers[0]]
+    tables, first = (
+        {name: StaticTable.of(timed_texts) for name, timed_texts in timed.items()},
+        timed[verifiers[0]],
+    )
     trees_A = first.space.trees
 
     def best(
@@ -221,16 +224,20 @@ class Assistant:
             without_own_settings(pair.target, pair.draft),
         ):
             if self.tokens and not self.match:
-                own = pair.draft.generation_config
-                own.num_assistant_tokens, own.num_assistant_tokens_schedule = (
+                draft_config = pair.draft.generation_config
+                draft_config.num_assistant_tokens, draft_config.num_assistant_tokens_schedule = (
                     self.tokens,
                     "constant",
                 )
-                own.assistant_confidence_threshold = 0.0
+                draft_config.assistant_confidence_threshold = 0.0
             start = time.perf_counter()
             text = generate()[0, len(prompt) :].tolist()  # which waits for a GPU
             seconds = time.perf_counter() - start
-        seconds -= sum(each[0] - statistics.median(each) for each in (passes, drafted) if each)
+        seconds -= sum(
+            durations[0] - statistics.median(durations)
+            for durations in (passes, drafted)
+            if durations
+        )
         return Decoding(len(text), seconds, len(passes), len(text), text=text)
 
 
@@ -319,18 +326,25 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
                 expected[prompt.id] = generate()[0, len(tokens) :].tolist()
         text, sampling = expected[prompt.id], Sampling(0, draft_temperature=1.0)
         decoder = Decoder(drafting, sampling, get_verifier(name), FixedTree(action))
-        found = decoder.decode(
+        decoded_tokens = decoder.decode(
             tokens, limit, torch.Generator(device=pair.device).manual_seed(0)
         ).tokens
         result["continuations"] += 1
         result["tokens"] += len(text)
-        if found != text:
-            pairs = list(zip(found, text, strict=False))
-            at = next((i for i, (own, other) in enumerate(pairs) if own != other), len(pairs))
-            place = f"prompt {prompt.id}, token {at} with {name} on {action}"
+        if decoded_tokens != text:
+            pairs = list(zip(decoded_tokens, text, strict=False))
+            at = next(
+                (
+                    index
+                    for index, (decoded_token, expected_token) in enumerate(pairs)
+                    if decoded_token != expected_token
+                ),
+                len(pairs),
+            )
+            divergence = f"prompt {prompt.id}, token {at} with {name} on {action}"
             if at == len(pairs) or not _tied(pair, tokens + text[:at], *pairs[at]):
-                raise InputError(f"greedy decoding with trees is not generate()'s: {place}")
-            result["ties"].append(place)
+                raise InputError(f"greedy decoding with trees is not generate()'s: {divergence}")
+            result["ties"].append(divergence)
     return result
 
 

@@ -114,7 +114,7 @@ def run(config: Config) -> None:
     stage = stage_of(config)
     if not stage.begin():
         if pair:
-            show(title(config, found := Evaluation.read(config)), found)
+            show(title(config, earlier := Evaluation.read(config)), earlier)
         return
     with mlflow_run(config, "evaluate", SECTIONS) as mlflow:
         evaluation = _decoded(stage, pair) if pair else Evaluation(*evaluated(config))
@@ -141,10 +141,11 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     for path, clock in clocks(config, profile).items():
         replayed += _on_clock(config, clock, splits, module, path.stem)
     contenders: Contenders = {
-        key: [m for m in own if m.is_decoded] for key, own in compared.items()
+        key: [contender for contender in setting_methods if contender.is_decoded]
+        for key, setting_methods in compared.items()
     }
     if config.evaluate.assisted:
-        tuning = [
+        tuning_prompts = [
             encode(config, pair, prompt)
             for prompt in prompts_of(config, pair, "train")[:TUNING_PROMPTS]
         ]
@@ -152,32 +153,32 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
             sampling = setting.build()
             seed = seed_of(config.seed, sampling, "assisted")
             contenders[sampling] += methods.tuned_assistants(
-                pair, sampling, tuning, config.data.tokens, seed
+                pair, sampling, tuning_prompts, config.data.tokens, seed
             )
     greedy = methods.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
     decoded = decode_prompts(
         config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends)
     )
     table = Table([*figures(decoded), *replayed])
-    found = {
+    outcome = {
         "summary": summary(config, table, decoded),
         "methods": entries(table, decoded),
         "replayed": [
-            _described(each, key)
-            for key, own in compared.items()
-            for each in own
-            if not each.is_decoded
+            _described(method, key)
+            for key, setting_methods in compared.items()
+            for method in setting_methods
+            if not method.is_decoded
         ],
         "decisions": chosen_of(result)["modes"],
         "greedy": greedy,
     }
-    return Evaluation(found, table)
+    return Evaluation(outcome, table)
 
 
 def _described(method: Method | Assistant, sampling: Sampling) -> dict[str, Any]:
-    at = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-    about = {"method": method.name, "verifier": method.verifier, "drafts": method.drafts}
-    return {"setting": setting_name(**at), **at, **about}
+    setting = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    description = {"method": method.name, "verifier": method.verifier, "drafts": method.drafts}
+    return {"setting": setting_name(**setting), **setting, **description}
 
 
 def _compared(
@@ -190,12 +191,12 @@ def _compared(
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", splits)
     verifier, judged = config.train.verifier, _judged(config, profile, splits, module)
-    found: dict[Sampling, list[Method]] = {}
+    methods_by_setting: dict[Sampling, list[Method]] = {}
     for mode in map(Mode.of, watched(chosen_of(result)["modes"], "choosing the methods")):
         texts = splits["train"].setting_of(mode.sampling)
-        *own, best = methods.static_methods(texts, config.verifiers, profile)
-        found[mode.sampling] = [
-            *own,
+        *other_methods, best = methods.static_methods(texts, config.verifiers, profile)
+        methods_by_setting[mode.sampling] = [
+            *other_methods,
             best,
             Method(
                 methods.COPYING,
@@ -206,7 +207,7 @@ def _compared(
             # whatever is exported
             Method(methods.NETWORK, verifier, judged[mode.sampling].mode, module),
         ]
-    return found
+    return methods_by_setting
 
 
 def clocks(config: Config, profile: LatencyProfile) -> dict[Path, LatencyProfile]:
@@ -217,11 +218,15 @@ def clocks(config: Config, profile: LatencyProfile) -> dict[Path, LatencyProfile
         name for name, n in Counter(path.stem for path in config.evaluate.clocks).items() if n > 1
     ]:
         raise InputError(f"evaluate.clocks: several files are called {repeated[0]}")
-    given = False, profile.pair, config.verifiers
-    found = {
-        path: profile_of(read_timings(path), str(path), *given) for path in config.evaluate.clocks
+    profile_options = False, profile.pair, config.verifiers
+    profiles = {
+        path: profile_of(read_timings(path), str(path), *profile_options)
+        for path in config.evaluate.clocks
     }
-    return {path: replace(own.at_batch(1), decide=profile.decide) for path, own in found.items()}
+    return {
+        path: replace(clock_profile.at_batch(1), decide=profile.decide)
+        for path, clock_profile in profiles.items()
+    }
 
 
 def _on_clock(
@@ -233,12 +238,17 @@ def _on_clock(
 ) -> Iterator[Figure]:
     """The same network, tuned and judged on another clock, and the static trees that are fastest
     there."""
-    found: dict[Sampling, list[Method]] = {}
-    for setting, each in _judged(config, profile, splits, module).items():
-        mode = each.mode if each.pays and module.is_regressor else each.mode.static_only()
-        own = methods.static_methods(splits["train"].setting_of(setting), config.verifiers, profile)
-        found[setting] = [*own, Method(methods.SELECTOR, config.train.verifier, mode, module)]
-    return replays(found, splits["test"], profile, name)
+    methods_by_setting: dict[Sampling, list[Method]] = {}
+    for setting, judged in _judged(config, profile, splits, module).items():
+        mode = judged.mode if judged.pays and module.is_regressor else judged.mode.static_only()
+        static_methods = methods.static_methods(
+            splits["train"].setting_of(setting), config.verifiers, profile
+        )
+        methods_by_setting[setting] = [
+            *static_methods,
+            Method(methods.SELECTOR, config.train.verifier, mode, module),
+        ]
+    return replays(methods_by_setting, splits["test"], profile, name)
 
 
 def _judged(
@@ -262,7 +272,9 @@ def decode_prompts(
     }
     tasks = [(prompt, setting) for prompt in prompts for setting in config.sampling]
     todo = [
-        (prompt, s) for prompt, s in tasks if (prompt.id, s.temperature, s.top_p) not in finished
+        (prompt, sampling)
+        for prompt, sampling in tasks
+        if (prompt.id, sampling.temperature, sampling.top_p) not in finished
     ]
     with ticking("decoding held-out prompts", len(tasks), len(tasks) - len(todo)) as tick:
         # a process decodes its first tokens more slowly than the others, so these are not used
@@ -291,26 +303,31 @@ def _decode_all(
     limit: int,
 ) -> Rows:
     sampling = setting.build()
-    every = among[sampling]
+    contenders = among[sampling]
     # one for all rounds, so that texts are written again
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
     tokens = encode(config, pair, prompt)
     # what decodes alike decodes once
-    distinct = list({method.identity: method for method in every}.values())
+    distinct = list({method.identity: method for method in contenders}.values())
     decodings: dict[Any, list[Decoding]] = {method.identity: [] for method in distinct}
     rounds = 1 if setting.temperature > 0 else config.evaluate.rounds
     for order in turns(random.Random(seed).sample(distinct, len(distinct)), rounds):
         for method in order:
             decodings[method.identity].append(method.decode(pair, sampling, tokens, limit, seed))
     rows = []
-    for method in every:
-        own, about = decodings[method.identity], _described(method, sampling)
+    for method in contenders:
+        method_decodings, description = decodings[method.identity], _described(method, sampling)
         row = {
             "prompt": prompt.id,
             "kind": prompt.kind,
             "source": prompt.source,
-            **about,
-            **vars(own[0]),
+            **description,
+            **vars(method_decodings[0]),
         }
-        rows.append({**row, "rounds": [[each.tokens, each.seconds] for each in own]})
+        rows.append(
+            {
+                **row,
+                "rounds": [[decoding.tokens, decoding.seconds] for decoding in method_decodings],
+            }
+        )
     return rows

@@ -171,12 +171,12 @@ class Table:
 
     def methods(self, setting: str, measure: str) -> list[str]:
         """Those with this measure over all kinds, the largest figure first."""
-        own = [
-            each
-            for each in self.figures
-            if (each.setting, each.kind, each.measure) == (setting, ALL, measure)
+        measured = [
+            figure
+            for figure in self.figures
+            if (figure.setting, figure.kind, figure.measure) == (setting, ALL, measure)
         ]
-        return [each.method for each in sorted(own, key=lambda each: -each.value)]
+        return [figure.method for figure in sorted(measured, key=lambda figure: -figure.value)]
 
     @property
     def settings(self) -> list[str]:
@@ -184,13 +184,15 @@ class Table:
 
     def kinds(self, setting: str) -> list[str]:
         """The kinds of prompts, `ALL` first."""
-        own = {figure.kind for figure in self.figures if figure.setting == setting}
-        return [ALL, *sorted(own - {ALL})]
+        kinds = {figure.kind for figure in self.figures if figure.setting == setting}
+        return [ALL, *sorted(kinds - {ALL})]
 
     def write(self, path: Path) -> None:
         """Write a Parquet file whole or not at all."""
-        with atomically(path) as partial:
-            pandas.DataFrame(self.figures, columns=Figure._fields).to_parquet(partial, index=False)
+        with atomically(path) as partial_path:
+            pandas.DataFrame(self.figures, columns=Figure._fields).to_parquet(
+                partial_path, index=False
+            )
 
     @classmethod
     def read(cls, path: Path) -> Table:
@@ -205,41 +207,43 @@ def replays(
 ) -> Iterator[Figure]:
     """The speed of every method over plain decoding and the best static tree, and of the selector
     over each of the others; `clock` names another machine's profile."""
-    for setting, own in watched(
+    for setting, setting_methods in watched(
         methods.items(), f"replaying held-out texts{clock and f', {clock}'}"
     ):
-        mine = texts.setting_of(setting)
-        found = {method.name: method.replay(mine, profile) for method in own}
-        over = partial(ratio_of_speeds, source_X=mine.source_number_X)
+        setting_texts = texts.setting_of(setting)
+        replay_by_method = {
+            method.name: method.replay(setting_texts, profile) for method in setting_methods
+        }
+        speed_over = partial(ratio_of_speeds, source_X=setting_texts.source_number_X)
         name = setting_name(setting.temperature, setting.top_p)
-        yield from compared(name, found, over, (PLAIN, BEST_STATIC), clock=clock)
+        yield from compared(name, replay_by_method, speed_over, (PLAIN, BEST_STATIC), clock=clock)
 
 
 def figures(rows: Rows) -> Iterator[Figure]:
     for setting in dict.fromkeys(row["setting"] for row in rows):
-        here = [row for row in rows if row["setting"] == setting]
-        kinds = sorted({row["kind"] for row in here})
+        setting_rows = [row for row in rows if row["setting"] == setting]
+        kinds = sorted({row["kind"] for row in setting_rows})
         for kind in (ALL, *kinds) if len(kinds) > 1 else (ALL,):
-            methods: dict[str, Rows] = {}
-            for row in here:
+            rows_by_method: dict[str, Rows] = {}
+            for row in setting_rows:
                 if kind in (ALL, row["kind"]):
-                    methods.setdefault(row["method"], []).append(row)
-            yield from _of_kind(setting, kind, methods)
+                    rows_by_method.setdefault(row["method"], []).append(row)
+            yield from _of_kind(setting, kind, rows_by_method)
 
 
 def _of_kind(setting: str, kind: str, methods: dict[str, Rows]) -> Iterator[Figure]:
-    for method, own in methods.items():
+    for method, rows in methods.items():
         at = setting, method, kind
         tokens_XR, seconds_XR = torch.tensor(
-            [row["rounds"] for row in own], dtype=torch.float64
+            [row["rounds"] for row in rows], dtype=torch.float64
         ).unbind(-1)
-        yield Figure(*at, TOKENS_PER_SECOND, *_interval((tokens_XR / seconds_XR).log(), own))
-        yield Figure(*at, EFFICIENCY, total(own, "tokens") / total(own, "steps"))
-        for origin, share in (shares(own) or {}).items():
+        yield Figure(*at, TOKENS_PER_SECOND, *_interval((tokens_XR / seconds_XR).log(), rows))
+        yield Figure(*at, EFFICIENCY, total(rows, "tokens") / total(rows, "steps"))
+        for origin, share in (shares(rows) or {}).items():
             yield Figure(*at, f"{SHARE} {origin}", share)
         for rival in methods if method == SELECTOR else (PLAIN, BEST_STATIC):
             if rival != method:
-                yield Figure(*at, decoded(rival), *over(own, methods[rival]))
+                yield Figure(*at, decoded(rival), *over(rows, methods[rival]))
 
 
 def over(mine: Rows, other: Rows) -> tuple[float, float | None, float | None]:
@@ -249,8 +253,8 @@ def over(mine: Rows, other: Rows) -> tuple[float, float | None, float | None]:
     both_X2R2 = torch.tensor(
         [[row["rounds"], theirs[row["prompt"]]] for row in mine], dtype=torch.float64
     )
-    mine_XR, other_XR = (both_X2R2[..., 0] / both_X2R2[..., 1]).unbind(1)
-    return _interval((mine_XR / other_XR).log(), mine)
+    speed_XR, other_speed_XR = (both_X2R2[..., 0] / both_X2R2[..., 1]).unbind(1)
+    return _interval((speed_XR / other_speed_XR).log(), mine)
 
 
 def _interval(logs_XR: Tensor, rows: Rows) -> tuple[float, float | None, float | None]:
@@ -262,47 +266,51 @@ def _interval(logs_XR: Tensor, rows: Rows) -> tuple[float, float | None, float |
 def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
     """The selector's speed over its rivals', as means over sampling settings and for each; and its
     decisions' share of the time. A bound or an error that a single source leaves open is None."""
-    mine = [row for row in rows if row["method"] == SELECTOR]
-    found: dict[str, Any] = {
-        "selector_time_share": total(mine, "select_seconds") / total(mine, "seconds")
+    selector_rows = [row for row in rows if row["method"] == SELECTOR]
+    outcome: dict[str, Any] = {
+        "selector_time_share": total(selector_rows, "select_seconds")
+        / total(selector_rows, "seconds")
     }
-    own = [each for each in table.figures if (each.method, each.kind) == (SELECTOR, ALL)]
+    selector_figures = [
+        figure for figure in table.figures if (figure.method, figure.kind) == (SELECTOR, ALL)
+    ]
     ratios = {
-        name: [each.value for each in own if each.measure == decoded(rival)]
+        name: [figure.value for figure in selector_figures if figure.measure == decoded(rival)]
         for name, rival in FIGURES.items()
     }
     ratios["ratio_vs_static_traversal_gpu_like"] = [
-        each.value
-        for each in own
-        if each.measure.startswith(ON) and each.measure.endswith(f" over {AT_ROOT}")
+        figure.value
+        for figure in selector_figures
+        if figure.measure.startswith(ON) and figure.measure.endswith(f" over {AT_ROOT}")
     ]
-    found |= {name: statistics.mean(values) for name, values in ratios.items() if values}
-    found["by_setting"] = []
-    for each in config.sampling:
-        setting = setting_name(each.temperature, each.top_p)
+    outcome |= {name: statistics.mean(values) for name, values in ratios.items() if values}
+    outcome["by_setting"] = []
+    for sampling in config.sampling:
+        setting = setting_name(sampling.temperature, sampling.top_p)
         wall, replay = (
-            table.of(setting, SELECTOR, over_it(BEST_STATIC)) for over_it in (decoded, replayed)
+            table.of(setting, SELECTOR, measure_over(BEST_STATIC))
+            for measure_over in (decoded, replayed)
         )
-        entry: dict[str, Any] = {"temperature": each.temperature, "top_p": each.top_p}
+        entry: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
         entry |= {
             "wall_ratio": wall.value,
             "wall_interval_95": [wall.low, wall.high],
             "replay_ratio": replay.value,
         }
         entry["replay_error"] = None if replay.high is None else replay.high - replay.value
-        found["by_setting"].append(entry)
-    return found
+        outcome["by_setting"].append(entry)
+    return outcome
 
 
 def entries(table: Table, rows: Rows) -> Rows:
-    found: dict[tuple[str, str], Rows] = {}
+    rows_by_method: dict[tuple[str, str], Rows] = {}
     for row in rows:
-        found.setdefault((row["setting"], row["method"]), []).append(row)
+        rows_by_method.setdefault((row["setting"], row["method"]), []).append(row)
     listed = []
-    for at, own in found.items():
+    for at, method_rows in rows_by_method.items():
         per_second = table.of(*at, TOKENS_PER_SECOND)
         entry = {
-            key: own[0][key]
+            key: method_rows[0][key]
             for key in ("setting", "method", "verifier", "drafts", "temperature", "top_p")
         }
         entry |= {
@@ -311,9 +319,9 @@ def entries(table: Table, rows: Rows) -> Rows:
         }
         entry |= {
             "block_efficiency": table.of(*at, EFFICIENCY).value,
-            "tokens": total(own, "tokens"),
+            "tokens": total(method_rows, "tokens"),
         }
-        listed.append(entry | {"prompts": len(own)})
+        listed.append(entry | {"prompts": len(method_rows)})
     return listed
 
 

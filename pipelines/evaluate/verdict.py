@@ -62,13 +62,13 @@ class Evaluation:
     @classmethod
     def read(cls, config: Config) -> Evaluation:
         """InputError unless there is one."""
-        found, measured = cls.files(config)
-        return cls(read_json(found, "evaluate"), Table.read(measured))
+        json_path, table_path = cls.files(config)
+        return cls(read_json(json_path, "evaluate"), Table.read(table_path))
 
     def write(self, config: Config) -> None:
-        found, measured = self.files(config)
-        write_json(found, self.found)
-        self.table.write(measured)
+        json_path, table_path = self.files(config)
+        write_json(json_path, self.found)
+        self.table.write(table_path)
 
     @property
     def settings(self) -> list[tuple[str, Mode]]:
@@ -87,9 +87,9 @@ def title(config: Config, evaluation: Evaluation) -> str:
     target, draft = (
         name.rstrip("/").rpartition("/")[2] for name in (config.pair.target, config.pair.draft)
     )
-    own = config.pair.draft == Pair.model_fields["draft"].default
+    is_default = config.pair.draft == Pair.model_fields["draft"].default
     return (
-        f"{config.name}: {target} with {'its draft' if own else draft} on "
+        f"{config.name}: {target} with {'its draft' if is_default else draft} on "
         f"{load_profile(config).device}"
     )
 
@@ -100,16 +100,16 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
     if "logs" in evaluation.found:
         return logged.metrics(evaluation.table)
     rows = evaluation.found["summary"]["by_setting"]
-    found = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
+    speeds = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
-        own = [
-            each
-            for each in evaluation.table.figures
-            if each[:3] == (setting, SELECTOR, figures.ALL)
+        selector_figures = [
+            figure
+            for figure in evaluation.table.figures
+            if figure[:3] == (setting, SELECTOR, figures.ALL)
         ]
-        measured = {metric_name(each.measure): each.value for each in own}
-        found |= named({EXPORTED: row["replay_ratio"], **measured}, row)
-    return found
+        measured = {metric_name(figure.measure): figure.value for figure in selector_figures}
+        speeds |= named({EXPORTED: row["replay_ratio"], **measured}, row)
+    return speeds
 
 
 def verdicts(evaluation: Evaluation) -> list[str]:
@@ -125,33 +125,33 @@ def verdicts(evaluation: Evaluation) -> list[str]:
 
 
 def _verdict(found: Table, setting: str, mode: Mode) -> str:
-    name, own, wall = (
+    name, replay, wall = (
         exported(mode),
         *(found.of(setting, SELECTOR, over(PLAIN)) for over in (replayed, decoded)),
     )
-    said = (
-        f"the {name} is exported. It is {own} times as fast as plain decoding in replay and {wall} "
-        "times in "
+    text = (
+        f"the {name} is exported. It is {replay} times as fast as plain decoding in replay and "
+        f"{wall} times in "
     )
-    said += "decoding."
+    text += "decoding."
     if name == PLAIN:
-        said = "plain decoding is exported: on the validation texts nothing was surely faster."
+        text = "plain decoding is exported: on the validation texts nothing was surely faster."
     if wall.high is not None and wall.high < 1:
-        said = f"A LOSS, so plain decoding is exported: {said.replace('is exported', 'was chosen')}"
+        text = f"A LOSS, so plain decoding is exported: {text.replace('is exported', 'was chosen')}"
     others = [
-        found.get(setting, each, replayed(PLAIN))
-        for each in (BEST_STATIC, COPYING, NETWORK)
-        if each != name
+        found.get(setting, rival, replayed(PLAIN))
+        for rival in (BEST_STATIC, COPYING, NETWORK)
+        if rival != name
     ]
-    best = max(filter(None, others), key=lambda each: each.value)
-    if round(best.value, 2) > round(own.value, 2):
-        said += f" The {best.method} is faster in replay: {best} times."
+    best = max(filter(None, others), key=lambda rival: rival.value)
+    if round(best.value, 2) > round(replay.value, 2):
+        text += f" The {best.method} is faster in replay: {best} times."
     gains = [
-        f"over the {x} {_stands(found.of(setting, SELECTOR, decoded(x)))}"
-        for x in (COPYING, BEST_STATIC)
+        f"over the {method} {_stands(found.of(setting, SELECTOR, decoded(method)))}"
+        for method in (COPYING, BEST_STATIC)
     ]
     return (
-        f"{said} In wall-clock time, prompt by prompt, the selector's gain {' and '.join(gains)}."
+        f"{text} In wall-clock time, prompt by prompt, the selector's gain {' and '.join(gains)}."
     )
 
 
@@ -174,8 +174,8 @@ def losses(evaluation: Evaluation) -> list[Sampling]:
     """The sampling settings under which the selector was surely slower than plain decoding, which
     is exported there."""
     walls = (
-        (mode, evaluation.table.of(name, SELECTOR, decoded(PLAIN)))
-        for name, mode in evaluation.settings
+        (mode, evaluation.table.of(setting, SELECTOR, decoded(PLAIN)))
+        for setting, mode in evaluation.settings
     )
     return [mode.sampling for mode, wall in walls if wall.high is not None and wall.high < 1]
 
@@ -189,27 +189,30 @@ def exported(mode: Mode) -> str:
 def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
     """By sampling setting every method, the fastest first: its speed over plain decoding, the
     selector's over it."""
-    found, shown = evaluation.table, dict[str, list[tuple[float, Cells]]]()
+    results, rows_by_setting = evaluation.table, dict[str, list[tuple[float, Cells]]]()
     if "logs" in evaluation.found:
-        return {own: list(logged.methods(found, own)) for own in logged.settings(found)}
+        return {
+            log_setting: list(logged.methods(results, log_setting))
+            for log_setting in logged.settings(results)
+        }
     for entry in [*evaluation.found["methods"], *evaluation.found["replayed"]]:
         setting, name = entry["setting"], entry["method"]
-        wall, replay = (found.get(setting, name, over(PLAIN)) for over in (decoded, replayed))
+        wall, replay = (results.get(setting, name, over(PLAIN)) for over in (decoded, replayed))
         speed = wall or replay
         cells = {
             "method": _label(entry),
             "decoded": _text(wall),
             "replayed": _text(replay),
-            "selector over it, decoded": _text(found.get(setting, SELECTOR, decoded(name)), 3),
-            "selector over it, replayed": _text(found.get(setting, SELECTOR, replayed(name)), 3),
+            "selector over it, decoded": _text(results.get(setting, SELECTOR, decoded(name)), 3),
+            "selector over it, replayed": _text(results.get(setting, SELECTOR, replayed(name)), 3),
             "drafts": entry["drafts"],
-            "tokens/step": _text(found.get(setting, name, figures.EFFICIENCY)),
-            "tokens/s": _text(found.get(setting, name, figures.TOKENS_PER_SECOND), 0),
+            "tokens/step": _text(results.get(setting, name, figures.EFFICIENCY)),
+            "tokens/s": _text(results.get(setting, name, figures.TOKENS_PER_SECOND), 0),
         }
-        shown.setdefault(setting, []).append((speed.value if speed else 1.0, cells))
+        rows_by_setting.setdefault(setting, []).append((speed.value if speed else 1.0, cells))
     return {
         setting: [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
-        for setting, rows in shown.items()
+        for setting, rows in rows_by_setting.items()
     }
 
 
@@ -226,16 +229,16 @@ def _label(entry: dict[str, Any]) -> str:
 def origins(evaluation: Evaluation) -> list[Cells]:
     """What the selector's tokens came from by sampling setting and kind of prompts, and its decoded
     speed there."""
-    found, rows = evaluation.table, list[Cells]()
+    results, rows = evaluation.table, list[Cells]()
     for setting, _ in evaluation.settings:
-        for kind in found.kinds(setting):
+        for kind in results.kinds(setting):
             cells = {"setting": setting, "prompts": kind}
             for origin in figures.ORIGINS:
                 cells[origin] = (
-                    f"{found.of(setting, SELECTOR, f'{figures.SHARE} {origin}', kind).value:.0%}"
+                    f"{results.of(setting, SELECTOR, f'{figures.SHARE} {origin}', kind).value:.0%}"
                 )
             for words, rival in (("over plain", PLAIN), ("over the rule", COPYING)):
-                cells[words] = _text(found.get(setting, SELECTOR, decoded(rival), kind))
+                cells[words] = _text(results.get(setting, SELECTOR, decoded(rival), kind))
             rows.append(cells)
     return rows
 
@@ -266,18 +269,20 @@ def next_step(config: Config, evaluation: Evaluation) -> tuple[str, str]:
         ]["exported"], ""
     if all(exported(mode) == PLAIN for _, mode in evaluation.settings):
         return "Decode without a draft: drafting does not pay with this pair on this machine.", ""
-    folder, own = config.folder / "selector", config.pair
+    folder, pair = config.folder / "selector", config.pair
     if not (folder / "config.json").exists():
         return "`espalier export` packages the selector.", ""
-    given = config.sampling[0].build().generation
+    generation = config.sampling[0].build().generation
     target, draft = pair_names(config)
     program = SNIPPET.format(
-        target=own.target if own.target == SMOLLM2 else target,
+        target=pair.target if pair.target == SMOLLM2 else target,
         draft=draft,
-        device=own.device,
-        dtype=own.dtype,
+        device=pair.device,
+        dtype=pair.dtype,
         inputs=ASKED if config.prompts.chat else BEGUN,
         selector=folder,
-        settings=", ".join(f"{key}={value!r}" for key, value in given.items() if value is not None),
+        settings=", ".join(
+            f"{key}={value!r}" for key, value in generation.items() if value is not None
+        ),
     )
     return f"The exported selector is {folder.resolve()}. This program decodes with it:", program

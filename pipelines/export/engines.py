@@ -68,13 +68,13 @@ class Settings:
     def ranges(self) -> list[tuple[int, int, int]]:
         """First and last batch size, and their length. A size between two timed ones is padded to
         the larger one."""
-        last = [list(alike)[-1] for _, alike in groupby(self.lengths, key=lambda each: each.length)]
-        firsts = [1, *(each.batch + 1 for each in last)]
-        return [(first, each.batch, each.length) for first, each in zip(firsts, last, strict=False)]
+        last = [list(alike)[-1] for _, alike in groupby(self.lengths, key=lambda best: best.length)]
+        firsts = [1, *(best.batch + 1 for best in last)]
+        return [(first, best.batch, best.length) for first, best in zip(firsts, last, strict=False)]
 
     @property
     def longest(self) -> int:
-        return max(each.length for each in self.lengths)
+        return max(best.length for best in self.lengths)
 
     @property
     def sampled(self) -> bool:
@@ -101,7 +101,7 @@ class Engine:
         name = f"temperature-{sampling.temperature:g}" + (
             f"-top_p-{sampling.top_p:g}" if sampling.top_p < 1 else ""
         )
-        predicted = json.dumps([asdict(each) for each in settings.lengths], indent=1) + "\n"
+        predicted = json.dumps([asdict(best) for best in settings.lengths], indent=1) + "\n"
         return {
             f"{name}.{self.suffix}": self.macros.settings(settings),
             f"{name}.prediction.json": predicted,
@@ -117,24 +117,24 @@ class Engine:
     def verifiers(self, labelled: tuple[str, ...], temperature: float) -> tuple[str, str]:
         """The labelled verifiers that verify chains as the engine does with the exported settings,
         and by default: at temperature 0 each does. InputError where there is none."""
-        standard = [each for each in labelled if each in STANDARD or temperature == 0]
-        block = [each for each in labelled if each in BLOCK and self.blocks]
+        standard = [verifier for verifier in labelled if verifier in STANDARD or temperature == 0]
+        block = [verifier for verifier in labelled if verifier in BLOCK and self.blocks]
         if not (standard or block):
-            known = ", ".join(STANDARD)
+            choices = ", ".join(STANDARD)
             raise InputError(
-                f"verifiers: {self.name} verifies chains as one of {known} does: add one of them"
+                f"verifiers: {self.name} verifies chains as one of {choices} does: add one of them"
             )
         return (block + standard)[0], (standard + block)[0]
 
     def refusal(self, sampling: Sampling) -> str:
         """Why it cannot serve a sampling setting as the labels suppose; empty if it can."""
-        own, sampled = (
+        same_temperature, sampled = (
             sampling.draft_temperature in (None, sampling.temperature),
             sampling.draft.temperature > 0,
         )
         if sampling.temperature and sampling.min_p:
             return "the engine does not apply min_p where it speculates"
-        if sampled and not own:
+        if sampled and not same_temperature:
             return "the engine has no draft temperature"
         if sampled and not self.samples:
             return (
@@ -164,7 +164,7 @@ def best_lengths(
     """
     assert profile.batches is not None
     sizes = profile.batches.sizes
-    most = [
+    longest_timed = [
         min(int(target.sizes[-1]) - 1, ActionSpace.default().depth)
         for target in profile.batches.target
     ]
@@ -172,24 +172,32 @@ def best_lengths(
 
     def fastest(longest: int) -> list[tuple[int, Replayed]]:
         """By batch size; fewer where the engine takes none of the lengths that were timed."""
-        found = []
-        for timed, replayed in zip(most, replays, strict=True):
+        fastest_replays = []
+        for timed, replayed in zip(longest_timed, replays, strict=True):
             lengths = range(longest if engine.one_length else 0, min(longest, timed) + 1)
             tried = [(length, replayed(length, longest)) for length in lengths]
-            found += [max(tried, key=lambda own: own[1].speed)] if tried else []
-        return found
+            fastest_replays += (
+                [max(tried, key=lambda candidate: candidate[1].speed)] if tried else []
+            )
+        return fastest_replays
 
-    tables = [table for table in map(fastest, range(max(most) + 1)) if len(table) == len(sizes)]
+    tables = [
+        table for table in map(fastest, range(max(longest_timed) + 1)) if len(table) == len(sizes)
+    ]
     best = max(tables, key=lambda table: sum(math.log(replayed.speed) for _, replayed in table))
     result = []
-    for batch, timed, (length, own) in zip(sizes, most, best, strict=True):
+    for batch, timed, (length, fastest_replay) in zip(sizes, longest_timed, best, strict=True):
         gain = None
         if engine.default <= timed:
-            usual = _replay_of_chains(texts, verifiers[1], profile.at_batch(batch))(
+            default_replay = _replay_of_chains(texts, verifiers[1], profile.at_batch(batch))(
                 engine.default, engine.default
             )
-            gain = ratio_of_speeds(own, usual, texts.source_number_X)
-        result.append(BestLength(batch, length, own.block_efficiency, batch * own.speed, gain))
+            gain = ratio_of_speeds(fastest_replay, default_replay, texts.source_number_X)
+        result.append(
+            BestLength(
+                batch, length, fastest_replay.block_efficiency, batch * fastest_replay.speed, gain
+            )
+        )
     return result
 
 
@@ -215,13 +223,15 @@ def _replay_of_chains(
 
 def serve(config: Config, name: str) -> None:
     """Write an engine's settings under `engines/<name>/`, for each sampling setting."""
-    timed, folder = engine_path(config), config.folder / "engines" / name
+    timings_path, folder = engine_path(config), config.folder / "engines" / name
     engine, pair = ENGINES[name], pair_names(config)
-    if not timed.exists():
-        raise InputError(f"{timed}: no engine's times there: espalier latency --from timings.csv")
-    profile = LatencyProfile.load(timed)
+    if not timings_path.exists():
+        raise InputError(
+            f"{timings_path}: no engine's times there: espalier latency --from timings.csv"
+        )
+    profile = LatencyProfile.load(timings_path)
     depends = {
-        "latency": sha256(timed),
+        "latency": sha256(timings_path),
         "traces": {
             file: shard["sha256"]
             for file, shard in read_manifest(traces_folder(config))["shards"].items()
@@ -240,7 +250,7 @@ def serve(config: Config, name: str) -> None:
             verifiers = engine.verifiers(config.verifiers, sampling.temperature)
             lengths = best_lengths(engine, texts.setting_of(sampling), verifiers, profile)
             refused = (
-                "" if any(each.length for each in lengths) else "drafting pays at no batch size"
+                "" if any(best.length for best in lengths) else "drafting pays at no batch size"
             )
         if refused:
             stage.say(f"{sampling}: nothing is written, {refused}")
@@ -255,10 +265,10 @@ def serve(config: Config, name: str) -> None:
         files |= {} if refused else engine.files(settings)
     with mlflow_run(config, f"export-{name}", ("sampling", "verifiers")) as mlflow:
         stage.replace()
-        with atomically(folder) as partial:
-            partial.mkdir(parents=True)
+        with atomically(folder) as partial_path:
+            partial_path.mkdir(parents=True)
             for file, content in files.items():
-                (partial / file).write_text(content)
+                (partial_path / file).write_text(content)
         mlflow.log_artifacts(str(folder), f"engines/{name}")
     stage.say(f"{folder}: README.md says how to use it, and what it is predicted to gain")
     stage.finish()

@@ -26,12 +26,12 @@ class Registered:
         features = self.config["features"]
         names = [scalar["name"] for scalar in features["scalars"]]
         names = names if set(names) <= set(frame.columns) else names[: features["early"]]
-        given = {
+        inputs = {
             name: np.stack(list(frame[name])) for name in features["hidden_states"] if name in frame
         }
-        given["scalars"] = frame[names].to_numpy()
+        inputs["scalars"] = frame[names].to_numpy()
         index_B, _ = self.module(
-            {name: torch.from_numpy(values.astype(np.float32)) for name, values in given.items()}
+            {name: torch.from_numpy(values.astype(np.float32)) for name, values in inputs.items()}
         )
         chosen = [self.config["actions"][index] for index in index_B.tolist()]
         return type(frame)(chosen, columns=["K", "L1", "L2", "style"])

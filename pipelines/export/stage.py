@@ -92,13 +92,13 @@ def run(config: Config) -> None:
             figures = {name.replace("/", " "): f"{value:.3f}" for name, value in gains.items()}
         register(stage, mlflow, selector, folder, figures)
         compared = selector.config.metrics["actions_compared"]
-        found = (
+        comparison = (
             f"its actions equal the trained module's at all {compared} roots of the validation "
             "texts"
         )
         mlflow.log_metric("roots compared", compared)
-        describe(mlflow, found)
-    stage.say(f"{folder}: {found}")
+        describe(mlflow, comparison)
+    stage.say(f"{folder}: {comparison}")
     stage.finish()
 
 
@@ -111,13 +111,13 @@ def register(
     from mlflow.models import ModelSignature
     from mlflow.types.schema import Array, ColSpec, Schema
 
-    own, names = selector.config, selector.schema.names
-    example = pd.DataFrame(list(zip(*own.ranges, strict=True)), columns=list(names))
+    selector_config, names = selector.config, selector.schema.names
+    example = pd.DataFrame(list(zip(*selector_config.ranges, strict=True)), columns=list(names))
     columns = [
-        ColSpec("double", name, required=at < selector.schema.first)
-        for at, name in enumerate(names)
+        ColSpec("double", name, required=index < selector.schema.first)
+        for index, name in enumerate(names)
     ]
-    for name, width in own.hidden_states.items():
+    for name, width in selector_config.hidden_states.items():
         example[name] = [[0.0] * width] * len(example)
         columns.append(ColSpec(Array("double"), name, required=False))
     chosen = [*(ColSpec("long", name) for name in ("K", "L1", "L2")), ColSpec("string", "style")]
@@ -131,25 +131,27 @@ def register(
         pip_requirements=["torch", "numpy", "pandas"],
     )
     tags = {
-        "pair": own.pair["fingerprint"],
+        "pair": selector_config.pair["fingerprint"],
         "verifier": selector.verifier,
-        "objective": own.objective,
+        "objective": selector_config.objective,
         **figures,
     }
-    about = "\n".join([f"{selector}\n", *(f"- {name}: {value}" for name, value in figures.items())])
-    client, alias, run = (
+    description = "\n".join(
+        [f"{selector}\n", *(f"- {name}: {value}" for name, value in figures.items())]
+    )
+    client, alias, run_id = (
         mlflow.MlflowClient(),
         alias_of(stage.config.name),
         mlflow.active_run().info.run_id,
     )
-    facts = {"description": about, "tags": tags, "model_id": logged.model_id}
+    facts = {"description": description, "tags": tags, "model_id": logged.model_id}
     try:
         try:
             client.create_registered_model(MODEL, description=ABOUT)
         except mlflow.MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        version = client.create_model_version(MODEL, logged.model_uri, run, **facts).version
+        version = client.create_model_version(MODEL, logged.model_uri, run_id, **facts).version
         client.set_registered_model_alias(MODEL, alias, version)
     except mlflow.MlflowException as error:  # the artefact is good without a registry
         stage.say(f"warning: not registered as {MODEL}: {str(error).splitlines()[0]}")

@@ -80,10 +80,11 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
     path = profile_path(config)
     verify(config, "latency")
     profile = LatencyProfile.load(path)
-    here = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
-    if profile.device != here and not config.logs.files:
+    device = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    if profile.device != device and not config.logs.files:
         raise InputError(
-            f"{path} was measured on {profile.device}; this is {here}: run the latency stage again"
+            f"{path} was measured on {profile.device}; this is {device}: "
+            "run the latency stage again"
         )
     if pair is not None and profile.pair != pair.fingerprint:
         raise InputError(f"{path} was measured with another pair: run the latency stage again")
@@ -98,8 +99,10 @@ def decision_seconds(
     chains and lookups. `data.tokens` new tokens are decoded, and every step drafts `DRAFTED` of
     them. InputError where they end too early."""
     space, verifier = ActionSpace.of_pairs(), config.train.verifier
-    own = (FULL, pairs.hidden_widths(config)) if level == FULL else (LIGHT, [])
-    module = SelectorModule("regressor", *own, config.train.network, space=space.to_json()).eval()
+    level_and_widths = (FULL, pairs.hidden_widths(config)) if level == FULL else (LIGHT, [])
+    module = SelectorModule(
+        "regressor", *level_and_widths, config.train.network, space=space.to_json()
+    ).eval()
     chains = map(space.index, map(space.chain, range(space.depth + 1)))
     allowed = (*chains, *range(len(space.trees), len(space)))
     rule = LookupRule(2, space.lookups[-1]) if level == MATCH else None
@@ -147,8 +150,8 @@ def run(config: Config) -> None:
         return
     pair = pairs.load_pair(config)
     if path is not None:
-        own = pair.fingerprint, timings.engine_path(config)
-        timings.run(timings.stage_of(config, "engine-latency", path, *own), path)
+        pair_and_output = pair.fingerprint, timings.engine_path(config)
+        timings.run(timings.stage_of(config, "engine-latency", path, *pair_and_output), path)
         if reads_only(config):
             return
     stage = stage_of(config, pair.fingerprint)
@@ -163,9 +166,11 @@ def run(config: Config) -> None:
     texts = [list(islice(cycle(tokens), max(2, length - timing.GROWN))) for length in lengths]
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
         # they differ only at branches
-        others = [name for name in config.verifiers if name != config.train.verifier]
+        other_verifiers = [name for name in config.verifiers if name != config.train.verifier]
         cases: list[timing.Case] = [*product([config.train.verifier], FITTED + CHECKED)]
-        cases += product(others, (each for each in FITTED if each.K > 1 and each.style == IID))
+        cases += product(
+            other_verifiers, (each for each in FITTED if each.K > 1 and each.style == IID)
+        )
         steps = config.latency.repeats * len(cases)
         with ticking("timing decoding steps", steps) as tick:
             samples = timing.real_steps(pair, cases, texts, lengths[-1], steps, tick)
@@ -201,8 +206,8 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
     """The stage with what it depends on. `pair` is the pair's fingerprint: the recorded one if it
     is not given."""
     if config.logs.files and config.latency.timings:
-        own = config.latency.timings, log_of(config).fingerprint, profile_path(config)
-        return timings.stage_of(config, "latency", *own)
+        path_pair_output = config.latency.timings, log_of(config).fingerprint, profile_path(config)
+        return timings.stage_of(config, "latency", *path_pair_output)
     depends = {
         "device": timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads),
         "pair": pair or pairs.known_fingerprint(config),
@@ -226,19 +231,19 @@ def check(
     of the fit."""
     rows = []
     for action in CHECKED:
-        if taken := [
-            own
-            for own in samples
-            if (own.verifier, own.step.action, own.lag) == (verifier, action, 0)
+        if action_samples := [
+            sample
+            for sample in samples
+            if (sample.verifier, sample.step.action, sample.lag) == (verifier, action, 0)
         ]:
-            predicted, measured = timing.times(profile, taken)
+            predicted, measured = timing.times(profile, action_samples)
             row = {
                 "action": str(action),
                 "predicted": predicted,
                 "measured": measured,
                 "ratio": predicted / measured,
             }
-            rows.append({**row, "steps": len(taken)})
+            rows.append({**row, "steps": len(action_samples)})
     return rows
 
 
@@ -256,15 +261,17 @@ def distinct(
     config: Config, pair: ModelPair, prompts: list[list[int]]
 ) -> dict[str, list[list[float]]]:
     """`LatencyProfile.distinct` of every sampling setting."""
-    found = {}
+    nodes_by_setting = {}
     for setting in watched(config.sampling, "counting distinct nodes"):
         sampling = setting.build()
         written = generated_by_target(
             pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "distinct")
         )
         texts = [(text.tokens, text.start) for text in written]
-        found[str(sampling)] = distinct_nodes(pair.draft, texts, sampling.draft, config.seed)
-    return found
+        nodes_by_setting[str(sampling)] = distinct_nodes(
+            pair.draft, texts, sampling.draft, config.seed
+        )
+    return nodes_by_setting
 
 
 def in_words(profile: LatencyProfile) -> str:
@@ -289,11 +296,13 @@ def in_words(profile: LatencyProfile) -> str:
 
 def of_matrices(matrices: list[dict[str, float]]) -> Table:
     rows = []
-    for own in matrices:
+    for times in matrices:
         cells = {
-            f"{name} ms": f"{1e3 * seconds:.1f}" for name, seconds in own.items() if name != "rows"
+            f"{name} ms": f"{1e3 * seconds:.1f}"
+            for name, seconds in times.items()
+            if name != "rows"
         }
-        rows.append({"rows": f"{own['rows']:.0f}", **cells})
+        rows.append({"rows": f"{times['rows']:.0f}", **cells})
     title = (
         "The target's matrices, by rows: as torch multiplies them, and laid out once, as they are "
         "used here"

@@ -81,11 +81,11 @@ def read_timings(path: Path) -> pd.DataFrame:
             f"{path}: not a CSV file in UTF-8: {' '.join(str(error).split())}"
         ) from error
     frame = pd.DataFrame([row.model_dump() for row in rows], columns=list(Row.model_fields))
-    again = frame.duplicated(list(Row.model_fields)[:-1])
-    if again.any():
+    repeated = frame.duplicated(list(Row.model_fields)[:-1])
+    if repeated.any():
         raise InputError(
-            f"{path} line {again.idxmax() + 2}: the step of an earlier line again; keep one, the "
-            "median"
+            f"{path} line {repeated.idxmax() + 2}: the step of an earlier line again; keep one, "
+            "the median"
         )
     return frame
 
@@ -161,12 +161,15 @@ def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, 
         columns += [drafted["verified"] == size for size in unknown]
         if not columns:
             break
-        found, _, rank, _ = np.linalg.lstsq(
+        solution, _, rank, _ = np.linalg.lstsq(
             np.stack(columns, axis=1).astype(float), left.to_numpy()
         )
-        if rank == len(columns) and not (constant and found[1] < 0):
-            draft, once = (float(found[0]) if drafts else 0.0), float(found[1]) if constant else 0.0
-            target |= dict(zip(unknown, found[drafts + constant :].tolist(), strict=True))
+        if rank == len(columns) and not (constant and solution[1] < 0):
+            draft, once = (
+                (float(solution[0]) if drafts else 0.0),
+                float(solution[1]) if constant else 0.0,
+            )
+            target |= dict(zip(unknown, solution[drafts + constant :].tolist(), strict=True))
             break
     else:
         raise InputError(
@@ -179,22 +182,31 @@ def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, 
     return (
         max(0.0, draft),
         once,
-        {own if own % 1 else int(own): target[own] for own in sorted(target)},
+        {
+            verified if verified % 1 else int(verified): target[verified]
+            for verified in sorted(target)
+        },
     )
 
 
 def misfit(rows: pd.DataFrame, profile: LatencyProfile) -> str:
     """A remark on the row that the profile misses most, empty where that is little."""
-    worst, place = 0.0, ""
-    on = {batch: profile.at_batch(batch) for batch in rows["batch"].unique().tolist()}
+    worst, worst_row = 0.0, ""
+    profiles = {batch: profile.at_batch(batch) for batch in rows["batch"].unique().tolist()}
     for row in rows[rows["verified"] > 0].itertuples(index=False):
-        own, length = on[row.batch], row.context
-        predicted = own.target.at(length, row.verified) + (row.passes > 0) * own.draft.at(length, 2)
-        predicted += max(row.passes - 1, 0) * own.draft.at(length, 1)
+        batch_profile, length = profiles[row.batch], row.context
+        predicted = batch_profile.target.at(length, row.verified) + (
+            row.passes > 0
+        ) * batch_profile.draft.at(length, 2)
+        predicted += max(row.passes - 1, 0) * batch_profile.draft.at(length, 1)
         if (error := abs(predicted / row.seconds - 1)) > worst:
-            worst, place = (
+            worst, worst_row = (
                 error,
                 f"batch {row.batch}, context {length}, {row.verified:g} verified, {row.passes} "
                 "passes",
             )
-    return f"the step times miss a row by {worst:.1%}, the most ({place})" if worst > MISFIT else ""
+    return (
+        f"the step times miss a row by {worst:.1%}, the most ({worst_row})"
+        if worst > MISFIT
+        else ""
+    )

@@ -52,15 +52,16 @@ class Log:
         can be replayed."""
         survivals = (text.of(self.labeller.drafter) for text in self.logs.all)
         return not self.labeller.space.depth or all(
-            own.shape[1] > 0 and not (own != own).any() for own in survivals
+            survivals_RD.shape[1] > 0 and not (survivals_RD != survivals_RD).any()
+            for survivals_RD in survivals
         )
 
     @property
     def work(self) -> list[Work]:
         """All texts by split, as the data stage takes them."""
         return [
-            Work(split, self.labeller.sampling, (), given=tuple(own))
-            for split, own in self.splits.items()
+            Work(split, self.labeller.sampling, (), given=tuple(texts))
+            for split, texts in self.splits.items()
         ]
 
     def shard(self, work: Work) -> Shard:
@@ -68,12 +69,12 @@ class Log:
         return Shard(self.labeller.table(work.given), Plausibility())
 
     def __str__(self) -> str:
-        roots, own = sum(text.roots for text in self.logs.all), self.labeller
+        roots, labeller = sum(text.roots for text in self.logs.all), self.labeller
         texts = (
             f"{len(self.logs.all)} texts, {len(self.splits['test'])} held out, {roots:,} positions"
         )
         return (
-            f"{texts}; {own.drafter} of up to {own.space.depth} tokens, lookups of up to "
+            f"{texts}; {labeller.drafter} of up to {labeller.space.depth} tokens, lookups of up to "
             f"{LONGEST_LOOKUP}"
         )
 
@@ -96,14 +97,14 @@ def _read(config: Config, _: tuple[str, ...]) -> Log:
 
 def files_of(config: Config) -> dict[str, str]:
     """The checksums of the logs by path."""
-    found = {}
+    checksums = {}
     for path in [*config.logs.files, *config.logs.test]:
         # it would be empty once it is read
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise InputError(f"{path}: a pipe, no file: write the log to a file first")
         manifest = path / "manifest.json"
-        found[str(path)] = sha256(manifest if manifest.exists() else path)
-    return found
+        checksums[str(path)] = sha256(manifest if manifest.exists() else path)
+    return checksums
 
 
 def depends(config: Config) -> dict[str, Any]:

@@ -47,32 +47,35 @@ def target_name(config: Config) -> str:
 def pair_names(config: Config) -> tuple[str, str]:
     """Directories or hub ids of the target and its draft. InputError where a GGUF file cannot be
     converted, or a draft is not distilled yet."""
-    target, own = target_name(config), config.pair
-    if own.draft == SMOLLM2:
+    target, pair = target_name(config), config.pair
+    if pair.draft == SMOLLM2:
         return target, str(SHIPPED)
-    if own.draft == DISTILLED:
+    if pair.draft == DISTILLED:
         folder = config.folder / "distil" / "draft"
         if not folder.is_dir():
             raise InputError(f"{folder} does not exist: run the distil stage first")
         return target, str(folder)
-    return target, resolved(own.draft, "draft")
+    return target, resolved(pair.draft, "draft")
 
 
 def load_pair(config: Config) -> ModelPair:
     """The run's pair on the configured device, with the configured number of threads. InputError
     where it is missing, does not load, has too short a context, or computes token trees wrongly."""
-    own = config.pair
-    if own.threads:
-        torch.set_num_threads(own.threads)
-    pair = ModelPair.load(*pair_names(config), own.device, own.dtype, own.device_map)
-    needed, have = config.prompts.tokens + config.data.tokens + BEYOND + DEPTH, pair.max_positions
-    if needed > have:
-        most = have - needed + config.prompts.tokens
+    settings = config.pair
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    pair = ModelPair.load(*pair_names(config), settings.device, settings.dtype, settings.device_map)
+    needed, available = (
+        config.prompts.tokens + config.data.tokens + BEYOND + DEPTH,
+        pair.max_positions,
+    )
+    if needed > available:
+        most_tokens = available - needed + config.prompts.tokens
         raise InputError(
             f"prompts.tokens={config.prompts.tokens} and data.tokens={config.data.tokens} ask "
             f"for up to {needed} "
-            f"positions; the pair has {have}"
-            + (f": set prompts.tokens={most}" if most >= 2 else "")
+            f"positions; the pair has {available}"
+            + (f": set prompts.tokens={most_tokens}" if most_tokens >= 2 else "")
         )
     check_models(pair, needed)
     return pair
@@ -85,8 +88,8 @@ def known_fingerprint(config: Config) -> str:
         return log_of(config).fingerprint
     for stage, key in (("latency", "pair"), ("pair", "fingerprint")):
         with suppress(InputError):
-            if isinstance(found := read_record(config, stage)["depends"].get(key), str):
-                return found
+            if isinstance(fingerprint := read_record(config, stage)["depends"].get(key), str):
+                return fingerprint
     raise InputError(f"{config.folder}: run the latency stage first")
 
 
@@ -107,7 +110,8 @@ def hidden_widths(config: Config) -> list[int]:
     configs alone."""
     names = pair_names(config)
     target, draft = (
-        int(text_config(*each).hidden_size) for each in zip(names, ("target", "draft"), strict=True)
+        int(text_config(*name_and_role).hidden_size)
+        for name_and_role in zip(names, ("target", "draft"), strict=True)
     )
     return [target, draft, draft]
 
@@ -137,10 +141,12 @@ def all_prompts(config: Config) -> list[Prompt]:
 
 
 def by_split(config: Config, prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
-    found: dict[str, list[Prompt]] = {split: [] for split in SPLITS}
+    prompts_by_split: dict[str, list[Prompt]] = {split: [] for split in SPLITS}
     for prompt in prompts:
-        found[split_of(prompt, config.prompts.validation, config.prompts.test)].append(prompt)
-    return found
+        prompts_by_split[split_of(prompt, config.prompts.validation, config.prompts.test)].append(
+            prompt
+        )
+    return prompts_by_split
 
 
 def prompts_of(
@@ -178,9 +184,11 @@ def encode(config: Config, pair: ModelPair, prompt: Prompt) -> list[int]:
 def prompts_depend(config: Config, *splits: str) -> dict[str, Any]:
     """What determines the prompt tokens of some splits, except the pair: the prompts' form and a
     hash of all texts."""
-    found = by_split(config, sorted(all_prompts(config), key=lambda prompt: prompt.id))
+    prompts_by_split = by_split(config, sorted(all_prompts(config), key=lambda prompt: prompt.id))
     lines = "\0".join(
-        f"{p.id}\0{p.kind}\0{p.source}\0{p.text}" for split in splits for p in found[split]
+        f"{p.id}\0{p.kind}\0{p.source}\0{p.text}"
+        for split in splits
+        for p in prompts_by_split[split]
     )
     return {**asdict(config.prompts.form), "texts": hashlib.sha256(lines.encode()).hexdigest()[:16]}
 
@@ -192,14 +200,18 @@ def plan(config: Config) -> list[str]:
     sets = config.prompts.sets
     if not sets:
         return [models, f"{len(all_prompts(config))} prompts of {prompts_path(config)}"]
-    if all(own.file is not None for own in sets):
+    if all(dataset.file is not None for dataset in sets):
         with suppress(InputError):
-            return [models, *(said for _, said in _taken_from_sets(config, tokenizer_of(config)))]
-    places = (
-        f"{own.name}: {own.prompts or 'all'} prompts from {own.file or SETS[own.name].hub}"
-        for own in sets
+            return [
+                models,
+                *(remark for _, remark in _taken_from_sets(config, tokenizer_of(config))),
+            ]
+    lines = (
+        f"{dataset.name}: {dataset.prompts or 'all'} prompts from "
+        f"{dataset.file or SETS[dataset.name].hub}"
+        for dataset in sets
     )
-    return [models, *places]
+    return [models, *lines]
 
 
 def run(config: Config) -> None:
@@ -219,13 +231,17 @@ def prepared_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
     cannot be read."""
     if config.prompts.sets:
         _write_prompts(config, tokenizer, prompts_path(config))
-    kept, said = config.prompts.form.fit(tokenizer, all_prompts(config))
-    Stage("prompts", config, {}, ()).say(said)
+    kept, remark = config.prompts.form.fit(tokenizer, all_prompts(config))
+    Stage("prompts", config, {}, ()).say(remark)
     return kept
 
 
 def _write_prompts(config: Config, tokenizer: Any, path: Path) -> None:
-    files = [own.file for own in config.prompts.sets if own.file is not None and own.file.is_file()]
+    files = [
+        dataset.file
+        for dataset in config.prompts.sets
+        if dataset.file is not None and dataset.file.is_file()
+    ]
     inputs = {
         "pair": config.pair.target,
         "template": tokenizer.chat_template if config.prompts.chat else None,
@@ -238,8 +254,8 @@ def _write_prompts(config: Config, tokenizer: Any, path: Path) -> None:
     if not stage.begin():
         return
     prompts: dict[str, Prompt] = {}
-    for taken, said in _taken_from_sets(config, tokenizer):
-        stage.say(said)
+    for taken, remark in _taken_from_sets(config, tokenizer):
+        stage.say(remark)
         prompts |= {prompt.id: prompt for prompt in taken}
     stage.replace()
     with atomically(path) as partial:
@@ -248,15 +264,15 @@ def _write_prompts(config: Config, tokenizer: Any, path: Path) -> None:
 
 
 def _taken_from_sets(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prompt], str]]:
-    for own in config.prompts.sets:
-        prompts, records = read_set(own.name, own.file, own.kind)
-        kept, said = config.prompts.form.fit(tokenizer, prompts)
-        if len(kept) < (own.prompts or 1):
+    for dataset in config.prompts.sets:
+        prompts, records = read_set(dataset.name, dataset.file, dataset.kind)
+        kept, remark = config.prompts.form.fit(tokenizer, prompts)
+        if len(kept) < (dataset.prompts or 1):
             raise InputError(
-                f"prompts.sets: {own.name} gives {len(kept)} prompts, not {own.prompts or 1}: "
-                f"{said}"
+                f"prompts.sets: {dataset.name} gives {len(kept)} prompts, "
+                f"not {dataset.prompts or 1}: {remark}"
             )
-        taken = take_evenly(kept, own.prompts)
+        taken = take_evenly(kept, dataset.prompts)
         kinds = Counter(prompt.kind for prompt in taken)
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        yield taken, f"{own.name}: {records} records, {said}; taken: {counts}"
+        yield taken, f"{dataset.name}: {records} records, {remark}; taken: {counts}"

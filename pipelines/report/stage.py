@@ -63,18 +63,18 @@ def run(config: Config) -> None:
             describe(mlflow, "\n\n".join(verdict.verdicts(evaluation)))
         stage.finish()
     verdict.show_words(verdict.title(config, evaluation), evaluation)
-    said, program = verdict.next_step(config, evaluation)
-    for line in (f"All figures are in {stage.outputs[0].resolve()}.", said):
+    advice, program = verdict.next_step(config, evaluation)
+    for line in (f"All figures are in {stage.outputs[0].resolve()}.", advice):
         console.print(line, soft_wrap=True)
     if program:
         console.print(f"\n{program}", soft_wrap=True, markup=False)
 
 
 def page(config: Config, evaluation: Evaluation) -> None:
-    said, program = verdict.next_step(config, evaluation)
+    advice, program = verdict.next_step(config, evaluation)
     values: dict[str, Any] = {
         "title": verdict.title(config, evaluation),
-        "lead": [*verdict.verdicts(evaluation), said],
+        "lead": [*verdict.verdicts(evaluation), advice],
         "methods": verdict.methods(evaluation),
         "provenance": json.dumps(provenance(config), indent=1),
     }
@@ -83,40 +83,43 @@ def page(config: Config, evaluation: Evaluation) -> None:
         values |= {"pictures": ratios(evaluation), "origins": verdict.origins(evaluation)}
         values["greedy"] = greedy_summary(evaluation.found["greedy"])
     template = TEMPLATES.get_template("logs.j2" if config.logs.files else "run.j2")
-    with atomically(config.folder / "report.html") as partial:
-        partial.write_text(template.render(values), encoding="utf-8")
+    with atomically(config.folder / "report.html") as partial_path:
+        partial_path.write_text(template.render(values), encoding="utf-8")
 
 
 def ratios(evaluation: Evaluation) -> dict[str, str]:
     """For each sampling setting a plot (base64 PNG) by its description: every method's speed over
     the best tree."""
-    found, pictures = evaluation.table, {}
+    table, pictures = evaluation.table, {}
     for setting, _ in evaluation.settings:
-        own = [
-            found.of(setting, name, decoded(BEST_STATIC))
-            for name in found.methods(setting, decoded(BEST_STATIC))
+        speeds = [
+            table.of(setting, name, decoded(BEST_STATIC))
+            for name in table.methods(setting, decoded(BEST_STATIC))
         ]
-        own.sort(key=lambda each: each.method == SELECTOR)  # the selector on top
-        beside = {
-            each.method: found.get(setting, each.method, replayed(BEST_STATIC)) for each in own
+        speeds.sort(key=lambda speed: speed.method == SELECTOR)  # the selector on top
+        replays = {
+            speed.method: table.get(setting, speed.method, replayed(BEST_STATIC))
+            for speed in speeds
         }
         words = f"Speed of every method over the best static tree's at {setting}. "
-        words += f"The selector's: decoded {own[-1]}, replayed {beside[SELECTOR]}."
-        right = 1.5 * max(each.value for each in (*own, *beside.values()) if each is not None)
-        figure, buffer = Figure(figsize=(6, 0.32 * len(own) + 1)), io.BytesIO()
+        words += f"The selector's: decoded {speeds[-1]}, replayed {replays[SELECTOR]}."
+        right = 1.5 * max(
+            speed.value for speed in (*speeds, *replays.values()) if speed is not None
+        )
+        figure, buffer = Figure(figsize=(6, 0.32 * len(speeds) + 1)), io.BytesIO()
         axis = figure.subplots()
         axis.axvline(1, color="#888", linewidth=1)
-        for y, each in enumerate(own):
-            colour = "tab:orange" if each.method == SELECTOR else "tab:blue"
-            low, high = each.low or 0.0, min(each.high or 2 * right, 2 * right)
-            spread = [[each.value - low], [high - each.value]]
+        for y, speed in enumerate(speeds):
+            colour = "tab:orange" if speed.method == SELECTOR else "tab:blue"
+            low, high = speed.low or 0.0, min(speed.high or 2 * right, 2 * right)
+            spread = [[speed.value - low], [high - speed.value]]
             axis.errorbar(
-                each.value, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5
+                speed.value, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5
             )
-            if (replay := beside[each.method]) is not None:
+            if (replay := replays[speed.method]) is not None:
                 axis.plot(replay.value, y, "D", color=colour, markerfacecolor="white", markersize=5)
         axis.set(title=setting, xlabel="speed over the best static tree", xlim=(0, right))
-        axis.set(yticks=range(len(own)), yticklabels=[each.method for each in own])
+        axis.set(yticks=range(len(speeds)), yticklabels=[speed.method for speed in speeds])
         figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight")
         pictures[words] = base64.b64encode(buffer.getvalue()).decode()
     return pictures

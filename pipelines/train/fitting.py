@@ -72,11 +72,11 @@ def fitted(
     one: by replay of `judged`, or by the validation loss if that is empty. The checkpoint is
     `best.ckpt` in `folder`; the MLflow run gets the curves. `judged` and `further` are those of
     `SelectorModule` and `Roots`."""
-    own = {name: splits[name] for name in OWN}
+    texts = {name: splits[name] for name in OWN}
     roots = Roots(
-        module, own, verifier, config.train.batch, config.seed, config.data.stride, further
+        module, texts, verifier, config.train.batch, config.seed, config.data.stride, further
     )
-    module.begin_at(own["train"], verifier, roots.rows["train"])
+    module.begin_at(texts["train"], verifier, roots.rows["train"])
     module.judged = judged
     monitor, mode = (MONITOR, "max") if judged else ("validation/loss", "min")
     checkpoints = ModelCheckpoint(

@@ -39,17 +39,17 @@ DRAFTING = 1.1
 def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
     """The texts with the trained verifier's labels, for each of the run's settings and the
     profile's batch sizes."""
-    found = []
+    cases = []
     for setting in settings_of(config):
         whole = Timed(texts.setting_of(setting), config.train.verifier, profile)
         sizes = profile.batches.sizes if profile.batches else [1]
-        found += [whole.on(profile.at_batch(batch), batch) for batch in sizes]
-    return found
+        cases += [whole.on(profile.at_batch(batch), batch) for batch in sizes]
+    return cases
 
 
 def statics(train: list[Timed]) -> list[Mode]:
     """The best static tree in each case, by its training texts."""
-    return [best_static(own, StaticTable.of(own)) for own in train]
+    return [best_static(case, StaticTable.of(case)) for case in train]
 
 
 def step_times(
@@ -61,26 +61,28 @@ def step_times(
     speed_R = torch.zeros(len(texts.length_R))
     setting_R = texts.setting_X[texts.text_R]
     for base in bases:
-        mine = setting_R == texts.settings.index(base.sampling)
-        own, at = timed(texts, base.sampling, verifier, profile), module.space.index(base.action)
-        seconds_RA[mine] = own.seconds((module.level,))
+        in_setting_R = setting_R == texts.settings.index(base.sampling)
+        case, at = timed(texts, base.sampling, verifier, profile), module.space.index(base.action)
+        seconds_RA[in_setting_R] = case.seconds((module.level,))
         efficiency_RA = module.space.efficiencies(
-            own.texts.labels(verifier, slice(None), module.space)
+            case.texts.labels(verifier, slice(None), module.space)
         )
-        speed_R[mine] = efficiency_RA[:, at] / own.seconds_of(torch.full((len(efficiency_RA),), at))
+        speed_R[in_setting_R] = efficiency_RA[:, at] / case.seconds_of(
+            torch.full((len(efficiency_RA),), at)
+        )
     return seconds_RA, speed_R
 
 
 def judge(module: SelectorModule, texts: list[Timed], bases: list[Mode]) -> list[Judged]:
     """A module's best mode in every case, by each of its `ways` of asking, and its speed over the
     best static tree."""
-    found = []
-    for (own, base), (way, level) in product(zip(texts, bases, strict=True), module.ways):
-        predicted = {name: module.scores(own.texts, name) for name in way}
-        found.append(
-            tuning.tune_mode(own, predicted, replace(base, level=level), not module.is_regressor)
+    judged = []
+    for (case, base), (levels, level) in product(zip(texts, bases, strict=True), module.ways):
+        predicted = {name: module.scores(case.texts, name) for name in levels}
+        judged.append(
+            tuning.tune_mode(case, predicted, replace(base, level=level), not module.is_regressor)
         )
-    return found
+    return judged
 
 
 def judge_jointly(
@@ -95,7 +97,9 @@ def judge_jointly(
     where one length serves them all, in tokens per second. `profile` is that of all batch sizes."""
     batches = MixedBatches(own, profile, own.batch)
     begin = batches.replay(decide(own, {}, rule.mode).action_R).speed
-    price, common = (batches.speed_of(predicted_RA, begin, common=one) for one in (False, True))
+    price, common = (
+        batches.speed_of(predicted_RA, begin, common=is_common) for is_common in (False, True)
+    )
     mode = replace(alone.mode, joint=price, allowed=())
     return _among(batches, mode, batches.select(predicted_RA, price), base), common
 
@@ -128,11 +132,15 @@ def judge_rules(
     def judged_rule(own: Timed, judged: Timed, base: Mode, drafts: bool = True) -> Judged:
         if own.batch == 1:
             return judge_mode(judged, {}, tune_lookup_rule(own, base, drafts), base.action)
-        tuned, other = (MixedBatches(each, profile, each.batch) for each in (own, judged))
-        mode = tune_lookup_rule(own, base, drafts, tuned)
-        return _among(other, mode, other.replay(decide(judged, {}, mode).action_R), base)
+        tuned_batches, judged_batches = (
+            MixedBatches(case, profile, case.batch) for case in (own, judged)
+        )
+        mode = tune_lookup_rule(own, base, drafts, tuned_batches)
+        return _among(
+            judged_batches, mode, judged_batches.replay(decide(judged, {}, mode).action_R), base
+        )
 
-    found = []
+    rules = []
     for own, judged, base in watched(
         [*zip(train, others, bases, strict=True)], "tuning lookup rules"
     ):
@@ -140,8 +148,8 @@ def judge_rules(
         if own.texts.schema is LOG and rule.mode.action.drafts:
             alone = judged_rule(own, judged, base, drafts=False)
             rule = rule if rule.is_ahead_of(alone, DRAFTING) else alone
-        found.append(rule)
-    return found
+        rules.append(rule)
+    return rules
 
 
 def keep_if_ahead(
@@ -179,6 +187,6 @@ def untuned(module: SelectorModule, timed: Timed) -> list[Mode]:
         timed.sampling, trees[best], speed=float(speed_A[best]), mean_efficiency=efficiencies
     )
     return [
-        replace(fixed, batch=timed.batch, feature_levels=(own,), level=own)
-        for own in module.schema.levels
+        replace(fixed, batch=timed.batch, feature_levels=(level,), level=level)
+        for level in module.schema.levels
     ]

@@ -111,7 +111,7 @@ def build(
     module, chosen = load_module(config, result), chosen_of(result)
     texts = splits["validation"]
     texts = texts.take(torch.arange(len(texts))[:COMPARED]) if config.logs.files else texts
-    own = {"actions_compared": int((~texts.unknown_R).sum()), "evaluation": evaluation}
+    further_metrics = {"actions_compared": int((~texts.unknown_R).sum()), "evaluation": evaluation}
     if config.logs.files:
         pair: dict[str, Any] = {"target": "of the log", "draft": profile.pair.removeprefix(OF_LOG)}
     else:
@@ -120,7 +120,7 @@ def build(
     facts: dict[str, Any] = {
         "pair": {**pair, "fingerprint": profile.pair},
         "run_id": chosen["run_id"],
-        "metrics": {**chosen["metrics"], **own},
+        "metrics": {**chosen["metrics"], **further_metrics},
         "provenance": provenance(config),
     }
     verifier, modes = config.train.verifier, []
@@ -157,12 +157,12 @@ def count_differing(module: SelectorModule, folder: Path, texts_of: Callable[[Mo
         module.schema.levels[0],
     )
     for mode in selector.modes:
-        mine = texts_of(mode)
-        rows = (~mine.texts.unknown_R).nonzero()[:, 0]
+        case = texts_of(mode)
+        rows = (~case.texts.unknown_R).nonzero()[:, 0]
         trained_R = decide(
-            mine, module.predictions(mine.texts, mode), mode, not module.is_regressor
+            case, module.predictions(case.texts, mode), mode, not module.is_regressor
         ).action_R[rows]
-        scalars, hidden = mine.texts.features(rows, module.is_full)
+        scalars, hidden = case.texts.features(rows, module.is_full)
         scalars[:, module.schema.index("batch")] = mode.batch
         views = [{SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}]
         if first in (mode.level, *mode.feature_levels):
@@ -171,7 +171,10 @@ def count_differing(module: SelectorModule, folder: Path, texts_of: Callable[[Mo
         action_R, scores_RA = _in_turn(script, views, module.space)
         chosen = trained_R, action_R, _one_by_one(Tuned(mode, selector), views, module.space)
         lost_NR = torch.stack(
-            [scores_RA.amax(-1) - scores_RA.gather(-1, a.unsqueeze(-1))[:, 0] for a in chosen]
+            [
+                scores_RA.amax(-1) - scores_RA.gather(-1, chosen_R.unsqueeze(-1))[:, 0]
+                for chosen_R in chosen
+            ]
         )
         differing += int((lost_NR > TIE).any(0).sum())
     return differing

@@ -94,7 +94,7 @@ def _train(
         bases = judging.statics(train) if dense else []
         judged_rules = judging.judge_rules(train, validation, bases, profile) if dense else []
         train = [] if dense else train  # its labels take memory that the networks' training needs
-        found, rate = (
+        selectors, rate = (
             {},
             f", rate {config.train.learning_rate:g}" if config.train.learning_rate else "",
         )
@@ -103,26 +103,30 @@ def _train(
             with nested_run(mlflow, f"train-{name}{rate}") as nested:
                 log_traces(mlflow, traces_folder(config), OWN)
                 run_id = nested.info.run_id
-                given: dict[str, Any] = {
+                options: dict[str, Any] = {
                     "schema": texts.schema.name,
                     "space": texts.space.to_json(),
                 }
-                given |= {"squared_weight": SQUARED} if config.logs.files else {}
-                module = module_of(config, objective, *seen(level, texts), **given)
+                options |= {"squared_weight": SQUARED} if config.logs.files else {}
+                module = module_of(config, objective, *seen(level, texts), **options)
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
                 facts = {"objective": objective, "feature_level": level}
                 mlflow.log_params(facts)
                 facts |= {"checkpoint": f"{name}/best.ckpt", "run_id": run_id}
                 if dense:
-                    found[name] = {
+                    selectors[name] = {
                         **facts,
                         **row_of(module, validation, judged_rules, bases, profile),
                     }
-                    mlflow.log_metrics(figures(found[name]))
+                    mlflow.log_metrics(figures(selectors[name]))
                 else:
-                    modes = [mode for own in train for mode in judging.untuned(module, own)]
-                    found[name] = {**facts, "metrics": {}, "modes": [mode.row() for mode in modes]}
-        result = {"chosen": choose(found) if dense else name, "selectors": found}
+                    modes = [mode for case in train for mode in judging.untuned(module, case)]
+                    selectors[name] = {
+                        **facts,
+                        "metrics": {},
+                        "modes": [mode.row() for mode in modes],
+                    }
+        result = {"chosen": choose(selectors) if dense else name, "selectors": selectors}
         mlflow.set_tag("chosen", result["chosen"])
         decides = [Mode.of(mode).place for mode in chosen_of(result)["modes"] if mode["decides"]]
         words = (
@@ -137,15 +141,15 @@ def _train(
 def figures(row: dict[str, Any]) -> dict[str, float]:
     """MLflow's metrics, as speeds over the best static tree: of the network alone and of what is
     kept, as means over sampling settings and for each of them."""
-    alone = [mode["replay"]["value"] for mode in row["modes"]]
-    found = {
+    ratios = [mode["replay"]["value"] for mode in row["modes"]]
+    metrics = {
         "kept_ratio": row["metrics"]["validation/replay_gated"],
-        "replayed_ratio": statistics.mean(alone),
+        "replayed_ratio": statistics.mean(ratios),
     }
-    for mode, own in zip(row["modes"], alone, strict=True):
-        kept = own if mode["decides"] else mode["replay_rule"]["value"] if mode["rule"] else 1.0
-        found |= named({"replayed_ratio": own, "kept_ratio": kept}, mode)
-    return found
+    for mode, ratio in zip(row["modes"], ratios, strict=True):
+        kept = ratio if mode["decides"] else mode["replay_rule"]["value"] if mode["rule"] else 1.0
+        metrics |= named({"replayed_ratio": ratio, "kept_ratio": kept}, mode)
+    return metrics
 
 
 def trained(
@@ -162,18 +166,18 @@ def trained(
     is that of the least loss."""
     verifier, further = config.train.verifier, None
     if not module.is_regressor:
-        given = bases, verifier, validation[0].profile
-        further = {name: judging.step_times(module, splits[name], *given) for name in OWN}
-    sizes = sorted({own.batch for own in validation})
-    few = [
-        each
-        for each in zip(validation, bases, strict=False)
-        if each[0].batch in (sizes[0], sizes[len(sizes) // 2])
+        arguments = bases, verifier, validation[0].profile
+        further = {name: judging.step_times(module, splits[name], *arguments) for name in OWN}
+    sizes = sorted({case.batch for case in validation})
+    few_cases = [
+        case_and_base
+        for case_and_base in zip(validation, bases, strict=False)
+        if case_and_base[0].batch in (sizes[0], sizes[len(sizes) // 2])
     ]
     judged = [
-        (texts, replace(base, feature_levels=way, rho=1.0))
-        for texts, base in few
-        for way, _ in module.ways
+        (texts, replace(base, feature_levels=levels, rho=1.0))
+        for texts, base in few_cases
+        for levels, _ in module.ways
     ]
     return fitted(config, module, splits, verifier, judged, folder, run_id, further)
 
@@ -190,19 +194,19 @@ def row_of(
     modes, ratios = [], []
     # logs are replayed for their whole texts
     longest = 0 if module.schema is LOG else module.longest
-    for own, rule, base in watched(
+    for case, rule, base in watched(
         [*zip(validation, rules, bases, strict=True)], "tuning decisions"
     ):
-        times = judging.lead(own, rule.mode)
-        for each in judging.judge(module, [own], [base]):
-            network, common = each, 0.0
-            if own.batch > 1:
-                predicted_RA = module.scores(own.texts, each.mode.level)
+        times = judging.lead(case, rule.mode)
+        for judged in judging.judge(module, [case], [base]):
+            network, common = judged, 0.0
+            if case.batch > 1:
+                predicted_RA = module.scores(case.texts, judged.mode.level)
                 network, common = judging.judge_jointly(
-                    own, predicted_RA, each, rule, base, profile
+                    case, predicted_RA, judged, rule, base, profile
                 )
             best = judging.keep_if_ahead(network, rule, base, longest, times)
-            mode = replace(best.mode, level=each.mode.level)
+            mode = replace(best.mode, level=judged.mode.level)
             row = mode.row() | {
                 "replay": asdict(network.ratio),
                 "replay_rule": asdict(rule.ratio),
@@ -238,8 +242,10 @@ def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
             "lookup rule": f"{Ratio(**mode['replay_rule'])}{rule}",
         }
         for name, row in found.items():
-            own, kept = row["modes"][number], "\n(kept)" if name == chosen else ""
-            cells[name + kept] = f"{Ratio(**own['replay'])}{' *' if own['decides'] else ''}"
+            selector_mode, kept = row["modes"][number], "\n(kept)" if name == chosen else ""
+            cells[name + kept] = (
+                f"{Ratio(**selector_mode['replay'])}{' *' if selector_mode['decides'] else ''}"
+            )
         rows.append(cells)
     caption = (
         "* This one decides under the setting: a network that is two standard errors ahead of "
