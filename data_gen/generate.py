@@ -41,91 +41,105 @@ from selector.schema import PAIR, InputError
 PADDING = 1.01  # the largest ratio of table sizes with one vocabulary, which differ by padding
 DEFAULT_VERIFIER = "lifted_uniform"  # of a fixed tree
 OF_LOGITS_ALONE = (  # processors whose result follows from the logits
-    *(processors.TemperatureLogitsWarper, processors.TopKLogitsWarper, processors.TopPLogitsWarper),
-    *(processors.MinPLogitsWarper, processors.TypicalLogitsWarper, processors.EpsilonLogitsWarper),
-    *(processors.EtaLogitsWarper, processors.SuppressTokensLogitsProcessor),
-    *(processors.InfNanRemoveLogitsProcessor, processors.LogitNormalization),
+    processors.TemperatureLogitsWarper,
+    processors.TopKLogitsWarper,
+    processors.TopPLogitsWarper,
+    processors.MinPLogitsWarper,
+    processors.TypicalLogitsWarper,
+    processors.EpsilonLogitsWarper,
+    processors.EtaLogitsWarper,
+    processors.SuppressTokensLogitsProcessor,
+    processors.InfNanRemoveLogitsProcessor,
+    processors.LogitNormalization,
 )
 OF_THE_TEXT = (  # processors whose result follows from the logits and the text before
-    *(processors.RepetitionPenaltyLogitsProcessor, processors.NoRepeatNGramLogitsProcessor),
-    *(processors.MinLengthLogitsProcessor, processors.MinNewTokensLengthLogitsProcessor),
-    *(processors.SequenceBiasLogitsProcessor, processors.NoBadWordsLogitsProcessor),
-    *(processors.ForcedBOSTokenLogitsProcessor, processors.ForcedEOSTokenLogitsProcessor),
-    *(processors.ExponentialDecayLengthPenalty, processors.SuppressTokensAtBeginLogitsProcessor),
+    processors.RepetitionPenaltyLogitsProcessor,
+    processors.NoRepeatNGramLogitsProcessor,
+    processors.MinLengthLogitsProcessor,
+    processors.MinNewTokensLengthLogitsProcessor,
+    processors.SequenceBiasLogitsProcessor,
+    processors.NoBadWordsLogitsProcessor,
+    processors.ForcedBOSTokenLogitsProcessor,
+    processors.ForcedEOSTokenLogitsProcessor,
+    processors.ExponentialDecayLengthPenalty,
+    processors.SuppressTokensAtBeginLogitsProcessor,
 )
 # Keys of `GenerationConfig` that may have any value. Other keys, also those of later versions, must
 # not be set.
 FREE = frozenset(
     (
         # carried out by stopping criteria
-        *("max_length", "max_new_tokens", "max_time", "stop_strings", "eos_token_id"),
+        "max_length",
+        "max_new_tokens",
+        "max_time",
+        "stop_strings",
+        "eos_token_id",
         # carried out by logits processors, which are checked by their type
-        *(
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-            "top_h",
-            "typical_p",
-            "epsilon_cutoff",
-            "eta_cutoff",
-        ),
-        *(
-            "repetition_penalty",
-            "encoder_repetition_penalty",
-            "no_repeat_ngram_size",
-            "encoder_no_repeat_ngram_size",
-        ),
-        *(
-            "min_length",
-            "min_new_tokens",
-            "exponential_decay_length_penalty",
-            "bad_words_ids",
-            "sequence_bias",
-        ),
-        *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"),
-        *("remove_invalid_values", "renormalize_logits", "guidance_scale", "watermarking_config"),
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "top_h",
+        "typical_p",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "repetition_penalty",
+        "encoder_repetition_penalty",
+        "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size",
+        "min_length",
+        "min_new_tokens",
+        "exponential_decay_length_penalty",
+        "bad_words_ids",
+        "sequence_bias",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "remove_invalid_values",
+        "renormalize_logits",
+        "guidance_scale",
+        "watermarking_config",
         # carried out on the prompt or here
-        *(
-            "token_healing",
-            "num_return_sequences",
-            "bos_token_id",
-            "pad_token_id",
-            "decoder_start_token_id",
-        ),
-        *("do_sample", "return_dict_in_generate"),
+        "token_healing",
+        "num_return_sequences",
+        "bos_token_id",
+        "pad_token_id",
+        "decoder_start_token_id",
+        "do_sample",
+        "return_dict_in_generate",
         # change no token and no output
-        *(
-            "use_cache",
-            "cache_config",
-            "max_cache_len",
-            "prefill_chunk_size",
-            "compile_config",
-            "disable_compile",
-        ),
+        "use_cache",
+        "cache_config",
+        "max_cache_len",
+        "prefill_chunk_size",
+        "compile_config",
+        "disable_compile",
         "transformers_version",
         # settings of beams and of assistants, which `generate` ignores without these
-        *(
-            "early_stopping",
-            "length_penalty",
-            "num_beam_groups",
-            "diversity_penalty",
-            "num_assistant_tokens",
-        ),
-        *(
-            "num_assistant_tokens_schedule",
-            "assistant_confidence_threshold",
-            "assistant_lookbehind",
-        ),
-        *("target_lookbehind", "max_matching_ngram_size"),
+        "early_stopping",
+        "length_penalty",
+        "num_beam_groups",
+        "diversity_penalty",
+        "num_assistant_tokens",
+        "num_assistant_tokens_schedule",
+        "assistant_confidence_threshold",
+        "assistant_lookbehind",
+        "target_lookbehind",
+        "max_matching_ngram_size",
     )
 )
 ALLOWED = {  # values of keys that may have some only
     "num_beams": (1,),
     "cache_implementation": ("dynamic", "static", "sliding_window", "hybrid", "hybrid_chunked"),
 }
-# that `generate` passes on
-INPUTS = "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"
+INPUTS = (  # that `generate` passes on
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+)
 
 
 @dataclass
@@ -148,12 +162,13 @@ class Processed(Sampling):
     def of(cls, config: GenerationConfig, logits_processor: LogitsProcessorList) -> Processed:
         if not config.do_sample:
             return cls(0.0, processors=logits_processor)
-        setting = (
-            float(config.temperature or 1.0),
-            float(config.top_p or 1.0),
-            int(config.top_k or 0),
+        return cls(
+            temperature=float(config.temperature or 1.0),
+            top_p=float(config.top_p or 1.0),
+            top_k=int(config.top_k or 0),
+            min_p=float(config.min_p or 0.0),
+            processors=logits_processor,
         )
-        return cls(*setting, min_p=float(config.min_p or 0.0), processors=logits_processor)
 
     @property
     def draft(self) -> Processed:
@@ -180,14 +195,14 @@ class Processed(Sampling):
             none_N1 = torch.zeros(len(scores_NV), 1, dtype=torch.int64, device=scores_NV.device)
             scores_NV = self.processors(none_N1, scores_NV)
         else:
-            rows = zip(texts(), scores_NV.clone().unbind(0), strict=True)
-            row_scores = [
-                self.processors(torch.tensor([text], device=row.device), row[None])
-                for text, row in rows
-            ]
+            row_scores = []
+            for text, scores_V in zip(texts(), scores_NV.clone().unbind(0), strict=True):
+                text_1T = torch.tensor([text], device=scores_V.device)
+                row_scores.append(self.processors(text_1T, scores_V[None]))
             scores_NV = torch.cat(row_scores)
         if self.temperature == 0:
-            return torch.zeros_like(scores_NV).scatter_(-1, scores_NV.argmax(-1, keepdim=True), 1.0)
+            likeliest_N1 = scores_NV.argmax(-1, keepdim=True)
+            return torch.zeros_like(scores_NV).scatter_(-1, likeliest_N1, 1.0)
         return scores_NV.softmax(-1)
 
 
@@ -219,26 +234,26 @@ def speculative_generate(
             stack.callback(text_streamer.end)
         _check_settings(input_ids, logits_processor, generation_config, model_kwargs)
         draft = _checked_draft(model, draft_model, int(generation_config.max_length or 0))
-        pair = ModelPair(
-            model, draft, cast(Any, None), (str(model.name_or_path), str(draft.name_or_path)), ""
-        )
+        names = str(model.name_or_path), str(draft.name_or_path)
+        pair = ModelPair(model, draft, cast(Any, None), names, "")
         sampling = Processed.of(generation_config, logits_processor)
         verifier, chooser = _choice(selector, sampling, pair)
         if isinstance(chooser, Tuned):
             sampling = replace(sampling, draft_temperature=chooser.mode.sampling.draft_temperature)
         decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
-        generator = torch.Generator(device=model.device).manual_seed(
-            int(torch.randint(2**63 - 1, ()))
-        )
-        for hook in (*widen(model, pair.vocabulary), *widen(draft, pair.vocabulary)):
+        seed = int(torch.randint(2**63 - 1, ()))
+        generator = torch.Generator(device=model.device).manual_seed(seed)
+        for hook in widen(model, pair.vocabulary) + widen(draft, pair.vocabulary):
             stack.enter_context(hook)
         steps = stack.enter_context(closing(decoder.steps(input_ids[0].tolist(), generator)))
         sequences, taken = _until_stopped(steps, input_ids, stopping_criteria, text_streamer)
-    if generation_config.return_dict_in_generate:
-        return SpeculativeOutput(
-            sequences, *zip(*((step.accepted, step.action) for step in taken), strict=True)
-        )
-    return sequences
+    if not generation_config.return_dict_in_generate:
+        return sequences
+    return SpeculativeOutput(
+        sequences,
+        accepted=tuple(step.accepted for step in taken),
+        actions=tuple(step.action for step in taken),
+    )
 
 
 def _until_stopped(
@@ -249,11 +264,13 @@ def _until_stopped(
 ) -> tuple[Tensor, list[Step]]:
     if streamer is not None:
         streamer.put(prompt_1T.cpu())
-    text_1T, taken = prompt_1T, list[Step]()
+    text_1T = prompt_1T
+    taken: list[Step] = []
     while True:
         step, new = next(steps)
         taken.append(step)
-        begin, text_1T = text_1T.shape[1], torch.cat([text_1T, prompt_1T.new_tensor([new])], dim=-1)
+        begin = text_1T.shape[1]
+        text_1T = torch.cat([text_1T, prompt_1T.new_tensor([new])], dim=-1)
         for end, token in enumerate(new, begin + 1):
             if streamer is not None:
                 streamer.put(torch.tensor([token]))
@@ -273,14 +290,22 @@ def _check_settings(
     config: GenerationConfig,
     model_kwargs: dict[str, Any],
 ) -> None:
-    settings = {
-        key: getattr(config, key, None)
-        for key in vars(GenerationConfig())
-        if not key.startswith("_")
-    }
-    for key, value in settings.items():
-        if key not in FREE and value and value not in ALLOWED.get(key, ()):
+    for key in vars(GenerationConfig()):
+        if key in FREE or key.startswith("_"):
+            continue
+        value = getattr(config, key, None)
+        if value and value not in ALLOWED.get(key, ()):
             raise InputError(f"{key}={value}: speculative_generate does not support it")
+    _check_inputs(input_ids, model_kwargs)
+    for processor in logits_processor:
+        if type(processor) not in OF_LOGITS_ALONE + OF_THE_TEXT:
+            raise InputError(
+                f"{type(processor).__name__}: not known to follow from the text and the logits "
+                "alone"
+            )
+
+
+def _check_inputs(input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
     for key, value in model_kwargs.items():
         if key not in INPUTS and value is not None and value is not False:
             raise InputError(
@@ -293,15 +318,15 @@ def _check_settings(
     text = input_ids[0].tolist()
     if not text:
         raise InputError("input_ids: the prompt holds no tokens")
-    mask, positions, cache = (
-        model_kwargs.get(key) for key in ("attention_mask", "position_ids", "past_key_values")
-    )
+    mask = model_kwargs.get("attention_mask")
     if mask is not None and not bool((mask == 1).all()):
         raise InputError("attention_mask: padded texts are not supported")
-    if positions is not None and any(
-        row != [*range(len(text))] for row in positions.view(-1, positions.shape[-1]).tolist()
-    ):
-        raise InputError("position_ids: positions must count from 0")
+    positions = model_kwargs.get("position_ids")
+    if positions is not None:
+        from_0 = list(range(len(text)))
+        if any(row != from_0 for row in positions.view(-1, positions.shape[-1]).tolist()):
+            raise InputError("position_ids: positions must count from 0")
+    cache = model_kwargs.get("past_key_values")
     if cache is not None and (
         type(cache) not in (DynamicCache, StaticCache) or cache.get_seq_length() > 0
     ):
@@ -309,12 +334,6 @@ def _check_settings(
             "past_key_values: the decoder has caches of its own; this one is filled, or of "
             "another kind"
         )
-    for processor in logits_processor:
-        if type(processor) not in OF_LOGITS_ALONE + OF_THE_TEXT:
-            raise InputError(
-                f"{type(processor).__name__}: not known to follow from the text and the logits "
-                "alone"
-            )
 
 
 def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTrainedModel:
@@ -349,13 +368,12 @@ def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Ch
                 "a pair"
             )
         device = device_name(str(pair.device), str(pair.target.dtype).removeprefix("torch."))
-        selector.check_pair(
-            *pair.names, device, [known_weights_of(model) for model in (pair.target, pair.draft)]
+        weights = [known_weights_of(model) for model in (pair.target, pair.draft)]
+        selector.check_pair(*pair.names, device, weights)
+        tuned = selector.at(
+            sampling.temperature, sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p
         )
-        setting = {
-            name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")
-        }
-        return selector.verifier, selector.at(**setting)
+        return selector.verifier, tuned
     verifier = DEFAULT_VERIFIER
     if isinstance(selector, tuple) and len(selector) == 2:
         verifier, selector = selector

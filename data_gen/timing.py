@@ -14,7 +14,7 @@ import statistics
 import time
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from copy import deepcopy
 from itertools import count, islice, pairwise, repeat
@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy.optimize import nnls
+from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
@@ -38,13 +39,18 @@ from selector.actions import EMPTY, GREEDY, Action
 from selector.latency import LatencyProfile, Table, Verification, draft_passes
 
 Case = tuple[str, Action]  # a verifier's name and the action of a step
-BURST, TURN = 4, 8  # consecutive steps with one action; of one decoding
+BURST = 4  # consecutive steps with one action
+TURN = 8  # consecutive steps of one decoding
 GROWN = 128  # new tokens after which a decoding begins anew
-ROWS, TIMES = 16, 9  # distributions that are filtered at once; how often
+ROWS = 16  # distributions that are filtered at once
+TIMES = 9  # how often they are
 # sizes between which times are linear
-NODES, WIDTHS, LAGS = (1, 2, 3, 5, 9, 17, 25, 41), (1, 2, 4), (0, 1, 4, 16)
+NODES = (1, 2, 3, 5, 9, 17, 25, 41)
+WIDTHS = (1, 2, 4)
+LAGS = (0, 1, 4, 16)
 THOUSAND = 1000.0  # tokens of context
-MATRIX_ROWS, MATRIX_TIMES = (1, 2, 4, 8, 16, 32), 5  # rows of the timed matrices; how often
+MATRIX_ROWS = (1, 2, 4, 8, 16, 32)  # rows of the timed matrices
+MATRIX_TIMES = 5  # how often each is timed
 MOST_TIMED = 250_000_000  # elements of these, about: far more than a processor's caches hold
 
 
@@ -55,12 +61,15 @@ def device_name(device: str, dtype: str, threads: int | None = None) -> str:
     if device.startswith("cuda"):
         return f"{torch.cuda.get_device_name(device)}, {dtype}"
     info = Path("/proc/cpuinfo")
-    name = re.search(
-        r"^model name\s*:(.*)", info.read_text() if info.exists() else "", re.MULTILINE
-    )
-    processor = name[1].strip() if name else platform.processor() or platform.machine()
+    description = info.read_text() if info.exists() else ""
+    name = re.search(r"^model name\s*:(.*)", description, re.MULTILINE)
+    if name:
+        processor = name[1].strip()
+    else:
+        processor = platform.processor() or platform.machine()
     threads = threads or torch.get_num_threads()
-    return f"{processor}, {threads} thread{'s' * (threads > 1)}, {dtype}"
+    unit = "threads" if threads > 1 else "thread"
+    return f"{processor}, {threads} {unit}, {dtype}"
 
 
 def now(pair: ModelPair) -> float:
@@ -116,17 +125,21 @@ def samples_of(
         decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser, timed=True)
         generator = torch.Generator(device=pair.device).manual_seed(number)
         with closing(decoder.steps(prompt, generator)) as steps:
-            lag, last = 0, None
+            lag = 0
+            last: Action | None = None
             for at, (step, tokens) in enumerate(steps):
                 action = step.action
                 seen[action] += 1
                 warm = at > 0 and seen[action] > 1  # an action's first step is slower
-                counts = (action == last or (lag > 0 and action.drafts)) and (
-                    step.nodes > 1 or not action.copies
-                )
-                if warm and counts:
+                continues = action == last or (lag > 0 and action.drafts)
+                has_match = step.nodes > 1 or not action.copies
+                if warm and continues and has_match:
                     yield Sample(verifier, step, lag if action.drafts else 0)
-                lag, last = 0 if action.drafts else lag + len(tokens), action
+                if action.drafts:
+                    lag = 0
+                else:
+                    lag += len(tokens)
+                last = action
                 if step.length + len(tokens) >= grown:
                     break
 
@@ -145,29 +158,33 @@ def real_steps(
     samples: list[Sample] = []
     shuffled = random.Random(0)
     missing = {case for case in cases if not case[1].copies}
+    actions_of: dict[str, list[Action]] = {}
+    for verifier, action in cases:
+        actions_of.setdefault(verifier, []).append(action)
     with ExitStack() as stack:
         running = []
-        for name in dict.fromkeys(name for name, _ in cases):
-            verifier_actions = [action for verifier, action in cases if verifier == name]
+        for verifier, verifier_actions in actions_of.items():
             # shared by all texts, so that each action soon occurs
             actions = bursts(verifier_actions, random.Random(0))
             for number, prompt in enumerate(prompts):
-                decoding = stack.enter_context(
-                    closing(samples_of(pair, name, actions, prompt, longest, 1000 * number))
-                )
+                decoding = samples_of(pair, verifier, actions, prompt, longest, 1000 * number)
+                stack.enter_context(closing(decoding))
                 running += [decoding] * len(verifier_actions)  # by the number of its actions
         while missing or len(samples) < steps:
-            taken = [*islice(shuffled.choice(running), TURN)]
-            missing -= {(sample.verifier, sample.step.action) for sample in taken}
-            samples += taken
-            for _ in taken:
+            for sample in list(islice(shuffled.choice(running), TURN)):
+                missing.discard((sample.verifier, sample.step.action))
+                samples.append(sample)
                 tick()
     return samples
 
 
 def ramps(knots: Sequence[float], x: float) -> list[float]:
     """How far a size is from each knot to the next one, from 0 to 1."""
-    return [min(max((x - low) / (high - low), 0.0), 1.0) for low, high in pairwise(knots)]
+    shares = []
+    for low, high in pairwise(knots):
+        share = (x - low) / (high - low)
+        shares.append(min(max(share, 0.0), 1.0))
+    return shares
 
 
 def verified_as(sample: Sample) -> str:
@@ -179,19 +196,38 @@ def verified_as(sample: Sample) -> str:
 def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> list[float]:
     """How often each part of a step's time occurs in a step: P numbers; `nodes` are those of
     `NODES` that are used."""
-    step, action = sample.step, sample.step.action
-    passes, drafts = draft_passes(action, step.length), float(action.drafts)
-    widths = np.array(
-        [[0.0] * (len(WIDTHS) - 1), *(ramps(WIDTHS, width) for _, width in passes)]
-    ).sum(0)
-    verified = [drafts * (name == verified_as(sample)) for name in verifiers]
+    step = sample.step
+    action = step.action
+    passes = draft_passes(action, step.length)
+    passed = sum(length for length, _ in passes)  # tokens of context, over all passes
+    width_ramps = [[0.0] * (len(WIDTHS) - 1)]  # there may be no pass
+    for _, width in passes:
+        width_ramps.append(ramps(WIDTHS, width))
+    lag_ramps = [0.0] * (len(LAGS) - 1)
+    if action.drafts:
+        lag_ramps = ramps(LAGS, sample.lag)
+    # the fields of `Verification`, for each verifier
+    tokens = [0.0] * len(verifiers)
+    branchings = [0.0] * len(verifiers)
+    levels = [0.0] * len(verifiers)
+    for at, name in enumerate(verifiers):
+        if action.drafts and name == verified_as(sample):
+            tokens[at] = float(action.nodes)
+            if action.K > 1:
+                branchings[at] = 1.0
+                levels[at] = float(action.L2)
     return [
-        *(1.0, step.length / THOUSAND, *ramps(nodes, step.nodes)),
-        *(float(len(passes)), sum(length for length, _ in passes) / THOUSAND, *widths),
-        *(drafts, *(drafts * share for share in ramps(LAGS, sample.lag))),
-        *(action.nodes * indicator for indicator in verified),
-        *(indicator * (action.K > 1) for indicator in verified),
-        *(indicator * action.L2 * (action.K > 1) for indicator in verified),
+        1.0,
+        step.length / THOUSAND,
+        *ramps(nodes, step.nodes),
+        float(len(passes)),
+        passed / THOUSAND,
+        *np.array(width_ramps).sum(0),
+        float(action.drafts),
+        *lag_ramps,
+        *tokens,
+        *branchings,
+        *levels,
     ]
 
 
@@ -203,44 +239,41 @@ def fitted(
     the contexts of its tables."""
     groups: defaultdict[tuple[str, Action, int, int], list[Sample]] = defaultdict(list)
     totals: defaultdict[Case, list[float]] = defaultdict(list)
+    sizes: set[int] = set()
     for sample in samples:
-        case = verified_as(sample), sample.step.action
-        groups[*case, bisect(lengths, sample.step.length), bisect(LAGS, sample.lag)].append(sample)
-        totals[case].append(sample.step.total)
-    # which comes last
+        name, action = verified_as(sample), sample.step.action
+        context = bisect(lengths, sample.step.length)
+        groups[name, action, context, bisect(LAGS, sample.lag)].append(sample)
+        totals[name, action].append(sample.step.total)
+        sizes.add(sample.step.nodes)
+    # greedy trees come last
     verifiers = sorted(dict.fromkeys(name for name, _ in totals), key=lambda name: name == GREEDY)
-    sizes = {sample.step.nodes for group in groups.values() for sample in group}
-    nodes = [
-        1,
-        *(high for low, high in pairwise(NODES) if any(low < size <= high for size in sizes)),
-    ]
-    parts, seconds, weights = [], [], []
+    nodes = _used_nodes(sizes)
+    parts = []
+    seconds = []
+    weights = []
     for (name, action, *_), group in groups.items():
-        parts.append(
-            np.mean([parts_of(sample, verifiers, nodes) for sample in quicker(group)], axis=0)
-        )
+        rows = [parts_of(sample, verifiers, nodes) for sample in quicker(group)]
+        parts.append(np.mean(rows, axis=0))
         seconds.append(usual(sample.step.total for sample in group))
         # a group's own mean would favour the quicker ones
         weights.append(math.sqrt(len(group)) / usual(totals[name, action]))
     weight_S = np.array(weights)
     seconds_P, _ = nnls(np.array(parts) * weight_S[:, None], np.array(seconds) * weight_S)
+    # taken in the order of `parts_of`
     left = iter(seconds_P.tolist())
-
-    def table(knots: Sequence[int]) -> Table:
-        first, by_context = next(left), next(left)
-        rises = np.cumsum([0.0, *islice(left, len(knots) - 1)]).tolist()
-        rows = [[first + by_context * n / THOUSAND + rise for rise in rises] for n in lengths]
-        return Table([*lengths], [*knots], rows)
-
-    target, draft, drafting = table(nodes), table(WIDTHS), next(left)
-    lag = Table([0], [*LAGS], [np.cumsum([0.0, *islice(left, len(LAGS) - 1)]).tolist()])
-    verify = zip(*(list(islice(left, len(verifiers))) for _ in Verification._fields), strict=True)
+    target = _table(left, lengths, nodes)
+    draft = _table(left, lengths, WIDTHS)
+    drafting = next(left)
+    lag = Table([0], [*LAGS], [_rises(left, LAGS)])
+    fields = [list(islice(left, len(verifiers))) for _ in Verification._fields]
+    verifications = [Verification(*values) for values in zip(*fields, strict=True)]
     return LatencyProfile(
         device=device,
         pair=pair.fingerprint,
         draft=draft,
         target=target,
-        verify=dict(zip(verifiers, map(Verification._make, verify), strict=True)),
+        verify=dict(zip(verifiers, verifications, strict=True)),
         decide={},
         drafting=drafting,
         nucleus=nucleus_seconds(pair),
@@ -249,14 +282,43 @@ def fitted(
     )
 
 
+def _used_nodes(sizes: Collection[int]) -> list[int]:
+    """Those of `NODES` that are needed for trees of some sizes."""
+    nodes = [1]
+    for low, high in pairwise(NODES):
+        if any(low < size <= high for size in sizes):
+            nodes.append(high)
+    return nodes
+
+
+def _table(left: Iterator[float], lengths: Sequence[int], knots: Sequence[int]) -> Table:
+    """A table from the next fitted parts: a pass's time, its rise with the context, and the rises
+    from knot to knot."""
+    first = next(left)
+    by_context = next(left)
+    rises = _rises(left, knots)
+    rows = []
+    for length in lengths:
+        at_first_knot = first + by_context * length / THOUSAND
+        rows.append([at_first_knot + rise for rise in rises])
+    return Table([*lengths], [*knots], rows)
+
+
+def _rises(left: Iterator[float], knots: Sequence[int]) -> list[float]:
+    """How far the time at each knot is above that at the first one, from the next fitted parts."""
+    rises: list[float] = np.cumsum([0.0, *islice(left, len(knots) - 1)]).tolist()
+    return rises
+
+
 def nucleus_seconds(pair: ModelPair) -> float:
     """`LatencyProfile.nucleus`."""
     logits_NV = torch.randn(ROWS, pair.vocabulary, device=pair.device)
     taken: dict[float, list[float]] = {1.0: [], 0.9: []}
-    for top_p, seconds in [*taken.items()] * TIMES:
-        start = now(pair)
-        Sampling(1.0, top_p).probabilities(logits_NV)
-        seconds.append(now(pair) - start)
+    for _ in range(TIMES):
+        for top_p, seconds in taken.items():
+            start = now(pair)
+            Sampling(1.0, top_p).probabilities(logits_NV)
+            seconds.append(now(pair) - start)
     plain, filtered = map(statistics.median, taken.values())
     return max(0.0, filtered - plain) / ROWS
 
@@ -290,29 +352,36 @@ def matrix_seconds(model: PreTrainedModel) -> list[dict[str, float]]:
     measurements = []
     for rows in MATRIX_ROWS:
         taken: dict[str, list[float]] = {name: [] for name in kinds}
-        for name in [*kinds] * MATRIX_TIMES:
-            modules, input_dtype = kinds[name]
-            values = {
-                layer.in_features: torch.randn(rows, layer.in_features, dtype=input_dtype)
-                for layer in layers
-            }
-            start = time.perf_counter()
-            for layer, module in zip(layers, modules, strict=True):
-                module(values[layer.in_features])
-            taken[name].append(time.perf_counter() - start)
-        measurements.append(
-            {"rows": rows, **{name: statistics.median(seconds) for name, seconds in taken.items()}}
-        )
+        for _ in range(MATRIX_TIMES):
+            for name, (modules, input_dtype) in kinds.items():
+                taken[name].append(_pass_seconds(layers, modules, rows, input_dtype))
+        measurement: dict[str, float] = {"rows": rows}
+        for name, seconds in taken.items():
+            measurement[name] = statistics.median(seconds)
+        measurements.append(measurement)
     return measurements
+
+
+def _pass_seconds(
+    layers: Sequence[PrepackedLinear], modules: Sequence[Module], rows: int, dtype: torch.dtype
+) -> float:
+    """Seconds of one pass of random rows through `modules`, which stand for `layers`."""
+    inputs: dict[int, Tensor] = {}  # by width
+    for layer in layers:
+        inputs[layer.in_features] = torch.randn(rows, layer.in_features, dtype=dtype)
+    start = time.perf_counter()
+    for layer, module in zip(layers, modules, strict=True):
+        module(inputs[layer.in_features])
+    return time.perf_counter() - start
 
 
 def times(profile: LatencyProfile, samples: Sequence[Sample]) -> tuple[float, float]:
     """Predicted and measured seconds of steps with one action and no lag: means without the slowest
     tenth."""
-    predicted = statistics.fmean(
-        profile.action_seconds(
-            sample.step.action, sample.step.length, sample.verifier, nodes=sample.step.nodes
+    predicted = []
+    for sample in quicker(samples):
+        step = sample.step
+        predicted.append(
+            profile.action_seconds(step.action, step.length, sample.verifier, nodes=step.nodes)
         )
-        for sample in quicker(samples)
-    )
-    return predicted, usual(sample.step.total for sample in samples)
+    return statistics.fmean(predicted), usual(sample.step.total for sample in samples)

@@ -69,23 +69,32 @@ def text_schema(
 ) -> pa.Schema:
     """Schema of a trace row; `space` is that of the labelled trees, and `numbers` are the features'
     columns."""
-    halves = [*map(survival_column, verifiers), *(HIDDEN_STATES if hidden else ())]
+    halves = [survival_column(verifier) for verifier in verifiers]
+    if hidden:
+        halves += HIDDEN_STATES
     fields = [
-        *((name, pa.string()) for name in ("prompt", "kind", "source")),
-        *((name, pa.float64()) for name in ("temperature", "top_p", "min_p", "draft_temperature")),
+        ("prompt", pa.string()),
+        ("kind", pa.string()),
+        ("source", pa.string()),
+        ("temperature", pa.float64()),
+        ("top_p", pa.float64()),
+        ("min_p", pa.float64()),
+        ("draft_temperature", pa.float64()),
         ("top_k", pa.int32()),
         ("tokens", pa.list_(pa.int32())),
-        *((name, pa.int32()) for name in ("start", "roots")),
+        ("start", pa.int32()),
+        ("roots", pa.int32()),
         *((name, pa.list_(pa.float32())) for name in numbers),
         (LOOKUP_COLUMN, pa.list_(pa.uint8())),
         *((name, pa.list_(pa.float16())) for name in halves),
         ("hidden_stride", pa.int32()),
-        *((name, pa.list_(pa.int32())) for name in ("step_root", "step_action", "step_accepted")),
+        ("step_root", pa.list_(pa.int32())),
+        ("step_action", pa.list_(pa.int32())),
+        ("step_accepted", pa.list_(pa.int32())),
         ("step_verifier", pa.string()),
     ]
-    return pa.schema(
-        fields, metadata={"espalier_format": str(FORMAT), SPACE_KEY: json.dumps(space.to_json())}
-    )
+    metadata = {"espalier_format": str(FORMAT), SPACE_KEY: json.dumps(space.to_json())}
+    return pa.schema(fields, metadata=metadata)
 
 
 def space_of(table: pa.Table) -> ActionSpace:
@@ -136,27 +145,31 @@ def check_shard(folder: Path, name: str, listed: dict[str, Any]) -> None:
 def differences(recorded: dict[str, Any], current: dict[str, Any]) -> str:
     """`key: old -> new` for the first two dotted keys whose value differs, and how many more do;
     empty if none does."""
-    old, new = flat(recorded), flat(json.loads(json.dumps(current)))
-    changed = {
-        key: (old.get(key), new.get(key))
-        for key in sorted({*old, *new})
-        if old.get(key) != new.get(key)
-    }
+    old = flat(recorded)
+    new = flat(json.loads(json.dumps(current)))
     descriptions = []
-    for key, values in changed.items():
-        shown = (text if len(text) <= 60 else text[:57] + "..." for text in map(json.dumps, values))
-        descriptions.append(f"{key}: {' -> '.join(shown)}")
-    return "; ".join(descriptions[:2]) + (
-        f"; and {len(descriptions) - 2} more" if len(descriptions) > 2 else ""
-    )
+    for key in sorted({*old, *new}):
+        old_value, new_value = old.get(key), new.get(key)
+        if old_value != new_value:
+            descriptions.append(f"{key}: {_shortened(old_value)} -> {_shortened(new_value)}")
+    summary = "; ".join(descriptions[:2])
+    if len(descriptions) > 2:
+        summary += f"; and {len(descriptions) - 2} more"
+    return summary
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in values.items():
-        result |= (
-            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-        )
+        if isinstance(value, dict):
+            result.update(flat(value, f"{prefix}{key}."))
+        else:
+            result[f"{prefix}{key}"] = value
     return result
 
 
@@ -171,7 +184,8 @@ class TraceStore:
         depends = json.loads(json.dumps({"format": FORMAT, **depends}))
         if self.path.exists():
             self.manifest = read_manifest(folder)
-            if changes := differences(self.manifest["depends"], depends):
+            changes = differences(self.manifest["depends"], depends)
+            if changes:
                 raise InputError(
                     f"{folder}: made from other inputs ({changes}); choose another name= or "
                     "remove it"
@@ -199,7 +213,8 @@ class TraceStore:
         _check_finite(name, table)
         with atomically(self.folder / name) as partial:
             pq.write_table(table, partial, compression="zstd")
-            size, digest = partial.stat().st_size, sha256(partial)
+            size = partial.stat().st_size
+            digest = sha256(partial)
         self.manifest["shards"][name] = {
             "rows": table.num_rows,
             "bytes": size,
@@ -244,21 +259,17 @@ def texts_of(table: pa.Table, verifiers: Sequence[str]) -> Texts:
     """Rows of a trace store, all with roots; InputError where labels are missing."""
     scalars = []
     for number in range(table.num_rows):
-        row = {
-            name: table[name][number]
-            for name in ("tokens", "start", "temperature", "top_p", *ROW_NUMBERS)
-        }
-        sampling = Sampling(row["temperature"].as_py(), row["top_p"].as_py())
-        numbers = {name: row[name].values.to_numpy() for name in ROW_NUMBERS}
-        scalars.append(
-            scalars_along(row["tokens"].values.to_pylist(), row["start"].as_py(), sampling, numbers)
-        )
+        tokens = table["tokens"][number].values.to_pylist()
+        start = table["start"][number].as_py()
+        temperature = table["temperature"][number].as_py()
+        sampling = Sampling(temperature, table["top_p"][number].as_py())
+        numbers = {name: table[name][number].values.to_numpy() for name in ROW_NUMBERS}
+        scalars.append(scalars_along(tokens, start, sampling, numbers))
     scalars_RF = np.concatenate(scalars)
-    wrong = [
-        name
-        for name, column_R in zip(PAIR.names, scalars_RF.T, strict=True)
-        if not np.isfinite(column_R).all()
-    ]
+    wrong = []
+    for name, column_R in zip(PAIR.names, scalars_RF.T, strict=True):
+        if not np.isfinite(column_R).all():
+            wrong.append(name)
     if wrong:
         raise ValueError(f"scalars that were not computed, or are not finite: {', '.join(wrong)}")
     space = replace(space_of(table), lookups=ActionSpace.with_lookups().lookups)
@@ -279,16 +290,19 @@ def to_table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:
 
 
 def _check_finite(name: str, table: pa.Table) -> None:
-    unknown = HIT in table.column_names  # labels that a log does not tell are NaN
+    is_log = HIT in table.column_names
     for field in table.schema:
-        if unknown and pa.types.is_list(field.type) and pa.types.is_float16(field.type.value_type):
-            continue
+        is_list = pa.types.is_list(field.type)
+        if is_log and is_list and pa.types.is_float16(field.type.value_type):
+            continue  # labels that a log does not tell are NaN
         column = table[field.name].combine_chunks()
-        values = column.flatten() if pa.types.is_list(field.type) else column.drop_null()
-        if (
-            pa.types.is_floating(values.type)
-            and not np.isfinite(values.to_numpy(zero_copy_only=False)).all()
-        ):
+        if is_list:
+            values = column.flatten()
+        else:
+            values = column.drop_null()
+        if not pa.types.is_floating(values.type):
+            continue
+        if not np.isfinite(values.to_numpy(zero_copy_only=False)).all():
             reason = (
                 "a value is not finite in the column's precision; the models gave NaN or too large "
                 "numbers"

@@ -27,7 +27,9 @@ class DraftTree:
     def __init__(self) -> None:
         self.branch_nodes: list[list[int]] = []
         self.roots = [0]
-        self._tokens, self._parents, self._depths = [-1], [-1], [0]
+        self._tokens = [-1]
+        self._parents = [-1]
+        self._depths = [0]
         self._child_lists: list[list[int]] = [[]]
         self._child_of: list[dict[int, int]] = [{}]  # by token
 
@@ -35,8 +37,9 @@ class DraftTree:
     def from_paths(cls, trunk: Path, branches: Sequence[Path]) -> DraftTree:
         """A delayed tree: every branch starts at the trunk's end; `[[]]` as branches is the trunk
         alone. ValueError for branches of different lengths."""
-        if len({len(branch) for branch in branches}) > 1:
-            raise ValueError(f"branches differ in length: {[len(branch) for branch in branches]}")
+        branch_lengths = [len(branch) for branch in branches]
+        if len(set(branch_lengths)) > 1:
+            raise ValueError(f"branches differ in length: {branch_lengths}")
         tree = cls()
         end = tree._add_path(0, trunk)[-1]
         tree.branch_nodes = [tree._add_path(end, branch) for branch in branches]
@@ -62,7 +65,9 @@ class DraftTree:
         listed as children."""
         result = DraftTree()
         result.roots = self.roots
-        result._tokens, result._parents, result._depths = self._tokens, self._parents, self._depths
+        result._tokens = self._tokens
+        result._parents = self._parents
+        result._depths = self._depths
         result._child_lists = [[] for _ in self._child_lists]
         for path in paths:
             for parent, child in pairwise(path):
@@ -122,7 +127,10 @@ class DraftTree:
         while stack:  # reversed preorder with the last child first is postorder
             node = stack.pop()
             order.append(node)
-            children = visits[node] if visits and node in visits else self.children(node)
+            if visits and node in visits:
+                children = visits[node]
+            else:
+                children = self.children(node)
             stack.extend(dict.fromkeys(children))
         return order[::-1]
 
@@ -143,25 +151,26 @@ class DraftTree:
 
     def groups(self, nodes: Sequence[int] | None = None) -> list[NodeGroup]:
         """The inner nodes among `nodes` (all nodes if None), by the length of their child lists."""
+        if nodes is None:
+            nodes = range(len(self))
         members: dict[int, list[int]] = {}
-        for node in range(len(self)) if nodes is None else nodes:
-            members.setdefault(len(self.children(node)), []).append(node)
-        inner = [
-            (group, torch.tensor([self.children(node) for node in group]))
-            for k, group in members.items()
-            if k
-        ]
-        return [
-            NodeGroup(torch.tensor(group), self.tokens_N[children_Mk], children_Mk)
-            for group, children_Mk in inner
-        ]
+        for node in nodes:
+            k = len(self.children(node))
+            if k > 0:
+                members.setdefault(k, []).append(node)
+        groups = []
+        for group in members.values():
+            children_Mk = torch.tensor([self.children(node) for node in group])
+            nodes_M = torch.tensor(group)
+            groups.append(NodeGroup(nodes_M, self.tokens_N[children_Mk], children_Mk))
+        return groups
 
     @cached_property
     def levels(self) -> list[list[int]]:
-        return [
-            (self.depths_N == depth).nonzero()[:, 0].tolist()
-            for depth in range(max(self._depths) + 1)
-        ]
+        levels = []
+        for depth in range(max(self._depths) + 1):
+            levels.append((self.depths_N == depth).nonzero()[:, 0].tolist())
+        return levels
 
 
 class NodeGroup(NamedTuple):
@@ -186,4 +195,8 @@ def ancestors(parents: Sequence[int]) -> Tensor:
 
 def _padded(paths: list[list[int]]) -> Tensor:
     depth = max(map(len, paths))
-    return torch.tensor([path + [0] * (depth - len(path)) for path in paths], dtype=torch.int64)
+    rows = []
+    for path in paths:
+        filling = [0] * (depth - len(path))
+        rows.append(path + filling)
+    return torch.tensor(rows, dtype=torch.int64)

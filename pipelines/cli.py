@@ -25,15 +25,17 @@ STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
 # all of STAGES, in order; in small, without export; on a log, without a pair
 ALL, SMALL, LOGS = "demo", "quick", "logs"
 SIZES = (  # of the stages in small
-    *(
-        "data.texts=128",
-        "data.seconds=20",
-        "data.tokens=32",
-        "data.texts_per_shard=2",
-        "latency.repeats=3",
-    ),
-    *("train.objectives=[regressor]", "train.epochs=4", "evaluate.prompts=2", "evaluate.rounds=1"),
-    *("evaluate.assisted=false", "evaluate.clocks=[]"),
+    "data.texts=128",
+    "data.seconds=20",
+    "data.tokens=32",
+    "data.texts_per_shard=2",
+    "latency.repeats=3",
+    "train.objectives=[regressor]",
+    "train.epochs=4",
+    "evaluate.prompts=2",
+    "evaluate.rounds=1",
+    "evaluate.assisted=false",
+    "evaluate.clocks=[]",
 )
 ABOUT = {  # the stages without options of their own
     "pair": "check that the pair loads, and write the prompts",
@@ -68,18 +70,20 @@ class OneLine(TyperGroup):
     """A user's mistake gives one line and exit code 2; an interruption gives exit code 130."""
 
     def invoke(self, ctx: Any) -> Any:
+        code = 2
         try:
             return super().invoke(ctx)
         except InputError as error:
-            message, code = str(error), 2
+            message = str(error)
         except typer.TyperException as error:
-            message, code = error.format_message(), 2
+            message = error.format_message()
         except OSError as error:
             if error.errno not in DISK:
                 raise
-            message, code = str(unwritable("a file of the run", error)), 2
+            message = str(unwritable("a file of the run", error))
         except KeyboardInterrupt:
-            message, code = "interrupted; the same command goes on from here", 130
+            message = "interrupted; the same command goes on from here"
+            code = 130
         print(f"espalier: {message}", file=sys.stderr)
         raise typer.Exit(code)
 
@@ -158,11 +162,15 @@ def logs(
         str | None, typer.Option(help="the engine's step times by batch size, a CSV file")
     ] = None,
 ) -> None:
-    files = [word for word in words or [] if "=" not in word or Path(word).exists()]
+    files = []
+    settings = []
+    for word in words or []:
+        if "=" not in word or Path(word).exists():
+            files.append(word)
+        else:
+            settings.append(word)
     options = {"name": name, "logs.files": files, "logs.test": test, "latency.timings": timings}
-    run(
-        LOGS, config, _overrides([word for word in words or [] if word not in files], options), plan
-    )
+    run(LOGS, config, _overrides(settings, options), plan)
 
 
 @app.command(help="does a verifier of yours keep the target's law?")
@@ -175,10 +183,22 @@ def check_verifier(
 
 
 def _overrides(words: list[str] | None, options: dict[str, Any]) -> list[str]:
-    return [
-        *(words or []),
-        *(f"{key}={json.dumps(value)}" for key, value in options.items() if value),
-    ]
+    overrides = list(words or [])
+    for key, value in options.items():
+        if value:
+            overrides.append(f"{key}={json.dumps(value)}")
+    return overrides
+
+
+def _stages_of(command: str) -> tuple[str, ...]:
+    """The stages that a command runs, in order."""
+    if command == ALL:
+        return STAGES
+    if command == SMALL:
+        return tuple(name for name in STAGES if name != "export")
+    if command == LOGS:
+        return tuple(name for name in STAGES if name != "pair")
+    return (command,)
 
 
 def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None:
@@ -186,9 +206,13 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
     # takes seconds, and `--help` needs none of it
     from pipelines.config import in_small, load_config
 
-    file = file if stage == LOGS else file or DEMO
-    config = load_config(file, [*(SIZES if stage == SMALL else ()), *overrides], stage == LOGS)
-    config = in_small(config) if stage == SMALL else config
+    if file is None and stage != LOGS:
+        file = DEMO
+    if stage == SMALL:
+        overrides = [*SIZES, *overrides]
+    config = load_config(file, overrides, stage == LOGS)
+    if stage == SMALL:
+        config = in_small(config)
     if stage == LOGS and not config.logs.files:
         raise InputError("logs.files: name at least one log: espalier logs FILES.. --timings FILE")
     from transformers.utils.logging import disable_progress_bar
@@ -196,8 +220,9 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
     disable_progress_bar()  # warnings and errors of libraries stay
     logging.getLogger("alembic").setLevel(logging.WARNING)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    stages = {ALL: STAGES, SMALL: STAGES[:5] + STAGES[6:], LOGS: STAGES[1:]}.get(stage, (stage,))
-    modules = {name: importlib.import_module(f"pipelines.{name}.stage") for name in stages}
+    modules = {}
+    for name in _stages_of(stage):
+        modules[name] = importlib.import_module(f"pipelines.{name}.stage")
     if plan:
         from pipelines.run import planned
 

@@ -71,9 +71,8 @@ class Pair(Section):
     def _consistent(self) -> Pair:
         if self.device_map is not None and self.device != "auto":
             raise ValueError("device_map places the pair: leave device at auto")
-        if self.draft == SMOLLM2 and not (
-            self.target == SMOLLM2 or self.target.endswith("SmolLM2-135M-Instruct")
-        ):
+        has_own_draft = self.target == SMOLLM2 or self.target.endswith("SmolLM2-135M-Instruct")
+        if self.draft == SMOLLM2 and not has_own_draft:
             advice = "name a draft, or train one: pair.draft=distilled, and `espalier distil`"
             raise ValueError(
                 f"draft: the one that comes with Espalier is not for the target {self.target}: "
@@ -191,9 +190,11 @@ class SamplingSetting(Section):
 
 
 def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
-    if len({setting.build().law for setting in settings}) < len(settings):
+    laws = {setting.build().law for setting in settings}
+    if len(laws) < len(settings):
         raise ValueError("a setting is listed twice")
-    if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
+    seen_by_selector = {(setting.temperature, setting.top_p) for setting in settings}
+    if len(seen_by_selector) < len(settings):
         raise ValueError(
             "settings that differ in top_k or min_p alone need runs of their own: a selector "
             "sees neither"
@@ -339,7 +340,9 @@ class Logs(Section):
 
     @model_validator(mode="after")
     def _apart(self) -> Logs:
-        both = sorted(set(map(Path.resolve, self.files)) & set(map(Path.resolve, self.test)))
+        files = {path.resolve() for path in self.files}
+        held_out = {path.resolve() for path in self.test}
+        both = sorted(files & held_out)
         if both:
             raise ValueError(f"test: {both[0]} is among files, too")
         return self
@@ -412,10 +415,12 @@ def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> 
     fit."""
     overridden_keys = {override.partition("=")[0] for override in overrides}
     with _one_line_of(str(file)):  # not OmegaConf's own loader, which crashes on deep nesting
-        values = dict(yaml.safe_load(file.read_text(encoding="utf-8"))) if file else {}
-        merged: Any = OmegaConf.merge(
-            OF_LOGS if logs or "logs" in values or "logs.files" in overridden_keys else {}, values
-        )
+        values: dict[str, Any] = {}
+        if file is not None:
+            values = dict(yaml.safe_load(file.read_text(encoding="utf-8")))
+        is_on_logs = logs or "logs" in values or "logs.files" in overridden_keys
+        defaults = OF_LOGS if is_on_logs else {}
+        merged: Any = OmegaConf.merge(defaults, values)
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator:
@@ -437,8 +442,10 @@ def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
     """Every dotted key, sections included."""
     keys = []
     for key, field in model.model_fields.items():
+        keys.append(prefix + key)
         section = section_of(field)
-        keys += [prefix + key, *(known_keys(section, f"{prefix}{key}.") if section else ())]
+        if section is not None:
+            keys += known_keys(section, f"{prefix}{key}.")
     return keys
 
 
@@ -447,7 +454,9 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
     kind: Any = field.annotation
     if typing.get_origin(kind) is tuple:
         kind = typing.get_args(kind)[0]
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
+    return None
 
 
 @contextmanager
@@ -457,18 +466,21 @@ def _one_line_of(place: str) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"{place}: {error.strerror}") from error
     except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
-        raise InputError(
-            f"{place}: not YAML of keys and values: {' '.join(str(error).split())}"
-        ) from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"{place}: not YAML of keys and values: {reason}") from error
 
 
 def _named(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
-    key = key if key.isprintable() else repr(key)  # it may hold a line break
+    if not key.isprintable():  # it may hold a line break
+        key = repr(key)
     if first["type"] == "extra_forbidden":
         plain = ".".join(part for part in first["loc"] if isinstance(part, str))
         close = difflib.get_close_matches(plain, known_keys(), n=1)
-        return f"unknown key {key}" + (f"; did you mean {close[0]}?" if close else "")
+        advice = f"; did you mean {close[0]}?" if close else ""
+        return f"unknown key {key}{advice}"
     message = first["msg"].removeprefix("Value error, ")
-    return f"{key}: {message}" if key else message
+    if not key:  # of the config as a whole
+        return message
+    return f"{key}: {message}"

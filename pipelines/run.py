@@ -85,8 +85,10 @@ class Stage:
         """Whether the stage has work to do. Prints that its output is reused, or why it is made
         again."""
         reason = self._reason_to_run()
-        if reason != "":
-            self.say(reason or f"reusing {self.outputs[0]}: nothing it depends on has changed")
+        if reason is None:
+            self.say(f"reusing {self.outputs[0]}: nothing it depends on has changed")
+        elif reason:
+            self.say(reason)
         return reason is not None
 
     @property
@@ -103,11 +105,17 @@ class Stage:
             record = read_record(self.config, self.name)
         except InputError:
             return f"{path} is damaged: made again"
-        if changes := differences(record["depends"], {"format": FORMAT, **self.depends}):
+        changes = differences(record["depends"], {"format": FORMAT, **self.depends})
+        if changes:
             return f"made again: {changes}"
-        if record["finished"] and (damaged := _changed_file(self.config, record)):
+        if not record["finished"]:
+            return ""
+        damaged = _changed_file(self.config, record)
+        if damaged is not None:
             return f"{damaged} was changed or removed since it was written: made again"
-        return None if record["finished"] and all(path.exists() for path in self.outputs) else ""
+        if not all(output.exists() for output in self.outputs):
+            return ""
+        return None
 
     def replace(self) -> None:
         """Record that the earlier output is no longer valid. Call it before the first write."""
@@ -115,14 +123,17 @@ class Stage:
 
     def finish(self) -> None:
         """Record that the output is complete, with the checksums of its files."""
-        files = self.hashed
-        if files is None:
-            inside = [path for folder in self.outputs for path in sorted(folder.rglob("*"))]
-            files = tuple(path for path in (*self.outputs, *inside) if path.is_file())
+        files = self._output_files() if self.hashed is None else self.hashed
         sums = {str(path.relative_to(self.config.folder)): sha256(path) for path in files}
         # `--plan` says how long the last call took
         seconds = round(time.monotonic() - self.started, 1)
         self._write({"finished": True, "seconds": seconds, "files": sums})
+
+    def _output_files(self) -> tuple[Path, ...]:
+        paths = list(self.outputs)
+        for folder in self.outputs:
+            paths += sorted(folder.rglob("*"))
+        return tuple(path for path in paths if path.is_file())
 
     def say(self, message: str) -> None:
         """Print a line that begins with the stage's name."""
@@ -146,11 +157,13 @@ def record_path(config: Config, stage: str) -> Path:
 def read_record(config: Config, name: str) -> dict[str, Any]:
     """What a stage has recorded: `depends`, `finished` and, once finished, `files` with their
     checksums; InputError where the record is missing or damaged."""
-    path, stage = record_path(config, name), MADE_BY.get(name, name)
+    path = record_path(config, name)
+    stage = MADE_BY.get(name, name)
     record = read_json(path, stage)
-    record = record if isinstance(record, dict) else {}
-    dicts = all(isinstance(record.get(key, {}), dict) for key in ("depends", "files"))
-    if not (dicts and {"depends", "finished"} <= record.keys()):
+    if not isinstance(record, dict):
+        record = {}
+    has_dicts = all(isinstance(record.get(key, {}), dict) for key in ("depends", "files"))
+    if not (has_dicts and {"depends", "finished"} <= record.keys()):
         raise InputError(f"{path} is damaged: remove it and run the {stage} stage again")
     return record
 
@@ -158,14 +171,17 @@ def read_record(config: Config, name: str) -> dict[str, Any]:
 def verify(config: Config, name: str) -> None:
     """Check the files of a record, if there is one; InputError for an interrupted stage, a missing
     or changed file."""
-    if record_path(config, name).exists():
-        record, stage = read_record(config, name), MADE_BY.get(name, name)
-        if not record["finished"]:
-            raise InputError(f"{config.folder}: the {stage} stage is not finished: run it again")
-        if changed := _changed_file(config, record):
-            raise InputError(
-                f"{changed}: missing, or changed since it was written: run the {stage} stage again"
-            )
+    if not record_path(config, name).exists():
+        return
+    record = read_record(config, name)
+    stage = MADE_BY.get(name, name)
+    if not record["finished"]:
+        raise InputError(f"{config.folder}: the {stage} stage is not finished: run it again")
+    changed = _changed_file(config, record)
+    if changed is not None:
+        raise InputError(
+            f"{changed}: missing, or changed since it was written: run the {stage} stage again"
+        )
 
 
 def require(config: Config, stage: str, current: dict[str, Any]) -> None:
@@ -174,7 +190,9 @@ def require(config: Config, stage: str, current: dict[str, Any]) -> None:
     record = read_record(config, stage)
     verify(config, stage)
     current = {"format": FORMAT, **current}
-    if changes := differences({key: record["depends"].get(key) for key in current}, current):
+    recorded = {key: record["depends"].get(key) for key in current}
+    changes = differences(recorded, current)
+    if changes:
         message = f"the {stage} stage was run with other inputs ({changes})"
         raise InputError(f"{config.folder}: {message}: run it again")
 
@@ -183,16 +201,22 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
     """The lines of `--plan`: for each stage, in the order in which they run, that its output is
     reused, or what it would do and how long that took last time. Models are not loaded: the pair is
     assumed to be unchanged."""
-    lines, rerun, past_seconds, untimed = list[str](), set[str](), list[float](), list[str]()
+    lines: list[str] = []
+    rerun: set[str] = set()
+    past_seconds: list[float] = []
+    untimed: list[str] = []
     for name, module in modules.items():
-        stage, last_seconds = None, None
+        stage: Stage | None = None
         with suppress(InputError):  # an earlier stage has not run
-            stage = module.stage_of(config) if hasattr(module, "stage_of") else None
-        if stage is not None and not rerun & READS.get(name, set()) and stage.is_reusable:
+            if hasattr(module, "stage_of"):
+                stage = module.stage_of(config)
+        reads_new_output = bool(rerun & READS.get(name, set()))
+        if stage is not None and not reads_new_output and stage.is_reusable:
             lines.append(f"{name}: {stage.outputs[0]} is reused: nothing it depends on has changed")
             continue
         rerun.add(name)
         lines += [f"{name}: {line}" for line in module.plan(config)]
+        last_seconds: float | None = None
         with suppress(InputError):
             last_seconds = read_record(config, name).get("seconds")
         if last_seconds is None:
@@ -201,12 +225,17 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
             past_seconds.append(last_seconds)
             lines.append(f"{name}: about {_in_words(last_seconds)}, as last time")
     if len(modules) > 1:
-        total = f"about {_in_words(sum(past_seconds))}" if past_seconds else "not known"
-        lines.append(
-            f"total: {total}"
-            + (f"; known once they have run: {', '.join(untimed)}" if untimed else "")
-        )
+        lines.append(_total(past_seconds, untimed))
     return lines
+
+
+def _total(past_seconds: list[float], untimed: list[str]) -> str:
+    total = "total: not known"
+    if past_seconds:
+        total = f"total: about {_in_words(sum(past_seconds))}"
+    if untimed:
+        total += f"; known once they have run: {', '.join(untimed)}"
+    return total
 
 
 def _in_words(seconds: float) -> str:
@@ -217,28 +246,21 @@ def _in_words(seconds: float) -> str:
 
 
 def _changed_file(config: Config, record: dict[str, Any]) -> Path | None:
-    files = ((config.folder / name, digest) for name, digest in record.get("files", {}).items())
-    return next(
-        (path for path, digest in files if not path.is_file() or sha256(path) != digest), None
-    )
+    for name, digest in record.get("files", {}).items():
+        path = config.folder / name
+        if not path.is_file() or sha256(path) != digest:
+            return path
+    return None
 
 
 def provenance(config: Config) -> dict[str, Any]:
     """Resolved config, command line, commit and package versions; JSON values."""
-    describe = [
-        "git",
-        "-C",
-        str(Path(__file__).parent),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=12",
-    ]
+    in_repository = ["git", "-C", str(Path(__file__).parent)]
+    describe = [*in_repository, "describe", "--always", "--dirty", "--abbrev=12"]
     commit = ""
     with suppress(OSError):  # there may be no git
-        commit = subprocess.run(
-            describe, capture_output=True, text=True, check=False
-        ).stdout.strip()
+        described = subprocess.run(describe, capture_output=True, text=True, check=False)
+        commit = described.stdout.strip()
     return {
         "config": config.model_dump(mode="json"),
         "command": " ".join(["espalier", *sys.argv[1:]]),
@@ -252,11 +274,15 @@ def provenance(config: Config) -> dict[str, Any]:
 def ticking(words: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
     """A progress bar, as plain text where the output is no terminal. Yields
     `tick(parts=1, note="")` to advance it."""
-    columns = [BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
-    description_column, note_column = (
-        TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[note]")
-    )
-    with Progress(description_column, *columns, note_column, console=console) as bar:
+    columns = [
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+    ]
+    with Progress(*columns, console=console) as bar:
         task = bar.add_task(words, total=total, completed=done, note="")
         yield lambda parts=1, note="": bar.update(task, advance=parts, note=note)
 
@@ -272,27 +298,26 @@ def watched(items: Collection[T], words: str) -> Iterator[T]:
 def made(make: Callable[[T], R], items: Mapping[N, T], processes: int) -> Iterator[tuple[N, R]]:
     """The names of some items and what `make` makes of them, as they are done: by this process, or
     by several copies of it with one thread each. InputError as `make` raises it."""
-    forked: Any = (
-        {"prefetch_factor": 1, "in_order": False, "multiprocessing_context": "fork"}
-        if processes > 1
-        else {}
-    )
-    options = {
-        "batch_size": None,
-        "collate_fn": partial(_tried, make),
-        "num_workers": processes * (processes > 1),
-    }
-    for name, result in DataLoader([*items.items()], **options, **forked):  # type: ignore[arg-type]
+    options: dict[str, Any] = {"batch_size": None, "collate_fn": partial(_tried, make)}
+    if processes > 1:
+        options |= {
+            "num_workers": processes,
+            "prefetch_factor": 1,
+            "in_order": False,
+            "multiprocessing_context": "fork",
+        }
+    for name, result in DataLoader(list(items.items()), **options):  # type: ignore[arg-type]
         if isinstance(result, InputError):
             raise result
         yield name, result
 
 
 def _tried(make: Callable[[T], R], item: tuple[N, T]) -> tuple[N, R | InputError]:
+    name, value = item
     try:
-        return item[0], make(item[1])
+        return name, make(value)
     except InputError as error:  # raised there, it would come with a traceback in its words
-        return item[0], error
+        return name, error
 
 
 def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = None) -> Table:
@@ -301,10 +326,11 @@ def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = N
     rich_table = Table(
         title=f"\n{title}", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
     )
-    rich_table.title_justify = rich_table.caption_justify = "left"
+    rich_table.title_justify = "left"
+    rich_table.caption_justify = "left"
     for name in rows[0]:
-        numeric = all(re.fullmatch(r"[-+±\d.,%\[\] *]*", row[name]) for row in rows)
-        rich_table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        is_numeric = all(re.fullmatch(r"[-+±\d.,%\[\] *]*", row[name]) for row in rows)
+        rich_table.add_column(name, justify="right" if is_numeric else "left", overflow="fold")
     for row in rows:
         rich_table.add_row(*row.values())
     return rich_table
@@ -347,14 +373,16 @@ class Journal:
         self.path = path
         self.entries: list[Any] = []
         header = json.dumps(inputs, sort_keys=True)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        for line in lines[1:] if lines[:1] == [header] else []:
-            with suppress(json.JSONDecodeError):
-                self.entries.append(json.loads(line))
+        lines: list[str] = []
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines()
+        if lines[:1] == [header]:
+            for line in lines[1:]:
+                with suppress(json.JSONDecodeError):
+                    self.entries.append(json.loads(line))
+        kept_lines = [header, *map(json.dumps, self.entries)]
         with atomically(path) as partial:  # a full disk must not cost the earlier entries
-            partial.write_text(
-                "\n".join([header, *map(json.dumps, self.entries)]) + "\n", encoding="utf-8"
-            )
+            partial.write_text("\n".join(kept_lines) + "\n", encoding="utf-8")
 
     def add(self, entry: Any) -> None:
         """Write an entry; InputError where that fails, as on a full disk."""

@@ -60,13 +60,14 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     # it prints a traceback of what it raises
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-    failures, uri = (mlflow.MlflowException, SQLAlchemyError, sqlite3.DatabaseError), tracking_uri()
-    os.environ |= SERVER_PATIENCE | os.environ  # a user's own values stay
+    failures = (mlflow.MlflowException, SQLAlchemyError, sqlite3.DatabaseError)
+    uri = tracking_uri()
+    for name, value in SERVER_PATIENCE.items():
+        os.environ.setdefault(name, value)
     if config.logs.files:
         sections = ["logs", *(name for name in sections if name != "pair")]
-    made_with, values = provenance(config), config.model_dump(mode="json", exclude_none=True)
-    values["sampling"] = "; ".join(str(setting.build()) for setting in config.sampling)
-    values["verifiers"] = ", ".join(config.verifiers)
+    made_with = provenance(config)
+    parameters = _parameters(config, sections)
     tags = {
         "commit": str(made_with["commit"]),
         "machine": f"{platform.node()}, {device_name('auto', 'float32')}",
@@ -78,10 +79,9 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
     except (OSError, *failures) as error:  # OSError: a folder cannot be created
         raise _failure(uri, error) from error
     try:
-        mlflow.log_params(flat({name: values[name] for name in ("seed", *sections)}))
-        mlflow.log_text(
-            yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), "config.yaml"
-        )
+        mlflow.log_params(parameters)
+        resolved = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+        mlflow.log_text(resolved, "config.yaml")
         mlflow.log_dict(made_with, "provenance.json")
         yield mlflow
         mlflow.end_run()
@@ -97,6 +97,13 @@ def mlflow_run(config: Config, stage: str, sections: Sequence[str]) -> Iterator[
         raise
 
 
+def _parameters(config: Config, sections: Sequence[str]) -> dict[str, Any]:
+    values = config.model_dump(mode="json", exclude_none=True)
+    values["sampling"] = "; ".join(str(setting.build()) for setting in config.sampling)
+    values["verifiers"] = ", ".join(config.verifiers)
+    return flat({name: values[name] for name in ("seed", *sections)})
+
+
 def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, str]) -> str:
     experiment = config.name
     if uri == DEFAULT_STORE:
@@ -107,16 +114,7 @@ def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, st
         _keep_artefacts_in(Path("mlruns").resolve(), client, experiment)
     experiment_id = mlflow.set_experiment(experiment).experiment_id
     mlflow.set_experiment_tags({DESCRIPTION: ABOUT})
-    pipeline_tags = {"stage": "pipeline", "folder": str(config.folder.resolve())}
-    runs = client.search_runs([experiment_id], "tags.stage = 'pipeline'")
-    pipeline = next(
-        (run.info.run_id for run in runs if run.data.tags["folder"] == pipeline_tags["folder"]),
-        None,
-    )
-    if pipeline is None:
-        pipeline = client.create_run(
-            experiment_id, tags=pipeline_tags, run_name=experiment
-        ).info.run_id
+    pipeline = _pipeline_run(client, config, experiment_id)
     client.update_run(pipeline, "RUNNING")
     for name, value in tags.items():
         client.set_tag(pipeline, name, value)
@@ -124,9 +122,20 @@ def _start(mlflow: Any, uri: str, config: Config, stage: str, tags: dict[str, st
     return str(pipeline)
 
 
+def _pipeline_run(client: Any, config: Config, experiment_id: str) -> Any:
+    """The id of the run that stands for the folder, which is created if there is none."""
+    folder = str(config.folder.resolve())
+    for run in client.search_runs([experiment_id], "tags.stage = 'pipeline'"):
+        if run.data.tags["folder"] == folder:
+            return run.info.run_id
+    tags = {"stage": "pipeline", "folder": folder}
+    return client.create_run(experiment_id, tags=tags, run_name=config.name).info.run_id
+
+
 def _failure(uri: str, error: Exception) -> InputError:
     advice = "fix that, or set MLFLOW_TRACKING_URI to another store; the same command then goes on"
-    return InputError(f"{uri}: MLflow's store fails: {str(error).splitlines()[0]}; {advice}")
+    reason = str(error).splitlines()[0]
+    return InputError(f"{uri}: MLflow's store fails: {reason}; {advice}")
 
 
 def describe(mlflow: Any, words: str, metrics: Mapping[str, float] | None = None) -> None:
@@ -143,7 +152,8 @@ def describe(mlflow: Any, words: str, metrics: Mapping[str, float] | None = None
 def named(figures: Mapping[str, T], row: Mapping[str, Any]) -> dict[str, T]:
     """Metrics or tags with their case in their names: that of a row as `Mode.row`."""
     case = f"T {row['temperature']:g} top-p {row['top_p']:g}"
-    case += f" batch {row['batch']} {row['level']}" if row.get("level") else ""
+    if row.get("level"):
+        case += f" batch {row['batch']} {row['level']}"
     return {f"{name}/{case}": value for name, value in figures.items()}
 
 
@@ -153,10 +163,9 @@ def metric_name(words: str) -> str:
 
 
 def nested_run(mlflow: Any, name: str) -> Any:
-    tags = mlflow.active_run().data.tags
-    return mlflow.start_run(
-        run_name=name, nested=True, tags={tag: tags[tag] for tag in OF_STAGE if tag in tags}
-    )
+    stage_tags = mlflow.active_run().data.tags
+    inherited = {tag: stage_tags[tag] for tag in OF_STAGE if tag in stage_tags}
+    return mlflow.start_run(run_name=name, nested=True, tags=inherited)
 
 
 def pipeline_of(mlflow: Any) -> str:
@@ -169,16 +178,16 @@ def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
 
     shards = read_manifest(folder)["shards"]
     for split in splits:
-        split_shards = [
-            shard for name, shard in sorted(shards.items()) if name.startswith(f"{split}/")
-        ]
-        digest = hashlib.sha256(
-            "".join(shard["sha256"] for shard in split_shards).encode()
-        ).hexdigest()
-        sizes = {
-            "num_rows": sum(shard["rows"] for shard in split_shards),
-            "bytes": sum(shard["bytes"] for shard in split_shards),
-        }
+        checksums = ""
+        rows = 0
+        size = 0
+        for name, shard in sorted(shards.items()):
+            if name.startswith(f"{split}/"):
+                checksums += shard["sha256"]
+                rows += shard["rows"]
+                size += shard["bytes"]
+        digest = hashlib.sha256(checksums.encode()).hexdigest()
+        sizes = {"num_rows": rows, "bytes": size}
         source = json.dumps({"uri": str((folder / split).resolve())})
         data = Dataset(f"traces {split}", digest[:16], "local", source, profile=json.dumps(sizes))
         dataset_input = DatasetInput(data, [InputTag("mlflow.data.context", split)])
@@ -188,11 +197,10 @@ def log_traces(mlflow: Any, folder: Path, splits: Sequence[str]) -> None:
 def _keep_artefacts_in(folder: Path, client: Any, name: str) -> None:
     # an experiment in a copied store still names the original folder: it is renamed, and a new one
     # takes its name
-    if experiment := client.get_experiment_by_name(name):
-        location, experiment_id = (
-            Path(unquote(experiment.artifact_location.removeprefix("file://"))),
-            experiment.experiment_id,
-        )
+    experiment = client.get_experiment_by_name(name)
+    if experiment:
+        location = Path(unquote(experiment.artifact_location.removeprefix("file://")))
+        experiment_id = experiment.experiment_id
         if location.is_relative_to(folder):
             return
         client.rename_experiment(

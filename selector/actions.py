@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 # How the first tokens of a tree's branches are sampled (MDSD, section 2): independently; without
-# replacement; or as the
-# K - 1 most likely tokens and one sample of the others. Below its first token each branch is a
-# sampled chain.
-IID, WITHOUT_REPLACEMENT, GREEDY = STYLES = ("iid", "without_replacement", "greedy")
+# replacement; or as the K - 1 most likely tokens and one sample of the others. Below its first
+# token each branch is a sampled chain.
+IID = "iid"
+WITHOUT_REPLACEMENT = "without_replacement"
+GREEDY = "greedy"
+STYLES = (IID, WITHOUT_REPLACEMENT, GREEDY)
 COPY = "copy"  # the style of a lookup, whose tokens are copied from the text
 
 
@@ -43,11 +45,12 @@ class Action(NamedTuple):
     def of(cls, values: Iterable[Any]) -> Action:
         """From JSON or a user: K, L1, L2 and perhaps a style; TypeError for anything else."""
         shape = tuple(values)
-        numbers, style = shape[:3], shape[3:] or (IID,)
-        if [*map(type, numbers)] != [int] * 3 or style not in [(name,) for name in (*STYLES, COPY)]:
-            raise TypeError(
-                f"{shape} is not K, L1, L2 and perhaps a style of {', '.join((*STYLES, COPY))}"
-            )
+        numbers, style = shape[:3], shape[3:]
+        styles = (*STYLES, COPY)
+        valid_numbers = [type(size) for size in numbers] == [int, int, int]
+        valid_style = len(style) == 0 or (len(style) == 1 and style[0] in styles)
+        if not (valid_numbers and valid_style):
+            raise TypeError(f"{shape} is not K, L1, L2 and perhaps a style of {', '.join(styles)}")
         return cls(*shape)
 
     @property
@@ -70,8 +73,11 @@ class Action(NamedTuple):
         return self.style in STYLES[1:]
 
     def __str__(self) -> str:
-        style = f", {self.style}" if self.distinct else ""
-        return f"lookup {self.L1}" if self.copies else f"({self.K}, {self.L1}, {self.L2}{style})"
+        if self.copies:
+            return f"lookup {self.L1}"
+        if self.distinct:
+            return f"({self.K}, {self.L1}, {self.L2}, {self.style})"
+        return f"({self.K}, {self.L1}, {self.L2})"
 
 
 EMPTY = Action(1, 0, 0)  # no token is drafted: autoregressive decoding
@@ -125,11 +131,14 @@ class ActionSpace:
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> ActionSpace:
         """Raises KeyError, TypeError or ValueError where the values are not an action space."""
-        lookups, styles = tuple(values["lookups"]), tuple(values["styles"])
+        lookups = tuple(values["lookups"])
+        styles = tuple(values["styles"])
         space = cls(values["max_K"], values["max_L1"], values["max_L2"], lookups, styles)
-        sizes = (space.max_K - 1, space.max_L1, space.max_L2, *(length - 1 for length in lookups))
+        sizes = [space.max_K - 1, space.max_L1, space.max_L2]
+        sizes += [length - 1 for length in lookups]
+        valid_sizes = all(type(size) is int and 0 <= size < LARGEST for size in sizes)
         valid_styles = list(styles) == [style for style in STYLES[1:] if style in styles]
-        if not valid_styles or not all(type(size) is int and 0 <= size < LARGEST for size in sizes):
+        if not (valid_styles and valid_sizes):
             raise ValueError(
                 f"K from 1 on, L1 and L2 from 0 on, lookups from 1 on, styles of {STYLES[1:]} in "
                 "order"
@@ -145,9 +154,12 @@ class ActionSpace:
     def trees(self) -> tuple[Action, ...]:
         """The actions that the draft drafts, and the empty tree."""
         sizes = range(2, self.max_K + 1), range(self.max_L1 + 1), range(1, self.max_L2 + 1)
-        shapes = [Action(K, L1, L2) for K, L1, L2 in product(*sizes)]
-        styled = [shape._replace(style=style) for style in self.styles for shape in shapes]
-        return (*sorted([*map(self.chain, range(self.depth + 1)), *shapes]), *styled)
+        branching = [Action(K, L1, L2) for K, L1, L2 in product(*sizes)]
+        chains = [self.chain(length) for length in range(self.depth + 1)]
+        trees = sorted(chains + branching)
+        for style in self.styles:
+            trees += [action._replace(style=style) for action in branching]
+        return tuple(trees)
 
     @cached_property
     def actions(self) -> tuple[Action, ...]:
@@ -171,9 +183,8 @@ class ActionSpace:
     @property
     def tree_survivals(self) -> int:
         """How many of the survivals belong to trees."""
-        return (
-            self.depth + (1 + len(self.styles)) * (self.max_K - 1) * (self.max_L1 + 1) * self.max_L2
-        )
+        branches = (1 + len(self.styles)) * (self.max_K - 1)  # pairs of a style and a K
+        return self.depth + branches * (self.max_L1 + 1) * self.max_L2
 
     @cached_property
     def sums_SA(self) -> Tensor:
@@ -204,8 +215,10 @@ class ActionSpace:
         ones, float32 [S, S]. The s-th is a factor of survival t where entry (s, t) is 1. The order
         is that of `sums_SA`."""
         factors_SS = torch.zeros(len(self.sums_SA), len(self.sums_SA))
-        lookups = range(1, max(self.lookups, default=0) + 1)
-        for path in map(self._positions_by_depth, (*self.trees, *map(Action.copy, lookups))):
+        longest_lookup = max(self.lookups, default=0)
+        lookups = [Action.copy(length) for length in range(1, longest_lookup + 1)]
+        for action in (*self.trees, *lookups):
+            path = self._positions_by_depth(action)
             factors_SS[path, path[-1:]] = 1
         return factors_SS
 
@@ -233,13 +246,15 @@ class ActionSpace:
         """Position in `actions` of the action that drafts the same tokens; ValueError where there
         is none."""
         K, L1, L2, _ = action
-        canonical = action if action.copies or (K > 1 and L2 > 0) else self.chain(L1 + L2)
+        branches = K > 1 and L2 > 0
+        canonical = action if action.copies or branches else self.chain(L1 + L2)
         if canonical not in self._index or min(K, L1 + 1, L2 + 1) < 1:
-            styles = f", style {' or '.join((IID, *self.styles))}" if self.styles else ""
+            styles = ""
+            if self.styles:
+                styles = f", style {' or '.join((IID, *self.styles))}"
             raise ValueError(
                 f"{action} is not in the space of K in 1..{self.max_K}, L1 in 0..{self.max_L1}, "
-                f"L2 in 0..{self.max_L2}"
-                f"{styles}, lookups of {self.lookups or 'no'} tokens"
+                f"L2 in 0..{self.max_L2}{styles}, lookups of {self.lookups or 'no'} tokens"
             )
         return self._index[canonical]
 

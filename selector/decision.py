@@ -26,11 +26,23 @@ from torch import Tensor
 from selector.actions import Action, ActionSpace
 from selector.latency import number
 from selector.sampling import Sampling
-from selector.schema import DRAFTER, EARLY, FULL, LEVELS, LIGHT, MATCH, TEXT, InputError
+from selector.schema import DRAFTER, EARLY, FULL, LIGHT, MATCH, TEXT, InputError
 
-STATIC, RULE, NETWORK = "static", "rule", "network"  # who decides
+# who decides
+STATIC = "static"
+RULE = "rule"
+NETWORK = "network"
 # feature levels, in the order of asking
-WAYS = ((), *((level,) for level in LEVELS), (EARLY, LIGHT), (EARLY, FULL))
+WAYS: tuple[tuple[str, ...], ...] = (
+    (),
+    (TEXT,),
+    (DRAFTER,),
+    (EARLY,),
+    (LIGHT,),
+    (FULL,),
+    (EARLY, LIGHT),
+    (EARLY, FULL),
+)
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEVER = -1e9  # the score, in tokens, of an action that may not be chosen
 
@@ -80,7 +92,9 @@ class Mode:
 
     @property
     def decider(self) -> str:
-        return NETWORK if self.feature_levels else RULE if self.rule else STATIC
+        if self.feature_levels:
+            return NETWORK
+        return RULE if self.rule else STATIC
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -96,7 +110,9 @@ class Mode:
     @property
     def place(self) -> str:
         """In words: the sampling setting, and of a log's mode the batch size and the features."""
-        return str(self.sampling) + (f", batch {self.batch}, {self.level}" if self.level else "")
+        if self.level:
+            return f"{self.sampling}, batch {self.batch}, {self.level}"
+        return str(self.sampling)
 
     @property
     def key(self) -> tuple[float, float, float]:
@@ -112,9 +128,9 @@ class Mode:
 
     def copied(self, match: float) -> Action:
         """The choice of the lookup rule: its lookup or the static tree."""
-        return (
-            self.rule.lookup if self.rule is not None and match >= self.rule.least else self.action
-        )
+        if self.rule is not None and match >= self.rule.least:
+            return self.rule.lookup
+        return self.action
 
     def without_network(self) -> "Mode":
         """The mode of the lookup rule, or of the static tree where there is none."""
@@ -132,16 +148,19 @@ class Mode:
         does not remain. If the lookup and the static tree both remain, that tree stays. `allowed`
         becomes the positions that it shares with `positions`, or all of these where it shares none.
         """
-        left, static_at = sorted(positions), space.index(self.action)
+        left = sorted(positions)
+        static_at = space.index(self.action)
         best = max((a for a in left if a < len(space.trees)), key=speed_T.__getitem__)
-        rule = self.rule if self.rule and space.index(self.rule.lookup) in left else None
-        if rule and static_at in left:
+        rule = self.rule
+        if rule is not None and space.index(rule.lookup) not in left:
+            rule = None
+        if rule is not None and static_at in left:
             best = static_at
-        kept = [a for a in left if not self.allowed or a in self.allowed] or left
-        priced, allowed = (
-            self.faster(float(speed_T[best] / speed_T[static_at])),
-            tuple(sorted({*kept, best})),
-        )
+        kept = [a for a in left if a in self.allowed]
+        if not kept:  # also where `allowed` is empty, which means all actions
+            kept = left
+        priced = self.faster(float(speed_T[best] / speed_T[static_at]))
+        allowed = tuple(sorted({*kept, best}))
         return replace(priced, action=space.trees[best], allowed=allowed, rule=rule)
 
     def faster(self, ratio: float) -> "Mode":
@@ -150,17 +169,16 @@ class Mode:
 
     def row(self) -> dict[str, Any]:
         """The mode's entry in JSON, with the numbers of the sampling setting beside the others."""
-        entry = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
+        entry = asdict(self)
         del entry["sampling"]
-        decides = self.decider == NETWORK
+        for name, value in entry.items():
+            if isinstance(value, tuple):
+                entry[name] = list(value)
         return {
             **asdict(self.sampling),
             **entry,
             "feature_levels": list(self.asked),
-            "decides": decides,
+            "decides": self.decider == NETWORK,
         }
 
     @classmethod
@@ -168,22 +186,32 @@ class Mode:
         """The mode of a JSON entry; other keys are ignored. Raises KeyError, TypeError or
         ValueError for other data."""
         levels = tuple(entry["feature_levels"])
+        sampling = Sampling(
+            **{parameter.name: entry[parameter.name] for parameter in fields(Sampling)}
+        )
+        action = Action.of(entry["action"])
+        allowed = tuple(entry["allowed"])
+        rule = None
+        if entry["rule"] is not None:
+            rule = LookupRule(*entry["rule"])
         mode = cls(
-            sampling=Sampling(
-                **{parameter.name: entry[parameter.name] for parameter in fields(Sampling)}
-            ),
-            action=Action.of(entry["action"]),
-            allowed=tuple(entry["allowed"]),
+            sampling=sampling,
+            action=action,
+            allowed=allowed,
             feature_levels=() if levels == (MATCH,) else levels,
-            rule=None if entry["rule"] is None else LookupRule(*entry["rule"]),
+            rule=rule,
             longest=entry["longest"],
             batch=entry["batch"],
             level=entry["level"],
             mean_efficiency=tuple(map(number, entry.get("mean_efficiency", ()))),
-            **{name: float(number(entry[name])) for name in ("speed", "rho", "joint")},
+            speed=float(number(entry["speed"])),
+            rho=float(number(entry["rho"])),
+            joint=float(number(entry["joint"])),
         )
-        counts = (*mode.action[:3], *mode.allowed, *(mode.rule or ()), mode.longest, mode.batch - 1)
-        if any(type(parameter) is not int or parameter < 0 for parameter in counts):
+        counts = [*mode.action[:3], *mode.allowed, mode.longest, mode.batch - 1]
+        if mode.rule is not None:
+            counts += mode.rule
+        if any(type(count) is not int or count < 0 for count in counts):
             raise TypeError(
                 "action, allowed, rule, longest and batch must be non-negative integers, batch "
                 "at least 1"
@@ -211,12 +239,13 @@ def nearest(modes: Sequence[Mode], asked: Sampling, batch: float = 1) -> Mode:
     no number of requests."""
     if not 1 <= batch < math.inf:
         raise InputError(f"batch {batch:g}: there is at least one request")
-    key = asked.temperature, asked.top_p, of_batch(batch)
+    asked_key = asked.temperature, asked.top_p, of_batch(batch)
+
+    def distance(mode: Mode) -> float:
+        return sum(abs(a - b) for a, b in zip(mode.key, asked_key, strict=True))
+
     covering = [mode for mode in modes if mode.sampling.covers(asked)]
-    return min(
-        covering or modes,
-        key=lambda mode: sum(abs(a - b) for a, b in zip(mode.key, key, strict=True)),
-    )
+    return min(covering or modes, key=distance)
 
 
 def net_tokens(
@@ -238,7 +267,7 @@ def net_tokens(
 
 def choices(efficiency_BA: Tensor, seconds_BA: Tensor, mode: Mode, space: ActionSpace) -> Tensor:
     """Positions of the actions that a mode chooses, int64 [B]."""
-    speed, rho = torch.tensor(mode.speed).view(1, 1), torch.tensor(mode.rho).view(1, 1)
-    return net_tokens(efficiency_BA, seconds_BA, speed, rho, mode.mask(space).unsqueeze(0)).argmax(
-        -1
-    )
+    speed_11 = torch.tensor(mode.speed).view(1, 1)
+    rho_11 = torch.tensor(mode.rho).view(1, 1)
+    allowed_1A = mode.mask(space).unsqueeze(0)
+    return net_tokens(efficiency_BA, seconds_BA, speed_11, rho_11, allowed_1A).argmax(-1)

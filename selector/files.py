@@ -61,7 +61,9 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
@@ -69,14 +71,15 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     try:
-        header, body = json.loads(content[8 : 8 + size]), memoryview(content)[8 + size :]
+        header = json.loads(content[8 : 8 + size])
+        body = memoryview(content)[8 + size :]
         header.pop("__metadata__", None)
-        return {
-            name: np.frombuffer(
-                body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]
-            ).reshape(entry["shape"])
-            for name, entry in header.items()
-        }
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, entry in header.items():
+            array_bytes = body[slice(*entry["data_offsets"])]
+            flat = np.frombuffer(array_bytes, DTYPES[entry["dtype"]])
+            arrays[name] = flat.reshape(entry["shape"])
+        return arrays
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: damaged ({type(error).__name__}); export the selector again"
@@ -90,31 +93,41 @@ def check_tensors(
     finite."""
     for name, shape in shapes.items():
         array = arrays.get(name)
-        # the scale of an unseen scalar is infinite
-        positive = name.endswith(("scale_F", "counts_N"))
-        if (
-            array is None
-            or array.shape != shape
-            or not (array > 0 if positive else np.isfinite(array)).all()
-        ):
+        if array is None or array.shape != shape or not _are_valid(name, array):
             raise InputError(
                 f"{path}: {name} is missing, of another shape or not finite; export the selector "
                 "again"
             )
 
 
+def _are_valid(name: str, array: NDArray[Any]) -> bool:
+    # the scale of an unseen scalar is infinite
+    if name.endswith(("scale_F", "counts_N")):
+        return bool((array > 0).all())
+    return bool(np.isfinite(array).all())
+
+
 def unwritable(path: Path | str, error: Exception) -> InputError:
     """The message for a disk that is full or not writable."""
-    reason = error.strerror if isinstance(error, OSError) else None
-    # a copy's destination
-    failed_path = getattr(error, "filename2", None) or getattr(error, "filename", None) or path
+    reason = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+    # a copy's destination, if it has one, is the path that could not be written
+    failed_path = path
+    for attribute in ("filename2", "filename"):
+        if getattr(error, attribute, None):
+            failed_path = getattr(error, attribute)
+            break
     advice = "make room there, or make it writable; the same command then goes on"
-    return InputError(f"{failed_path}: cannot be written: {reason or error}; {advice}")
+    return InputError(f"{failed_path}: cannot be written: {reason}; {advice}")
 
 
 def first_line(error: Exception) -> str:
     """The first line of a library's message; the error's class where there is none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    message = str(error).strip()
+    if not message:
+        return type(error).__name__
+    return message.splitlines()[0]
 
 
 def _remove(path: Path) -> None:

@@ -70,7 +70,8 @@ def number(value: object) -> float:
     return value
 
 
-FREE = NO_LAG = Table([0], [0], [[0.0]])  # zero seconds
+FREE = Table([0], [0], [[0.0]])  # zero seconds
+NO_LAG = FREE
 
 
 def along(grid: Sequence[float], values: Sequence[float], x: float, stepped: bool) -> float:
@@ -78,7 +79,9 @@ def along(grid: Sequence[float], values: Sequence[float], x: float, stepped: boo
     `stepped`, a size in between costs what the next larger one does, because engines capture graphs
     at a few sizes and pad."""
     if x > grid[-1]:
-        rise = (values[-1] - values[-2]) / (grid[-1] - grid[-2]) if len(grid) > 1 else 0.0
+        rise = 0.0
+        if len(grid) > 1:
+            rise = (values[-1] - values[-2]) / (grid[-1] - grid[-2])
         return values[-1] + max(0.0, rise) * (x - grid[-1])
     if stepped:
         return next(value for size, value in zip(grid, values, strict=True) if x <= size)
@@ -107,33 +110,29 @@ class Batches:
     def at(self, batch: int, tokens: int) -> tuple[Table, Table]:
         """The draft's forward pass and the rest of a step for a batch size, the latter for 1 to
         `tokens` tokens."""
-        lengths = sorted({length for table in self.target for length in table.lengths})
-        # means of requests
-        between = (size for table in self.target for size in table.sizes if 1 < size < tokens)
-        token_counts = sorted({*range(1, tokens + 1), *between})
-        return (
-            Table(
-                lengths,
-                [1, 2],
-                [self._seconds(self.draft, length, batch, [1, 2]) for length in lengths],
-            ),
-            Table(
-                lengths,
-                token_counts,
-                [self._seconds(self.target, length, batch, token_counts) for length in lengths],
-            ),
-        )
+        timed_lengths: set[int] = set()
+        timed_counts = set(range(1, tokens + 1))
+        for table in self.target:
+            timed_lengths.update(table.lengths)
+            # means of requests, which need not be whole
+            timed_counts.update(size for size in table.sizes if 1 < size < tokens)
+        lengths = sorted(timed_lengths)
+        counts = sorted(timed_counts)
+        draft_seconds = [self._seconds(self.draft, length, batch, [1, 2]) for length in lengths]
+        target_seconds = [self._seconds(self.target, length, batch, counts) for length in lengths]
+        return Table(lengths, [1, 2], draft_seconds), Table(lengths, counts, target_seconds)
 
     def _seconds(
         self, tables: list[Table], length: int, batch: int, sizes: Sequence[int]
     ) -> list[float]:
-        curves = [
-            (table.sizes, [table.at(length, size) for size in table.sizes]) for table in tables
-        ]
-        values_by_batch = (
-            [along(*curve, size, self.stepped) for curve in curves] for size in sizes
-        )
-        return [along(self.sizes, values, batch, self.stepped) for values in values_by_batch]
+        curves = []
+        for table in tables:
+            curves.append((table.sizes, [table.at(length, size) for size in table.sizes]))
+        seconds = []
+        for size in sizes:
+            by_batch = [along(grid, values, size, self.stepped) for grid, values in curves]
+            seconds.append(along(self.sizes, by_batch, batch, self.stepped))
+        return seconds
 
 
 class Verification(NamedTuple):
@@ -181,37 +180,13 @@ class LatencyProfile:
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
         """InputError where the file is missing, damaged, or of another format."""
+        profile = None
         try:
             values = json.loads(Path(path).read_text())
             file_format = values.pop("format")
-            for name in FOR_READERS:
-                values.pop(name, None)
-            for name in ("draft", "target", "lag"):
-                values[name] = Table(**values[name])
-            values["verify"] = {
-                name: Verification(*seconds) for name, seconds in values["verify"].items()
-            }
-            if (batches := values.get("batches")) is not None:
-                tables = {
-                    role: [Table(**table) for table in batches[role]]
-                    for role in ("draft", "target")
-                }
-                values["batches"] = Batches(**{**batches, **tables})
-            profile = cls(**values)
-            nodes = list(profile.distinct.values())
-            times = profile.drafting, profile.nucleus, *profile.decide.values()
-            times += (
-                *chain.from_iterable(profile.verify.values()),
-                *chain.from_iterable(chain.from_iterable(nodes)),
-            )
-            whole = {np.shape(rows) for rows in nodes} <= {(SPACE.max_K - 1, SPACE.max_L2)}
-            names = profile.device, profile.pair, *profile.weights
-            if (
-                min(map(number, times)) < 0
-                or not whole
-                or not all(isinstance(name, str) for name in names)
-            ):
-                raise ValueError("a number is below 0 or missing, or a name is not a string")
+            if file_format == FORMAT:  # a file of another format may have other keys
+                profile = cls._of_json(values)
+                profile._check()
         except OSError as error:
             raise InputError(
                 f"{path}: no latency profile there: run the latency stage first"
@@ -220,12 +195,42 @@ class LatencyProfile:
             raise InputError(
                 f"{path}: not a latency profile: run the latency stage again"
             ) from error
-        if file_format != FORMAT:
+        if profile is None:
             raise InputError(
                 f"{path}: format {file_format}; this program reads {FORMAT}: run the latency "
                 "stage again"
             )
         return profile
+
+    @classmethod
+    def _of_json(cls, values: dict[str, Any]) -> LatencyProfile:
+        for name in FOR_READERS:
+            values.pop(name, None)
+        for name in ("draft", "target", "lag"):
+            values[name] = Table(**values[name])
+        values["verify"] = {
+            name: Verification(*seconds) for name, seconds in values["verify"].items()
+        }
+        batches = values.get("batches")
+        if batches is not None:
+            for role in ("draft", "target"):
+                batches[role] = [Table(**table) for table in batches[role]]
+            values["batches"] = Batches(**batches)
+        return cls(**values)
+
+    def _check(self) -> None:
+        numbers = [self.drafting, self.nucleus, *self.decide.values()]
+        for verification in self.verify.values():
+            numbers += verification
+        for rows in self.distinct.values():
+            numbers += chain.from_iterable(rows)
+        valid_numbers = min(map(number, numbers)) >= 0
+        shape = SPACE.max_K - 1, SPACE.max_L2
+        valid_shapes = all(np.shape(rows) == shape for rows in self.distinct.values())
+        names = self.device, self.pair, *self.weights
+        valid_names = all(isinstance(name, str) for name in names)
+        if not (valid_numbers and valid_shapes and valid_names):
+            raise ValueError("a number is below 0 or missing, or a name is not a string")
 
     def to_json(self) -> dict[str, object]:
         entries = {name: value for name, value in asdict(self).items() if value is not None}
@@ -270,14 +275,17 @@ class LatencyProfile:
         `feature_levels` are those that the decision used, or the match. `nodes`, with the root, are
         those in the target's forward pass; `nodes(action, sampling)` if None.
         """
-        nodes = self.nodes(action, sampling) if nodes is None else nodes
-        passes = draft_passes(action, length, LIGHT in feature_levels or FULL in feature_levels)
+        if nodes is None:
+            nodes = self.nodes(action, sampling)
+        sees_root = LIGHT in feature_levels or FULL in feature_levels
+        passes = draft_passes(action, length, sees_root)
         seconds = self.target.at(length, nodes) + sum(self.draft.at(*size) for size in passes)
         seconds += sum(self.decide.get(level, 0.0) for level in feature_levels)
         if action.drafts:
             verification = self.verify.get(action.style, self.verify[verifier])
             seconds += self.drafting + verification.token * action.nodes
-            seconds += (verification.branching + verification.level * action.L2) * (action.K > 1)
+            if action.K > 1:
+                seconds += verification.branching + verification.level * action.L2
         if sampling.top_p < 1:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
         return seconds
@@ -304,14 +312,17 @@ class LatencyProfile:
                 )
         key = actions, verifier, tuple(feature_levels), sampling
         if key not in self._tables:
-            lengths = (
-                self.draft.lengths if len(self.draft.lengths) > 1 else [0, *self.draft.lengths]
-            )
-            arguments = verifier, feature_levels, sampling
-            rows = [
-                [self.action_seconds(action, length, *arguments) for action in actions]
-                for length in lengths
-            ]
+            lengths = self.draft.lengths
+            if len(lengths) == 1:
+                lengths = [0, *lengths]
+            rows = []
+            for length in lengths:
+                row = []
+                for action in actions:
+                    row.append(
+                        self.action_seconds(action, length, verifier, feature_levels, sampling)
+                    )
+                rows.append(row)
             self._tables[key] = torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
         return self._tables[key]
 
@@ -328,8 +339,12 @@ def draft_passes(action: Action, length: float, root: bool = False) -> list[tupl
     if not action.drafts:
         return [(length, 2)] if root else []
     K, L1, L2 = action[:3]
-    trunk = [(length + depth, 1) for depth in range(1, L1 + (L2 > 0))]
-    return [(length, 2), *trunk, *((length + L1 + depth * K, K) for depth in range(1, L2))]
+    # nothing is drafted after the last token of a chain, so it needs no pass
+    last = L1 if L2 > 0 else L1 - 1
+    passes: list[tuple[float, int]] = [(length, 2)]
+    passes += [(length + depth, 1) for depth in range(1, last + 1)]
+    passes += [(length + L1 + depth * K, K) for depth in range(1, L2)]
+    return passes
 
 
 def interpolated_at(table_SLA: Tensor, lengths_L: Tensor, at_B: Tensor, length_B: Tensor) -> Tensor:

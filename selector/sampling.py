@@ -31,10 +31,8 @@ class Sampling:
     draft_temperature: float | None = None
 
     def __post_init__(self) -> None:
-        valid_temperatures = all(
-            0 <= temperature < math.inf
-            for temperature in (self.temperature, self.draft_temperature or 0.0)
-        )
+        draft_temperature = self.draft_temperature or 0.0
+        valid_temperatures = 0 <= self.temperature < math.inf and 0 <= draft_temperature < math.inf
         if not (
             valid_temperatures
             and 0 < self.top_p <= 1
@@ -54,11 +52,14 @@ class Sampling:
         """
         differences = zip(self._coordinates, asked._coordinates, FAR, strict=True)
         near = [abs(trained - other) <= far + 1e-6 for trained, other, far in differences]
-        return all(near) if asked.temperature else near[0]
+        if asked.temperature == 0:
+            return near[0]
+        return all(near)
 
     @property
     def _coordinates(self) -> tuple[float, float, float, float]:
-        return self.temperature, self.top_p, 1 / self.top_k if self.top_k else 0.0, self.min_p
+        inverse_top_k = 1 / self.top_k if self.top_k else 0.0
+        return self.temperature, self.top_p, inverse_top_k, self.min_p
 
     @property
     def _numbers(self) -> tuple[float | None, ...]:
@@ -71,8 +72,13 @@ class Sampling:
         return hash(self._numbers)
 
     def __str__(self) -> str:
-        top_k = f", top-k={self.top_k}" if self.top_k else ""
-        nucleus = f", top-p={self.top_p:g}" if self.top_p != 1 else ""
-        min_p = f", min-p={self.min_p:g}" if self.min_p else ""
-        draft = "" if self.draft_temperature is None else f", draft T={self.draft_temperature:g}"
-        return f"T={self.temperature:g}{top_k}{nucleus}{min_p}{draft}"
+        parts = [f"T={self.temperature:g}"]
+        if self.top_k:
+            parts.append(f"top-k={self.top_k}")
+        if self.top_p != 1:
+            parts.append(f"top-p={self.top_p:g}")
+        if self.min_p:
+            parts.append(f"min-p={self.min_p:g}")
+        if self.draft_temperature is not None:
+            parts.append(f"draft T={self.draft_temperature:g}")
+        return ", ".join(parts)

@@ -36,32 +36,42 @@ class Scalar:
 
 # of the running means over the committed text: about the last 2, 5, 20 and 100 tokens
 DECAYS = (0.5, 0.8, 0.95, 0.99)
-LONGEST_MATCH, LONGEST_LOOKUP = 32, 16  # tokens at which matches and runs, and lookups, are cut
-SOURCE_LENGTHS, HIT_LENGTHS = (1, 2, 4, 8, 16), (1, 2, 4, 8)  # tokens of the source
-PRECEDENT_LENGTHS, MOST_SEEN = (1, 2, 3, 4), 32  # tokens at the text's end; times
-LONGEST_COUNTED, MOST_COUNTED = 8, 500  # tokens and times of the statistics by token
+LONGEST_MATCH = 32  # tokens at which matches and runs are cut
+LONGEST_LOOKUP = 16  # tokens at which lookups are cut
+SOURCE_LENGTHS = (1, 2, 4, 8, 16)  # tokens of the source
+HIT_LENGTHS = (1, 2, 4, 8)  # tokens of the source
+PRECEDENT_LENGTHS = (1, 2, 3, 4)  # tokens at the text's end
+MOST_SEEN = 32  # times that such tokens count as seen
+LONGEST_COUNTED = 8  # tokens in the statistics by token
+MOST_COUNTED = 500  # times in the statistics by token
 
 
 def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
-    return tuple(
-        Scalar(
-            f"{name}_mean_{decay:g}",
-            unit,
-            f"{meaning}, mean over the text so far, weights {decay:g}^age",
+    means = []
+    for decay in DECAYS:
+        words = f"{meaning}, mean over the text so far, weights {decay:g}^age"
+        means.append(Scalar(f"{name}_mean_{decay:g}", unit, words))
+    return tuple(means)
+
+
+def _precedents() -> Iterator[Scalar]:
+    for count in PRECEDENT_LENGTHS:
+        yield Scalar(
+            f"seen_{count}",
+            "times",
+            f"earlier occurrences of the last {count} tokens; {MOST_SEEN} at most",
         )
-        for decay in DECAYS
-    )
+        yield Scalar(
+            f"agree_{count}", "1", "share of these that the first token of a lookup followed"
+        )
 
 
 # `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the
-# draft's
-# distributions after temperature and nucleus filtering; entropies are at temperature 1, because
-# they would be 0 at
-# temperature 0. A model's distributions are known from the last prompt token on, because engines do
-# not compute logits
-# of the whole prompt. The *source* is the place that a lookup would copy from. Every scalar that
-# the network sees is
-# bounded, so that long texts stay in the range of the training data.
+# draft's distributions after temperature and nucleus filtering; entropies are at temperature 1,
+# because they would be 0 at temperature 0. A model's distributions are known from the last prompt
+# token on, because engines do not compute logits of the whole prompt. The *source* is the place
+# that a lookup would copy from. Every scalar that the network sees is bounded, so that long texts
+# stay in the range of the training data.
 TEXT_SCALARS = (  # known from token ids alone
     Scalar("context_length", "tokens", "committed tokens, the root token included", learned=False),
     Scalar(
@@ -104,20 +114,7 @@ TEXT_SCALARS = (  # known from token ids alone
     Scalar(
         "third_agrees", "tokens", "common first tokens of these two and of the second's own source"
     ),
-    *(
-        scalar
-        for count in PRECEDENT_LENGTHS
-        for scalar in (
-            Scalar(
-                f"seen_{count}",
-                "times",
-                f"earlier occurrences of the last {count} tokens; {MOST_SEEN} at most",
-            ),
-            Scalar(
-                f"agree_{count}", "1", "share of these that the first token of a lookup followed"
-            ),
-        )
-    ),
+    *_precedents(),
     *_means("new", "1", "1 where the text's token did not occur before, 0 elsewhere"),
     Scalar(
         "right_by_match",
@@ -194,8 +191,7 @@ TARGET_SCALARS = (
             f"source_entropy_{count}",
             "nats",
             f"mean of the target's known entropies before each of the source's first {count} "
-            "tokens; "
-            "target_entropy_mean_0.8 where none is known",
+            "tokens; target_entropy_mean_0.8 where none is known",
         )
         for count in SOURCE_LENGTHS
     ),
@@ -214,7 +210,12 @@ DRAFT_SCALARS = (  # known after the draft's forward pass over the root
 )
 
 # feature levels
-TEXT, DRAFTER, EARLY, LIGHT, FULL = LEVELS = ("text", "drafter", "early", "light", "full")
+TEXT = "text"
+DRAFTER = "drafter"
+EARLY = "early"
+LIGHT = "light"
+FULL = "full"
+LEVELS = (TEXT, DRAFTER, EARLY, LIGHT, FULL)
 # levels of a pair's selector; `full` has the scalars of `light`, and hidden states
 FEATURES = (EARLY, LIGHT, FULL)
 MATCH = "match"  # the feature of the lookup rule: the length of the match alone
@@ -236,9 +237,8 @@ class Schema:
     @cached_property
     def fingerprint(self) -> str:
         """Changes with every name and unit."""
-        return hashlib.sha256(
-            repr([(scalar.name, scalar.unit) for scalar in self.scalars]).encode()
-        ).hexdigest()[:16]
+        names_and_units = [(scalar.name, scalar.unit) for scalar in self.scalars]
+        return hashlib.sha256(repr(names_and_units).encode()).hexdigest()[:16]
 
     def index(self, name: str) -> int:
         """The position of a scalar; ValueError where there is none of this name."""
@@ -246,8 +246,8 @@ class Schema:
 
 
 # A pair's selector decides before or after the draft's forward pass over the root. A log's
-# selector, for an engine's
-# drafter, decides from token ids alone, or from the drafter's hits as well.
+# selector, for an engine's drafter, decides from token ids alone, or from the drafter's hits as
+# well.
 EARLY_SCALARS = (*TEXT_SCALARS, *TARGET_SCALARS)
 PAIR = Schema("pair", (EARLY, LIGHT), (*EARLY_SCALARS, *DRAFT_SCALARS), len(EARLY_SCALARS))
 ID_SCALARS = (*TEXT_SCALARS, *TOKEN_SCALARS)

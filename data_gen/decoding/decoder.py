@@ -47,10 +47,17 @@ class Text:
         levels: tuple[str, ...],
         generator: torch.Generator,
     ) -> None:
-        self.tokens, self.prompt_length, self.generator = list(prompt), len(prompt), generator
-        self.knowledge = RootKnowledge(prompt, sampling, levels) if levels else None
-        self._index = LookupIndex() if self.knowledge is None else self.knowledge.text.index
-        self.target, self.draft = CachedModel(pair.target), CachedModel(pair.draft)
+        self.tokens = list(prompt)
+        self.prompt_length = len(prompt)
+        self.generator = generator
+        self.knowledge: RootKnowledge | None = None
+        if levels:
+            self.knowledge = RootKnowledge(prompt, sampling, levels)
+            self._index = self.knowledge.text.index
+        else:
+            self._index = LookupIndex()
+        self.target = CachedModel(pair.target)
+        self.draft = CachedModel(pair.draft)
         self.target.fill(prompt[:-1])
 
     def proposal(self, length: int) -> list[int]:
@@ -127,12 +134,12 @@ class Decoder:
             text.knowledge.committed(outcome.accepted, outcome.tokens)
         text.tokens += outcome.tokens
         clock.lap("commit")
-        return Step(
-            length, action, len(outcome.tokens) - 1, outcome.nodes, clock.seconds
-        ), outcome.tokens
+        step = Step(length, action, len(outcome.tokens) - 1, outcome.nodes, clock.seconds)
+        return step, outcome.tokens
 
     def _choose(self, text: Text, clock: Clock) -> Action:
-        knowledge, levels = text.knowledge, self.chooser.feature_levels
+        knowledge = text.knowledge
+        levels = self.chooser.feature_levels
         if knowledge is not None and len(text.tokens) > text.prompt_length:
             if len(text.tokens) > self._longest:
                 levels = (MATCH,)
@@ -150,23 +157,29 @@ class Decoder:
 
     def _forward_root(self, text: Text, clock: Clock) -> None:
         """The draft's forward pass up to the root, which a decision may need."""
-        # the prompt does not count as time of the step; after many copies, the draft may lack more
-        # than memory holds
-        draft, tokens, knowledge = text.draft, text.tokens, text.knowledge
-        if before := tokens[draft.committed : text.prompt_length - 1]:
-            draft.fill(before)
-            clock.skip()
-        if knowledge is None or not knowledge.needs_draft:
-            draft.fill(tokens[draft.committed : -BLOCK])
-        while draft.committed < len(tokens):
-            first, end = draft.committed, min(draft.committed + BLOCK, len(tokens))
-            rows = draft.extend(tokens[first:end]).rows(
-                self.draft_sampling,
-                lambda: [tokens[: n + 1] for n in range(first, end)],  # noqa: B023
-            )
-            text.root_probs_V, text.root_logits_V = rows.probs_NV[-1], rows.logits_NV[-1]
-            if knowledge is not None:
-                knowledge.passed(rows.each())
+        draft = text.draft
+        prompt = text.tokens[draft.committed : text.prompt_length - 1]
+        if prompt:
+            draft.fill(prompt)
+            clock.skip()  # the prompt does not count as time of the step
+        if text.knowledge is None or not text.knowledge.needs_draft:
+            draft.fill(text.tokens[draft.committed : -BLOCK])
+        # after many copies, the draft may lack more than memory holds
+        while draft.committed < len(text.tokens):
+            end = min(draft.committed + BLOCK, len(text.tokens))
+            rows = self._extended(text, end)
+            text.root_probs_V = rows.probs_NV[-1]
+            text.root_logits_V = rows.logits_NV[-1]
+            if text.knowledge is not None:
+                text.knowledge.passed(rows.each())
+
+    def _extended(self, text: Text, end: int) -> ModelRows:
+        """The draft's outputs in one forward pass over the tokens that it lacks before `end`."""
+        first = text.draft.committed
+        draft_pass = text.draft.extend(text.tokens[first:end])
+        return draft_pass.rows(
+            self.draft_sampling, lambda: [text.tokens[: n + 1] for n in range(first, end)]
+        )
 
     def _run(self, text: Text, action: Action, clock: Clock) -> Outcome:
         drafted = self._draft(text, action, clock)
@@ -190,20 +203,25 @@ class Decoder:
                 text.tokens,
                 root_logits_V=text.root_logits_V,
             )
-        copied = text.proposal(action.L1) if action.copies else []
+        copied: list[int] = []
+        if action.copies:
+            copied = text.proposal(action.L1)
         return draft_lookup(copied, self.pair.vocabulary, self.pair.device)
 
     def _target(self, text: Text, drafted: Draft) -> ModelRows:
         tree = drafted.tree
         tokens_N = tree.tokens_N.clone()
         tokens_N[0] = text.tokens[-1]
-        return text.target.forward(tokens_N, tree.depths_N, tree.ancestors_NN()).rows(
-            self.sampling,
-            lambda: [
-                text.tokens + [tree.token(n) for n in tree.path_to(node)]
-                for node in range(len(tree))
-            ],
-        )
+        target_pass = text.target.forward(tokens_N, tree.depths_N, tree.ancestors_NN())
+
+        def texts() -> list[list[int]]:
+            texts_to_nodes = []
+            for node in range(len(tree)):
+                drafted_tokens = [tree.token(passed_node) for passed_node in tree.path_to(node)]
+                texts_to_nodes.append(text.tokens + drafted_tokens)
+            return texts_to_nodes
+
+        return target_pass.rows(self.sampling, texts)
 
     def _verify(self, text: Text, action: Action, drafted: Draft, rows: ModelRows) -> Verdict:
         if len(drafted.tree) == 1:
@@ -215,7 +233,9 @@ class Decoder:
     def _verifier_of(self, action: Action) -> Verifier:
         if action.copies:
             return COPIED
-        return styled(self.verifier, action.style) if action.distinct else self.verifier
+        if action.distinct:
+            return styled(self.verifier, action.style)
+        return self.verifier
 
     def _commit(self, text: Text, drafted: Draft, rows: ModelRows, verdict: Verdict) -> Outcome:
         path = drafted.tree.path_to(verdict.node)

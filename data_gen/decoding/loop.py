@@ -93,7 +93,8 @@ class Clock:
     """Seconds by part of a step. If it `waits`, a lap begins with a host synchronisation."""
 
     def __init__(self, device: torch.device, waits: bool) -> None:
-        self._device, self._waits = device, waits and device.type == "cuda"
+        self._device = device
+        self._waits = waits and device.type == "cuda"
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._last = self._now()
 

@@ -39,7 +39,9 @@ class LookupIndex:
         # by state: the next state by token, the suffix link, the longest string's length, where it
         # was last a match
         self._next: list[dict[int, int]] = [{}]
-        self._link, self._longest, self._end = [-1], [0], [-1]
+        self._link = [-1]
+        self._longest = [0]
+        self._end = [-1]
         self._last = 0
         self.extend(tokens)
 
@@ -56,15 +58,21 @@ class LookupIndex:
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
-            self.predicted.append(int(self.source >= 0 and self.tokens[self.source + 1] == token))
+            was_predicted = self.source >= 0 and self.tokens[self.source + 1] == token
+            self.predicted.append(int(was_predicted))
             source, match = self._grow(token)
             self.tokens.append(token)
             self.sources.append(source)
             self.matches.append(match)
 
     def _grow(self, token: int) -> tuple[int, int]:
-        after, link, longest, end = self._next, self._link, self._longest, self._end
-        here, new, state = len(self.tokens), len(link), self._last
+        after = self._next
+        link = self._link
+        longest = self._longest
+        end = self._end
+        here = len(self.tokens)
+        new = len(link)
+        state = self._last
         self._last = new
         self._add_state({}, 0, here + 1, here)
         while state >= 0 and token not in after[state]:
@@ -82,7 +90,8 @@ class LookupIndex:
             link[match] = short
             match = short
         link[new] = match
-        source, end[match] = end[match], here
+        source = end[match]
+        end[match] = here
         return source, longest[match]
 
     def _add_state(self, after: dict[int, int], link: int, longest: int, end: int) -> None:
@@ -113,4 +122,6 @@ def copied(values: Sequence[T], source: int, length: int) -> list[T]:
 
 
 def common(one: Sequence[T], other: Sequence[T]) -> int:
-    return next(compress(count(), map(ne, one, other)), min(len(one), len(other)))
+    # no loop in Python, as it runs at every root of a text
+    differing = compress(count(), map(ne, one, other))
+    return next(differing, min(len(one), len(other)))

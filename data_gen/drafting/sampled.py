@@ -56,37 +56,33 @@ def draft_tree(
     logits; the tree's rows are appended to it. `text` holds the committed tokens, for a sampling
     that depends on them.
     """
-    # a chain is a trunk alone
-    L1, L2 = (action.L1 + action.L2, 0) if action.K == 1 else (action.L1, action.L2)
+    L1, L2 = action.L1, action.L2
+    if action.K == 1:  # a chain is a trunk alone
+        L1 += L2
+        L2 = 0
     trunk: list[int] = []
     passed: list[ModelRow] = []
 
     def extend(tokens_W: Tensor, visible_WR: Tensor, texts: list[list[int]]) -> None:
         offsets_W = torch.full((len(tokens_W),), len(texts[0]) - 1)
-        rows = draft.forward(tokens_W, offsets_W, visible_WR).rows(
-            sampling, lambda: [[*text, *path] for path in texts]
-        )
+        forward_pass = draft.forward(tokens_W, offsets_W, visible_WR)
+        rows = forward_pass.rows(sampling, lambda: [[*text, *path] for path in texts])
         passed.extend(rows.each())
 
+    probs_V, logits_V = root_probs_V, root_logits_V  # at the trunk's end
     while len(trunk) < L1:
-        trunk.append(int(sample(passed[-1].probs_V if passed else root_probs_V, 1, generator)))
+        trunk.append(int(sample(probs_V, 1, generator)))
         if len(trunk) < L1 or L2 > 0:
             extend(torch.tensor(trunk[-1:]), torch.ones(1, len(trunk), dtype=torch.bool), [trunk])
+            probs_V, logits_V = passed[-1].probs_V, passed[-1].logits_V
     branches_KD = torch.zeros(1, 0, dtype=torch.int64)
     if L2 > 0:
-        ends = (
-            (passed[-1].probs_V, passed[-1].logits_V) if passed else (root_probs_V, root_logits_V)
-        )
-        branches_KD = torch.tensor(
-            draw_children(ends[0], action.K, style, generator, ends[1])
-        ).unsqueeze(-1)
+        children = draw_children(probs_V, action.K, style, generator, logits_V)
+        branches_KD = torch.tensor(children).unsqueeze(-1)
     K = len(branches_KD)
     for depth in range(1, L2):
-        extend(
-            branches_KD[:, -1],
-            _visible(L1, K, depth),
-            [[*trunk, *branch] for branch in branches_KD.tolist()],
-        )
+        paths = [[*trunk, *branch] for branch in branches_KD.tolist()]
+        extend(branches_KD[:, -1], _visible(L1, K, depth), paths)
         drawn_K1 = sample(torch.stack([row.probs_V for row in passed[-K:]]), 1, generator).cpu()
         branches_KD = torch.cat([branches_KD, drawn_K1], dim=-1)
     tree = DraftTree.from_paths(trunk, branches_KD.tolist())
@@ -108,21 +104,22 @@ def distinct_nodes(
     `texts` are token ids and the position of the first root; branches are drafted at every
     `EVERY`-th one from it.
     """
-    space, counts = ActionSpace.default(), []
+    space = ActionSpace.default()
+    action = Action(space.max_K, 0, space.max_L2)
     generator = torch.Generator(device=model.device).manual_seed(seed)
+    counts = []  # by root, K and depth
     for tokens, start in texts:
         draft = CachedModel(model)
         for root in range(start, len(tokens), EVERY):
             draft.fill(tokens[draft.committed : root])
             (probs_V,) = sampling.probabilities(draft.extend(tokens[root : root + 1]).logits_WV)
-            drafted = draft_tree(
-                draft, probs_V, Action(space.max_K, 0, space.max_L2), sampling, generator
-            )
+            drafted = draft_tree(draft, probs_V, action, sampling, generator)
             draft.keep([])
             levels = list(zip(*drafted.tree.branch_nodes, strict=True))[1:]
-            counts.append(
-                [[len({*level[:K]}) for level in levels] for K in range(2, space.max_K + 1)]
-            )
+            root_counts = []
+            for K in range(2, space.max_K + 1):
+                root_counts.append([len(set(level[:K])) for level in levels])
+            counts.append(root_counts)
     means: list[list[float]] = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
     return means
 
@@ -158,16 +155,15 @@ def draw_children(
         if logits_V is None:
             likely = [token for token in likely if probs_V[token] > 0]
         left_V[likely[: count - 1]] = 0
-        last = (
-            sample(left_V, 1, generator).tolist()
-            if bool((left_V > 0).any())
-            else likely[count - 1 :]
-        )
+        last = likely[count - 1 :]
+        if bool((left_V > 0).any()):
+            last = sample(left_V, 1, generator).tolist()
         return likely[: count - 1] + last
     tokens: list[int] = []
     while len(tokens) < count and bool((left_V > 0).any()):
-        tokens.append(int(sample(left_V, 1, generator)))
-        left_V[tokens[-1]] = 0
+        token = int(sample(left_V, 1, generator))
+        tokens.append(token)
+        left_V[token] = 0
     return tokens
 
 

@@ -25,20 +25,19 @@ from data_gen.models.masks import TreeMasks
 from data_gen.models.pair import DTYPES, ModelPair, shared_tokenizer
 from data_gen.models.prepack import prepack
 
-# a text's unseen tokens are passed with those of others if they are few, else in such blocks
-SHORT, BLOCK = 8, 256
+SHORT = 8  # at most so many unseen tokens of a text are passed with those of others
+BLOCK = 256  # else they are passed in such blocks
 
 
 class CachedDrafter:
     """Drafts the most probable tokens after each request's text."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model, self._masks = model, TreeMasks(model.config)
+        self.model = model
+        self._masks = TreeMasks(model.config)
         self._place: dict[str, Any] = {}  # of a forward pass
-        layers = [
-            _Slots(self._place) for _ in range(model.config.get_text_config().num_hidden_layers)
-        ]
-        self._cache = Cache(layers=[*layers])
+        layer_count = model.config.get_text_config().num_hidden_layers
+        self._cache = Cache(layers=[_Slots(self._place) for _ in range(layer_count)])
         self._seen: list[list[int]] = []  # by slot, the tokens whose keys and values it has
         self._order: list[int] = []  # slots, the longest unused one first
 
@@ -60,39 +59,44 @@ class CachedDrafter:
     def chains(self, texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[int]]:
         """Chains of so many tokens after some texts of token ids; none for a length of 0."""
         chains: list[list[int]] = [[] for _ in texts]
-        rows = sorted(
-            (row for row, length in enumerate(lengths) if length > 0), key=lambda row: -lengths[row]
-        )
+        rows = [row for row, length in enumerate(lengths) if length > 0]
+        rows.sort(key=lambda row: -lengths[row])  # the longest chains are first
         if not rows:
             return chains
         row_texts = [list(texts[row]) for row in rows]
         slots = self._slots_of(row_texts, 2 * len(texts))
-        most_together = min(SHORT, *map(len, row_texts))
-        unseen = [1]
-        for text, slot in zip(row_texts, slots, strict=True):
-            begin, last = len(self._seen[slot]), len(text) - 1
-            if len(text) - begin > most_together:
-                for start in range(begin, last, BLOCK):
-                    end = min(start + BLOCK, last)
-                    self._pass([slot], [text[start:end]], [end])
-                begin = last
-            unseen.append(len(text) - begin)
-        width = max(unseen)  # the keys and values of tokens that are passed again stay the same
-        fed, ends = [text[-width:] for text in row_texts], [*map(len, row_texts)]
+        width = self._pass_most(row_texts, slots)
+        # the keys and values of tokens that are passed again stay the same
+        fed = [text[-width:] for text in row_texts]
+        ends = [len(text) for text in row_texts]
         while rows:
             newest = self._pass(slots, fed, ends)
             for slot, text, end in zip(slots, row_texts, ends, strict=False):
                 self._seen[slot] = text[:end]
             for row, token in zip(rows, newest, strict=True):
                 chains[row].append(token)
-            # the longest chains are first
             remaining = sum(len(chains[row]) < lengths[row] for row in rows)
-            rows, slots = rows[:remaining], slots[:remaining]
-            fed, ends = (
-                [[token] for token in newest[:remaining]],
-                [end + 1 for end in ends[:remaining]],
-            )
+            rows = rows[:remaining]
+            slots = slots[:remaining]
+            fed = [[token] for token in newest[:remaining]]
+            ends = [end + 1 for end in ends[:remaining]]
         return chains
+
+    def _pass_most(self, texts: Sequence[list[int]], slots: Sequence[int]) -> int:
+        """Pass what the slots lack of long texts, but the last token; the number of last tokens
+        that are left of some text, to be passed together."""
+        most_together = min(SHORT, *map(len, texts))
+        most_left = 1
+        for text, slot in zip(texts, slots, strict=True):
+            begin = len(self._seen[slot])
+            last = len(text) - 1
+            if len(text) - begin > most_together:
+                for start in range(begin, last, BLOCK):
+                    end = min(start + BLOCK, last)
+                    self._pass([slot], [text[start:end]], [end])
+                begin = last
+            most_left = max(most_left, len(text) - begin)
+        return most_left
 
     def _slots_of(self, texts: Sequence[list[int]], most: int) -> list[int]:
         """A slot for each text: the one that has most of its beginning, a new one while there are
@@ -116,24 +120,24 @@ class CachedDrafter:
     def _pass(self, slots: list[int], fed: list[list[int]], ends: list[int]) -> list[int]:
         """The most probable tokens after equally many tokens of some slots, the last ones before
         `ends`."""
-        places = [
-            [*range(end - len(row_tokens), end)] for row_tokens, end in zip(fed, ends, strict=True)
-        ]
-        fed_BW, places_BW, slots_B = (
-            torch.tensor(numbers, device=self.model.device) for numbers in (fed, places, slots)
-        )
-        self._place |= {
-            "slots_B": slots_B,
-            "places_BW": places_BW,
-            "sizes": (len(self._seen), max(ends)),
-        }
+        places = []
+        for row_tokens, end in zip(fed, ends, strict=True):
+            places.append(list(range(end - len(row_tokens), end)))
+        device = self.model.device
+        fed_BW = torch.tensor(fed, device=device)
+        places_BW = torch.tensor(places, device=device)
+        self._place["slots_B"] = torch.tensor(slots, device=device)
+        self._place["places_BW"] = places_BW
+        self._place["sizes"] = len(self._seen), max(ends)
         masks: Any = self._masks.causal(places_BW, max(ends), self.model.dtype)
-        inputs = {
-            "attention_mask": masks,
-            "position_ids": places_BW,
-            "past_key_values": self._cache,
-        }
-        output = self.model(fed_BW, **inputs, use_cache=True, logits_to_keep=1)
+        output = self.model(
+            fed_BW,
+            attention_mask=masks,
+            position_ids=places_BW,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         tokens: list[int] = output.logits[:, -1].argmax(-1).tolist()
         return tokens
 
@@ -149,18 +153,19 @@ class _Slots(StaticLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        slots_B, places_BW = self._place["slots_B"], self._place["places_BW"]
+        slots_B = self._place["slots_B"]
+        places_BW = self._place["places_BW"]
         slots, length = self._place["sizes"]
         if not self.is_initialized:
             self.lazy_initialization(key_states[:0], value_states[:0])
         assert self.keys is not None and self.values is not None
-        missing = (
-            max(0, slots - len(self.keys)),
-            max(0, -(-length // BLOCK) * BLOCK - self.keys.shape[2]),
-        )
-        if any(missing):
-            padding = 0, 0, 0, missing[1], 0, 0, 0, missing[0]
-            self.keys, self.values = pad(self.keys, padding), pad(self.values, padding)
+        whole_blocks = -(-length // BLOCK) * BLOCK
+        missing_slots = max(0, slots - len(self.keys))
+        missing_rows = max(0, whole_blocks - self.keys.shape[2])
+        if missing_slots > 0 or missing_rows > 0:
+            padding = 0, 0, 0, missing_rows, 0, 0, 0, missing_slots  # the last axis comes first
+            self.keys = pad(self.keys, padding)
+            self.values = pad(self.values, padding)
         for stored, new in ((self.keys, key_states), (self.values, value_states)):
             stored[slots_B.unsqueeze(-1), :, places_BW] = new.transpose(1, 2)
         return self.keys[slots_B, :, :length], self.values[slots_B, :, :length]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
+from selector.actions import Action
 from selector.files import first_line
 from selector.runtime.selector import load_selector
 from selector.schema import LOG, TEXT, InputError
@@ -43,7 +44,8 @@ class TextSelector:
         top_p: float = 1.0,
         chains: Chains | None = None,
     ) -> None:
-        self._selector, self._sampling = load_selector(selector), Sampling(temperature, top_p)
+        self._selector = load_selector(selector)
+        self._sampling = Sampling(temperature, top_p)
         if self._selector.schema != LOG:
             raise InputError(
                 f"{selector}: plug-ins see token ids alone; train a selector for that: espalier "
@@ -53,7 +55,7 @@ class TextSelector:
             raise InputError(
                 f"{selector}: it drafts: name its `draft` model, or train it with logs.drafter=none"
             )
-        self._chains: Chains = chains or (lambda texts, _: [[] for _ in texts])
+        self._chains: Chains = chains or _no_chains
         self._at = cache(lambda batch: self._selector.at(temperature, top_p, None, batch, TEXT))
         self._at(1)  # checks the setting
 
@@ -62,13 +64,17 @@ class TextSelector:
         """From an engine's configuration, a mapping with `OPTIONS`, where `load` is given the name
         of a draft model; InputError where it has none, or others."""
         settings = dict(options) if isinstance(options, Mapping) else {}
-        if "selector" not in settings or any(
-            not isinstance(value, OPTIONS.get(key, ())) for key, value in settings.items()
-        ):
+        wrong = [
+            key for key, value in settings.items() if not isinstance(value, OPTIONS.get(key, ()))
+        ]
+        if wrong or "selector" not in settings:
             wanted = f"{', '.join(OPTIONS)}: a path, two numbers and a model's name"
             raise InputError(f"{NAME}: its options are {wanted}, not {options}")
         draft = settings.pop("draft", None)
-        return cls(**settings, chains=None if draft is None else load(draft))
+        chains = None
+        if draft is not None:
+            chains = load(draft)
+        return cls(**settings, chains=chains)
 
     def text(self, ids: Sequence[int] | NDArray[Any], prompt: int) -> DrafterKnowledge:
         """A request's text, whose first `prompt` tokens are its prompt."""
@@ -80,35 +86,43 @@ class TextSelector:
     def drafts(self, texts: Sequence[DrafterKnowledge], most: Sequence[int]) -> list[list[int]]:
         """For requests that are decoded together, the tokens that each copies or drafts, at most
         `most` of them."""
+        copies: list[list[int]] = []
+        chain_lengths: list[int] = []
+        for text, action, longest in zip(texts, self._actions(texts), most, strict=True):
+            copied: list[int] = []
+            chain_length = 0
+            if action is not None:
+                length = min(action.L1, longest)
+                if action.copies:
+                    copied = text.text.index.proposal(length)
+                else:
+                    chain_length = length
+            copies.append(copied)
+            chain_lengths.append(chain_length)
+        chains = self._chains([text.text.index.tokens for text in texts], chain_lengths)
+        return [copied or drafted for copied, drafted in zip(copies, chains, strict=True)]
+
+    def _actions(self, texts: Sequence[DrafterKnowledge]) -> Sequence[Action | None]:
         for text in texts:
             text.batch = len(texts)
         tuned = self._at(len(texts))
-        if tuned.feature_levels:
-            features = [text.features(*tuned.feature_levels) for text in texts]
-            actions = (
-                [tuned.select(features[0])] if len(texts) == 1 else tuned.select_jointly(features)
-            )
-        else:  # a static tree, of no token where nothing pays, needs none
-            actions = [tuned.select(None)] * len(texts)
-        wanted = [
-            (action.copies, min(action.L1, length)) if action else (True, 0)
-            for action, length in zip(actions, most, strict=True)
-        ]
-        copies = [
-            text.text.index.proposal(copy * length)
-            for text, (copy, length) in zip(texts, wanted, strict=True)
-        ]
-        chains = self._chains(
-            [text.text.index.tokens for text in texts],
-            [length * (not copy) for copy, length in wanted],
-        )
-        return [copied or drafted for copied, drafted in zip(copies, chains, strict=True)]
+        if not tuned.feature_levels:  # a static tree, of no token where nothing pays, needs none
+            return [tuned.select(None)] * len(texts)
+        features = [text.features(*tuned.feature_levels) for text in texts]
+        if len(texts) == 1:
+            return [tuned.select(features[0])]
+        return tuned.select_jointly(features)
+
+
+def _no_chains(texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[int]]:
+    return [[] for _ in texts]
 
 
 def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:
     """Add what `ids_N` has beyond a text; False, and nothing is added, where it is not a
     continuation of it."""
-    tokens, ids = text.text.index.tokens, ids_N.tolist()
+    tokens = text.text.index.tokens
+    ids = ids_N.tolist()
     if ids[: len(tokens)] != tokens:
         return False
     text.committed(ids[len(tokens) :])

@@ -30,9 +30,9 @@ class Proposer:
     `TextSelector.of`."""
 
     def __init__(self, vllm_config: Any) -> None:
-        options = (vllm_config.additional_config or {}).get(NAME)
+        additional = vllm_config.additional_config or {}
         self._selector = TextSelector.of(
-            options, lambda draft: drafter_of(vllm_config, draft).chains
+            additional.get(NAME), lambda draft: drafter_of(vllm_config, draft).chains
         )
         self._longest = vllm_config.speculative_config.num_speculative_tokens
         self._room = vllm_config.model_config.max_model_len
@@ -52,20 +52,23 @@ class Proposer:
         prompt is not finished), the number of all tokens of each row, and the token ids [rows,
         positions]."""
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        room = {
-            row: self._room - int(num_tokens_no_spec[row])
-            for row, new in enumerate(sampled_token_ids)
-            if new
-        }
-        rows = [row for row, left in room.items() if left > 0]
-        before, self._texts = self._texts, []
+        rooms: dict[int, int] = {}  # by row, the tokens that there is room for
+        for row, new in enumerate(sampled_token_ids):
+            if new:
+                room = self._room - int(num_tokens_no_spec[row])
+                if room > 0:
+                    rooms[row] = room
+        before = self._texts
+        self._texts = []
+        if not rooms:
+            return drafts
         with no_harm():
-            for row in rows:
+            for row in rooms:
                 ids_N = token_ids_cpu[row, : num_tokens_no_spec[row]]
                 self._texts.append(self._text(ids_N, len(sampled_token_ids[row]), before))
-            most = [min(self._longest, room[row] - 1) for row in rows]
-            drafted = self._selector.drafts(self._texts, most) if rows else []
-            for row, draft in zip(rows, drafted, strict=True):
+            most = [min(self._longest, room - 1) for room in rooms.values()]
+            drafted = self._selector.drafts(self._texts, most)
+            for row, draft in zip(rooms, drafted, strict=True):
                 drafts[row] = draft
         return drafts
 
@@ -83,5 +86,7 @@ def drafter_of(vllm_config: Any, draft: str) -> CachedDrafter:
     `CachedDrafter.load`."""
     from data_gen.engines.drafter import CachedDrafter  # copies need no transformers
 
-    model, device = vllm_config.model_config, vllm_config.device_config.device_type
-    return CachedDrafter.load(draft, model.model, device, str(model.dtype).removeprefix("torch."))
+    model = vllm_config.model_config
+    device = vllm_config.device_config.device_type
+    dtype = str(model.dtype).removeprefix("torch.")
+    return CachedDrafter.load(draft, model.model, device, dtype)

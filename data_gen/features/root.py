@@ -63,18 +63,21 @@ class TargetHistory:
     def scalars(self, sampling: Sampling, batch: int = 1) -> list[float]:
         """The early scalars at the newest token, which are the text's and then the target's;
         arguments as those of `TextHistory.scalars`. At least one token must have been added."""
-        means, source = self._means.values(), self.text.index.source
+        means = self._means.values()
+        source = self.text.index.source
         copied_entropies = copied(self._entropies, source, schema.LONGEST_LOOKUP)
-        known_by_length = [
-            [nats for nats in copied_entropies[:length] if nats is not None]
-            for length in schema.SOURCE_LENGTHS
-        ]
-        of_source = [sum(nats) / len(nats) if nats else means[USUAL] for nats in known_by_length]
-        of_text, share = (
-            self.text.scalars(sampling, batch),
-            len(known_by_length[-1]) / schema.LONGEST_LOOKUP,
-        )
-        return [*of_text, self._entropies[-1] or 0.0, *means, *of_source, share]
+        source_means: list[float] = []
+        share = 0.0  # of the longest source's entropies, how many are known
+        for length in schema.SOURCE_LENGTHS:
+            source_nats = [nats for nats in copied_entropies[:length] if nats is not None]
+            if source_nats:
+                source_means.append(sum(source_nats) / len(source_nats))
+            else:
+                source_means.append(means[USUAL])
+            share = len(source_nats) / schema.LONGEST_LOOKUP
+        text_scalars = self.text.scalars(sampling, batch)
+        newest = self._entropies[-1] or 0.0
+        return [*text_scalars, newest, *means, *source_means, share]
 
 
 class DraftHistory:
@@ -82,8 +85,10 @@ class DraftHistory:
 
     def __init__(self) -> None:
         self._entropies: list[float] = []  # before each token, and after the newest one
-        self._accepted, self._means = RunningMeans(), RunningMeans()
-        self._count = self._agreed = 0  # tokens; the latest ones in a row with q >= p
+        self._accepted = RunningMeans()
+        self._means = RunningMeans()
+        self._count = 0  # tokens
+        self._agreed = 0  # the latest ones in a row with q >= p
 
     @property
     def knows_root(self) -> bool:
@@ -94,17 +99,25 @@ class DraftHistory:
         the draft's entropy before it; finally the entropy after the newest one."""
         self._entropies += entropies
         for of_target, of_draft in zip(p, q, strict=True):
-            agreed = of_draft >= of_target
-            self._accepted.add(1.0 if agreed else of_draft / of_target)
+            if of_draft >= of_target:
+                self._accepted.add(1.0)
+                self._agreed += 1
+            else:
+                self._accepted.add(of_draft / of_target)
+                self._agreed = 0
             self._means.add(self._entropies[self._count])
-            self._agreed = self._agreed + 1 if agreed else 0
             self._count += 1
 
     def scalars(self) -> list[float]:
         """The draft's scalars at the newest token, in the order of `DRAFT_SCALARS`."""
         before, after = self._entropies[self._count - 1 : self._count + 1]
-        means = *self._accepted.values(), *self._means.values()
-        return [before, after, *means, min(self._agreed, schema.LONGEST_MATCH)]
+        return [
+            before,
+            after,
+            *self._accepted.values(),
+            *self._means.values(),
+            min(self._agreed, schema.LONGEST_MATCH),
+        ]
 
 
 def row_numbers(
@@ -113,20 +126,20 @@ def row_numbers(
     """The `ROW_NUMBERS` after some consecutive tokens: both models' entropies at temperature 1, in
     nats, and the probabilities that they give to the next tokens, of which the last one may be
     missing."""
-    next_N1 = torch.tensor(next_tokens, dtype=torch.int64, device=target.probs_NV.device).unsqueeze(
-        -1
+    next_N = torch.tensor(next_tokens, dtype=torch.int64, device=target.probs_NV.device)
+    numbers = (
+        entropies(target.logits_NV),
+        entropies(draft.logits_NV),
+        _probs_of(target, next_N),
+        _probs_of(draft, next_N),
     )
-    probs = [
-        model.probs_NV[: len(next_N1)].gather(-1, next_N1)[:, 0].tolist()
-        for model in (target, draft)
-    ]
-    return dict(
-        zip(
-            ROW_NUMBERS,
-            (entropies(target.logits_NV), entropies(draft.logits_NV), *probs),
-            strict=True,
-        )
-    )
+    return dict(zip(ROW_NUMBERS, numbers, strict=True))
+
+
+def _probs_of(model: ModelRows, next_N: Tensor) -> list[float]:
+    probs_N1 = model.probs_NV[: len(next_N)].gather(-1, next_N.unsqueeze(-1))
+    probs: list[float] = probs_N1[:, 0].tolist()
+    return probs
 
 
 def scalars_along(
@@ -140,7 +153,8 @@ def scalars_along(
     the last probabilities are unread."""
     of_target, of_draft, p, q = (numbers[name].tolist() for name in ROW_NUMBERS)
     scalars_RF = np.zeros((len(of_target), len(schema.PAIR.scalars)), np.float32)
-    text, draft = TextHistory(tokens[: start + 1]), DraftHistory()
+    text = TextHistory(tokens[: start + 1])
+    draft = DraftHistory()
     target = TargetHistory(text)
     draft.add([], [], of_draft[:1])
     for root in range(1, len(of_target)):
@@ -168,7 +182,8 @@ class Accepted:
     hidden state."""
 
     def __init__(self, rows: ModelRows, nodes: Sequence[int]) -> None:
-        self._rows, self._nodes = rows, list(nodes)
+        self._rows = rows
+        self._nodes = list(nodes)
 
     def entropies(self) -> list[float]:
         return entropies(self._rows.logits_NV[self._nodes])
@@ -192,7 +207,8 @@ class RootKnowledge:
         self.sampling = sampling
         self._match_alone = set(feature_levels) <= {schema.MATCH}
         self.needs_draft = bool({schema.LIGHT, schema.FULL} & set(feature_levels))
-        self.text, self._of_draft = TextHistory(prompt), DraftHistory()
+        self.text = TextHistory(prompt)
+        self._of_draft = DraftHistory()
         self._of_target = TargetHistory(self.text)
         self._step: Accepted | None = None  # the last one
         self._following: list[int] = []  # the last step's tokens that are not in the histories yet
@@ -204,13 +220,18 @@ class RootKnowledge:
 
     def keep_match_alone(self) -> None:
         """From now on give the match alone, which takes less time."""
-        self._match_alone, self.needs_draft = True, False
-        self._next, self._p, self._draft = [], [], []
+        self._match_alone = True
+        self.needs_draft = False
+        self._next = []
+        self._p = []
+        self._draft = []
 
     def committed(self, step: Accepted, tokens: Sequence[int]) -> None:
         """Add a step's tokens, which follow its root and its accepted nodes."""
         self._update_histories()
-        self._step, self._following, self._early = step, list(tokens), []
+        self._step = step
+        self._following = list(tokens)
+        self._early = []
 
     def passed(self, draft: Iterable[ModelRow]) -> None:
         """Add the draft's outputs after further tokens. The oldest go to the history where many
@@ -229,36 +250,32 @@ class RootKnowledge:
         self._update_histories()
         if level == schema.MATCH:
             return {schema.MATCH: torch.tensor(float(self.text.index.match))}
-        self._early = self._early or self._of_target.scalars(self.sampling)
+        if not self._early:
+            self._early = self._of_target.scalars(self.sampling)
         if level == schema.EARLY:
             return {schema.SCALARS_KEY: torch.tensor(self._early, dtype=torch.float32)}
         states = [row.hidden_D for row in self._draft[-2:]]
         self._update_draft_history()
-        result = {
-            schema.SCALARS_KEY: torch.tensor(
-                self._early + self._of_draft.scalars(), dtype=torch.float32
-            )
-        }
+        scalars = self._early + self._of_draft.scalars()
+        result = {schema.SCALARS_KEY: torch.tensor(scalars, dtype=torch.float32)}
         if level == schema.FULL:
             states.insert(0, self._step.hidden_D())
-            result |= {
-                name: state.float().cpu()
-                for name, state in zip(schema.HIDDEN_STATES, states, strict=True)
-            }
+            for name, state in zip(schema.HIDDEN_STATES, states, strict=True):
+                result[name] = state.float().cpu()
         return result
 
     def _update_draft_history(self) -> None:
         # the last output stays, because its next token is not known
         fresh = self._draft[1:] if self._of_draft.knows_root else self._draft
         count = len(self._draft) - 1
-        q = [
-            float(row.probs_V[token])
-            for row, token in zip(self._draft[:-1], self._next[:count], strict=True)
-        ]
-        self._of_draft.add(
-            self._p[:count], q, entropies(torch.stack([row.logits_V for row in fresh]))
-        )
-        self._next, self._p, self._draft = self._next[count:], self._p[count:], self._draft[-1:]
+        q: list[float] = []
+        for row, token in zip(self._draft[:-1], self._next[:count], strict=True):
+            q.append(float(row.probs_V[token]))
+        fresh_entropies = entropies(torch.stack([row.logits_V for row in fresh]))
+        self._of_draft.add(self._p[:count], q, fresh_entropies)
+        self._next = self._next[count:]
+        self._p = self._p[count:]
+        self._draft = self._draft[-1:]
 
     def _update_histories(self) -> None:
         if self._step is None or not self._following:
@@ -280,7 +297,9 @@ class DrafterKnowledge:
     def __init__(
         self, prompt: Sequence[int], sampling: Sampling, tokens: TokenStatistics, batch: int = 1
     ) -> None:
-        self.sampling, self.batch, self.tokens = sampling, batch, tokens
+        self.sampling = sampling
+        self.batch = batch
+        self.tokens = tokens
         self.text = TextHistory(prompt)
         self._of_drafter = HitHistory(self.text)
 
@@ -292,10 +311,11 @@ class DrafterKnowledge:
 
     def scalars(self, level: str) -> NDArray[np.float32]:
         """The scalars of a level of `schema.LOG` at the newest token, float32 [F]."""
-        by_key, of_text = self.tokens.of(self.keys()).tolist(), len(schema.TOKEN_SCALARS)
-        scalars = self.text.scalars(self.sampling, self.batch) + by_key[:of_text]
+        by_key = self.tokens.of(self.keys()).tolist()
+        split_at = len(schema.TOKEN_SCALARS)
+        scalars = self.text.scalars(self.sampling, self.batch) + by_key[:split_at]
         if level == schema.DRAFTER:
-            scalars += self._of_drafter.scalars() + by_key[of_text:]
+            scalars += self._of_drafter.scalars() + by_key[split_at:]
         return np.array(scalars, np.float32)
 
     def keys(self) -> list[int]:

@@ -7,8 +7,6 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import compress
-from operator import not_
 
 from data_gen.drafting.lookup import LookupIndex, common, copied
 from data_gen.models.sampling import Sampling
@@ -21,7 +19,8 @@ SIMILAR = (1, 2, 3, 4, 7, 12, 24)  # the least matches of the classes of similar
 
 class RunningMeans:
     def __init__(self) -> None:
-        self._sums, self._count = [0.0] * len(schema.DECAYS), 0
+        self._sums = [0.0] * len(schema.DECAYS)
+        self._count = 0
 
     def add(self, value: float) -> None:
         self._sums = [
@@ -64,7 +63,10 @@ def means_of_first(values: Sequence[float], counts: Sequence[int], none: float) 
 
 def in_a_row(values: Sequence[float]) -> int:
     """How many values there are before the first 0."""
-    return next(compress(range(len(values)), map(not_, values)), len(values))
+    for count, value in enumerate(values):
+        if not value:
+            return count
+    return len(values)
 
 
 NOTHING = Share()
@@ -74,10 +76,12 @@ class TextHistory:
     """The features of a text's token ids, from the prompt on."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
-        self.index, self.start = LookupIndex(prompt), len(prompt)
-        self._predicted, self._new = RunningMeans(), RunningMeans()
-        # the latest tokens in a row: predicted ones; those whose source moved by one
-        self._copied = self._steady = 0
+        self.index = LookupIndex(prompt)
+        self.start = len(prompt)
+        self._predicted = RunningMeans()
+        self._new = RunningMeans()
+        self._copied = 0  # the latest tokens in a row that were predicted
+        self._steady = 0  # the latest tokens in a row whose source moved by one
         # times, by run of a few tokens
         self._seen: defaultdict[tuple[int, ...], int] = defaultdict(int)
         # by class of match, of lookups' first tokens
@@ -87,13 +91,20 @@ class TextHistory:
         self._counted = 0  # tokens of the index
 
     def _count(self, here: int) -> None:
-        tokens, sources, matches = self.index.tokens, self.index.sources, self.index.matches
+        tokens = self.index.tokens
+        sources = self.index.sources
+        matches = self.index.matches
         predicted = self.index.predicted[here]
         self._predicted.add(predicted)
         self._new.add(matches[here] == 0)
-        self._copied = self._copied + 1 if predicted else 0
-        moved = here > 0 and 0 <= sources[here - 1] == sources[here] - 1
-        self._steady = self._steady + 1 if moved else 0
+        if predicted:
+            self._copied += 1
+        else:
+            self._copied = 0
+        if here > 0 and 0 <= sources[here - 1] == sources[here] - 1:
+            self._steady += 1
+        else:
+            self._steady = 0
         run = tokens[max(here + 1 - LONGEST_RUN, 0) : here + 1]
         for first in range(len(run)):
             self._seen[tuple(run[first:])] += 1
@@ -102,9 +113,8 @@ class TextHistory:
         before = here - schema.LONGEST_COUNTED  # the lookup there can be judged now
         if before >= 0 and matches[before]:
             begin = sources[before] + 1
-            right = common(
-                tokens[begin : begin + schema.LONGEST_COUNTED], tokens[before + 1 : here + 1]
-            )
+            lookup = tokens[begin : begin + schema.LONGEST_COUNTED]
+            right = common(lookup, tokens[before + 1 : here + 1])
             self._lengths[bisect(SIMILAR, matches[before])].add(right / schema.LONGEST_COUNTED)
 
     def scalars(self, sampling: Sampling, batch: int = 1) -> list[float]:
@@ -113,22 +123,30 @@ class TextHistory:
         for here in range(self._counted, len(self.index)):
             self._count(here)
         self._counted = len(self.index)
-        tokens, sources, matches = self.index.tokens, self.index.sources, self.index.matches
-        match, source, copied_means = matches[-1], sources[-1], self._predicted.values()
-        source_predicted = (
-            self.index.predicted[source + 1 : source + 1 + schema.LONGEST_LOOKUP]
-            if source >= 0
-            else []
-        )
-        second = sources[source] if source >= 0 else -1
-        third = sources[second] if second >= 0 else -1
-        proposal, *others = (
-            copied(tokens, position, schema.LONGEST_LOOKUP) for position in (source, second, third)
-        )
-        agrees = [common(proposal, other) for other in others]
+        tokens = self.index.tokens
+        sources = self.index.sources
+        match = self.index.matches[-1]
+        copied_means = self._predicted.values()
+        source = sources[-1]
+        second = third = -1
+        source_predicted: list[int] = []
+        source_match = 0
+        if source >= 0:
+            source_predicted = self.index.predicted[source + 1 : source + 1 + schema.LONGEST_LOOKUP]
+            # no earlier match is longer than `match`
+            source_match = min(match, self.index.matches[source], schema.LONGEST_MATCH)
+            second = sources[source]
+        if second >= 0:
+            third = sources[second]
+        proposal = copied(tokens, source, schema.LONGEST_LOOKUP)
+        agrees_second = common(proposal, copied(tokens, second, schema.LONGEST_LOOKUP))
+        agrees_third = common(proposal, copied(tokens, third, schema.LONGEST_LOOKUP))
         similar = bisect(SIMILAR, match)
         return [
-            *(len(tokens), batch, sampling.temperature, sampling.top_p),
+            len(tokens),
+            batch,
+            sampling.temperature,
+            sampling.top_p,
             min(match, schema.LONGEST_MATCH),
             *copied_means,
             min(self._copied, schema.LONGEST_MATCH),
@@ -136,10 +154,9 @@ class TextHistory:
             0 <= source < self.start - 1,
             in_a_row(source_predicted),
             *means_of_first(source_predicted, schema.SOURCE_LENGTHS, 0.0),
-            # no earlier match is longer than `match`
-            min(match, matches[source], schema.LONGEST_MATCH) if source >= 0 else 0,
-            agrees[0],
-            min(agrees),
+            source_match,
+            agrees_second,
+            min(agrees_second, agrees_third),
             *self._precedents(proposal),
             *self._new.values(),
             self._right[similar].value(copied_means[-1]),
@@ -147,22 +164,27 @@ class TextHistory:
         ]
 
     def _precedents(self, proposal: Sequence[int]) -> list[float]:
-        tokens, result = self.index.tokens, list[float]()
+        tokens = self.index.tokens
+        result: list[float] = []
         for count in schema.PRECEDENT_LENGTHS:
             times = agreed = 0
             if proposal:
                 run = tuple(tokens[-count:])
-                times, agreed = self._seen[run] - 1, self._seen.get((*run, proposal[0]), 0)
-            result += min(times, schema.MOST_SEEN), agreed / times if times else 0.0
+                times = self._seen[run] - 1
+                agreed = self._seen.get((*run, proposal[0]), 0)
+            result.append(min(times, schema.MOST_SEEN))
+            result.append(agreed / times if times else 0.0)
         return result
 
     def keys(self) -> list[int]:
         """The keys that group training roots at the newest token, in the order of `schema.KEYS`."""
-        tokens, source = self.index.tokens, self.index.source
-        last, before = tokens[-1], tokens[-2] if len(tokens) > 1 else -1
+        tokens = self.index.tokens
+        source = self.index.source
+        last = tokens[-1]
+        before = tokens[-2] if len(tokens) > 1 else -1
         first = tokens[source + 1] if source >= 0 else -1
         seen = 2 * min(self.index.match, 3) + self.index.predicted[-1]
-        pairs = (last, -1), (before, last), (last, seen), (last, first), (first, -1)
+        pairs = ((last, -1), (before, last), (last, seen), (last, first), (first, -1))
         return [key_of(kind, *pair) for kind, pair in enumerate(pairs)]
 
 
@@ -175,8 +197,8 @@ class HitHistory:
         self._means = RunningMeans()
         # by run of a few tokens
         self._after: defaultdict[tuple[int, ...], Share] = defaultdict(Share)
-        # of tokens that a lookup predicted, and of the others
-        self._of_copied, self._of_others = Share(), Share()
+        self._of_copied = Share()  # of tokens that a lookup predicted
+        self._of_others = Share()
 
     def add(self, hits: Sequence[float]) -> None:
         """Add, for each new token of the text, whether the drafter predicted it."""
@@ -185,7 +207,10 @@ class HitHistory:
             here = self.text.start + len(self._hits)
             self._hits.append(hit)
             self._means.add(hit)
-            (self._of_copied if index.predicted[here] else self._of_others).add(hit)
+            if index.predicted[here]:
+                self._of_copied.add(hit)
+            else:
+                self._of_others.add(hit)
             run = index.tokens[max(here - schema.PRECEDENT_LENGTHS[-1], 0) : here]
             for first in range(len(run)):
                 self._after[tuple(run[first:])].add(hit, fading=1.0)
@@ -193,23 +218,26 @@ class HitHistory:
     @property
     def key(self) -> int:
         """The key that groups training roots in addition to `TextHistory.keys`."""
-        return key_of(
-            len(schema.KEYS), self.text.index.tokens[-1], int(self._hits[-1]) if self._hits else -1
-        )
+        newest = int(self._hits[-1]) if self._hits else -1
+        return key_of(len(schema.KEYS), self.text.index.tokens[-1], newest)
 
     def scalars(self) -> list[float]:
         """The drafter's scalars at the newest token, in the order of `DRAFTER_SCALARS` but for
         those by key. All tokens after the prompt must have been added."""
-        tokens, means = self.text.index.tokens, self._means.values()
+        tokens = self.text.index.tokens
+        means = self._means.values()
         # the source's first token, among the hits
         first = self.text.index.source + 1 - self.text.start
-        source_hits = self._hits[first : first + schema.LONGEST_LOOKUP] if first > 0 else []
-        after = [
-            self._after.get(tuple(tokens[-count:]), NOTHING) for count in schema.PRECEDENT_LENGTHS
-        ]
+        source_hits: list[float] = []
+        if first > 0:
+            source_hits = self._hits[first : first + schema.LONGEST_LOOKUP]
+        after: list[Share] = []
+        for count in schema.PRECEDENT_LENGTHS:
+            after.append(self._after.get(tuple(tokens[-count:]), NOTHING))
+        newest_first = self._hits[: -schema.LONGEST_MATCH - 1 : -1]
         return [
             *means,
-            in_a_row(self._hits[: -schema.LONGEST_MATCH - 1 : -1]),
+            in_a_row(newest_first),
             in_a_row(source_hits),
             *means_of_first(source_hits, schema.HIT_LENGTHS, means[-1]),
             *(share.value(means[-1]) for share in after),
@@ -223,7 +251,8 @@ class HitHistory:
 def key_of(kind: int, one: int, other: int) -> int:
     """Two numbers of one kind, both at least -1, as one key of 63 bits, mixed as in SplitMix64.
     Artefacts hold keys."""
-    mixed, all_bits = 0, (1 << 64) - 1
+    mixed = 0
+    all_bits = (1 << 64) - 1
     for part in (kind, one, other):
         mixed = (mixed ^ (part + 2)) * 0xBF58476D1CE4E5B9 & all_bits
         mixed = (mixed ^ (mixed >> 30)) * 0x94D049BB133111EB & all_bits

@@ -56,22 +56,26 @@ def load_model(
         "output_loading_info": True,
     }
     model, loading_info = _load(AutoModelForCausalLM, name, role, **options)
-    if missing := sorted(loading_info["missing_keys"]):  # transformers would make them up
+    missing = sorted(loading_info["missing_keys"])
+    if missing:  # transformers would make them up
         raise InputError(
             f"pair.{role}: {name} lacks {len(missing)} of its weights, such as {missing[0]}"
         )
     if device_map is None:
         model = model.to(device)
-    elif torch.cuda.is_available() and {"cpu", "disk"} & {
-        *map(str, getattr(model, "hf_device_map", {}).values())
-    }:
-        raise InputError(
-            f"pair.device_map: {name} does not fit: {device_map} leaves part of it off the devices"
-        )
+    elif torch.cuda.is_available():
+        devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
+        if devices & {"cpu", "disk"}:
+            raise InputError(
+                f"pair.device_map: {name} does not fit: {device_map} leaves part of it off the "
+                "devices"
+            )
     if Path(name).is_dir():
         loaded_from(model, Path(name))
-    elif config_file := cached_file(name, CONFIG):
-        loaded_from(model, Path(config_file).parent)
+    else:
+        config_file = cached_file(name, CONFIG)
+        if config_file:
+            loaded_from(model, Path(config_file).parent)
     return model.eval()
 
 
@@ -89,16 +93,18 @@ def fingerprint(
     digest = hashlib.sha256()
     for model in models:
         name = str(model.name_or_path)
-        config = (
-            Path(name) / CONFIG if Path(name).is_dir() else Path(str(cached_file(name, CONFIG)))
-        )
-        digest.update(config.read_bytes() + known_weights_of(model).encode())
+        if Path(name).is_dir():
+            config = Path(name) / CONFIG
+        else:
+            config = Path(str(cached_file(name, CONFIG)))
+        digest.update(config.read_bytes())
+        digest.update(known_weights_of(model).encode())
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    digest.update(
-        (
-            backend.to_str() if backend else json.dumps(sorted(tokenizer.get_vocab().items()))
-        ).encode()
-    )
+    if backend:
+        vocabulary = backend.to_str()
+    else:
+        vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
+    digest.update(vocabulary.encode())
     digest.update(json.dumps([tokenizer.chat_template, sorted(eos_ids)], sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
@@ -134,9 +140,9 @@ def known_weights_of(model: PreTrainedModel) -> str:
 
 def revision(name: str) -> str | None:
     """The hub commit of a loaded model; None for a directory."""
-    return (
-        None if Path(name).is_dir() else extract_commit_hash(str(cached_file(name, CONFIG)), None)
-    )
+    if Path(name).is_dir():
+        return None
+    return extract_commit_hash(str(cached_file(name, CONFIG)), None)
 
 
 def text_config(name: str, role: str) -> Any:
@@ -166,7 +172,8 @@ def quiet() -> Iterator[None]:
 
 
 def _load(loader: Any, name: str, role: str, **kwargs: object) -> Any:
-    if (name.startswith(("/", ".", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
+    if is_path and not Path(name).is_dir():
         raise InputError(f"pair.{role}: there is no folder {name}")
     try:
         return loader.from_pretrained(name, **kwargs)

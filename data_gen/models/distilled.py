@@ -29,8 +29,8 @@ from data_gen.models.remembered import loaded_from
 from selector.files import atomically
 from selector.schema import InputError
 
-# the config key of the target's layers that it began as
-WEIGHTS, LAYERS = "model.safetensors", "espalier_layers"
+WEIGHTS = "model.safetensors"
+LAYERS = "espalier_layers"  # the config key of the target's layers that it began as
 SAID = "said_tokens"  # the tensor of the token ids that the draft can say, int32 [R]
 
 
@@ -41,12 +41,12 @@ class ReducedHead(torch.nn.Module):
 
     def __init__(self, weight_RD: Tensor, said_R: Tensor, vocabulary: int) -> None:
         super().__init__()
-        self.few = torch.nn.Linear(
-            weight_RD.shape[1], weight_RD.shape[0], bias=False, device="meta"
-        )
+        outputs, inputs = weight_RD.shape
+        self.few = torch.nn.Linear(inputs, outputs, bias=False, device="meta")
         self.few.weight = torch.nn.Parameter(weight_RD, requires_grad=False)
         self.register_buffer("said_R", said_R, persistent=False)
-        self.in_features, self.out_features = weight_RD.shape[1], vocabulary
+        self.in_features = inputs
+        self.out_features = vocabulary
 
     @property
     def weight(self) -> Tensor:
@@ -63,7 +63,9 @@ class ReducedHead(torch.nn.Module):
 def said_by(model: PreTrainedModel) -> Tensor | None:
     """The token ids that a model can say, int64 [R]; None: all."""
     head = model.get_output_embeddings()
-    return head.said_R if isinstance(head, ReducedHead) else None
+    if isinstance(head, ReducedHead):
+        return head.said_R
+    return None
 
 
 def new_draft(target: PreTrainedModel, layers: Sequence[int], said_R: Tensor) -> PreTrainedModel:
@@ -79,35 +81,36 @@ def new_draft(target: PreTrainedModel, layers: Sequence[int], said_R: Tensor) ->
     for key, value in config.to_dict().items():  # such as the kind of each layer
         if isinstance(value, list) and len(value) == count:
             setattr(config, key, [value[number] for number in layers])
-    config.num_hidden_layers, config.tie_word_embeddings = len(layers), False
+    config.num_hidden_layers = len(layers)
+    config.tie_word_embeddings = False
     if getattr(config, "final_logit_softcapping", None):
         # it would give tokens that are not said a finite logit
         config.final_logit_softcapping = None
     setattr(config, LAYERS, list(layers))
     draft = _with_tables(config, target, said_R)
     of_target = dict(named_weights(target))
+
+    def number_in_target(match: re.Match[str]) -> str:
+        return str(layers[int(match.group())])
+
     with torch.no_grad():
         for name, weights in stored_weights(draft).items():
-            theirs = re.sub(
-                r"(?<=layers\.)\d+", lambda number: str(layers[int(number.group())]), name, count=1
-            )
-            weights.copy_(of_target[theirs])
+            name_in_target = re.sub(r"(?<=layers\.)\d+", number_in_target, name, count=1)
+            weights.copy_(of_target[name_in_target])
     return draft
 
 
 def load_draft(name: str, target: PreTrainedModel) -> PreTrainedModel:
     """A stored draft for a target that is loaded, in its dtype on its device; InputError where a
     file is missing or damaged, or where the draft is for a target of another shape."""
-    config, table = text_config(name, "draft"), target.get_output_embeddings()
-    shape, wanted = (
-        (config.hidden_size, config.vocab_size),
-        (table.weight.shape[1], table.out_features),
-    )
-    if shape != wanted:
+    config = text_config(name, "draft")
+    table = target.get_output_embeddings()
+    width, vocabulary = config.hidden_size, config.vocab_size
+    target_width, target_vocabulary = table.weight.shape[1], table.out_features
+    if (width, vocabulary) != (target_width, target_vocabulary):
         raise InputError(
-            f"pair.draft: {name} was distilled for a target of width {shape[0]} with {shape[1]} "
-            "tokens; "
-            f"{target.name_or_path} has width {wanted[0]} and {wanted[1]} tokens"
+            f"pair.draft: {name} was distilled for a target of width {width} with {vocabulary} "
+            f"tokens; {target.name_or_path} has width {target_width} and {target_vocabulary} tokens"
         )
     try:
         tensors = load_file(Path(name) / WEIGHTS)
@@ -146,16 +149,17 @@ def stored_weights(draft: PreTrainedModel) -> dict[str, Tensor]:
     themselves, unless they are prepacked."""
     tables = draft.get_input_embeddings(), draft.get_output_embeddings()
     table_prefixes = tuple(f"{name}." for name, module in draft.named_modules() if module in tables)
-    return {
-        name: weights
-        for name, weights in named_weights(draft)
-        if not name.startswith(table_prefixes)
-    }
+    stored = {}
+    for name, weights in named_weights(draft):
+        if not name.startswith(table_prefixes):
+            stored[name] = weights
+    return stored
 
 
 def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTrainedModel:
     table = target.get_output_embeddings()
-    rows, config = int(table.weight.shape[0]), deepcopy(config)
+    rows = int(table.weight.shape[0])
+    config = deepcopy(config)
     config.vocab_size = 8  # its own tables are replaced at once
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(config, key, None)

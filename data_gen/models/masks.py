@@ -18,7 +18,8 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from selector.schema import InputError
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 NO_CACHE = "dummy"  # transformers' name for a layer without a cache of its own
 HONOURED = ("eager", "sdpa")  # attention implementations that take any mask of four axes
 
@@ -26,21 +27,19 @@ HONOURED = ("eager", "sdpa")  # attention implementations that take any mask of 
 def check_attention(config: Any, name: str) -> None:
     """InputError with the model's name if its layers or its attention implementation cannot process
     token trees."""
-    others = sorted(
-        {*get_layer_types_and_kwargs(config.get_text_config())[0]} - {FULL, SLIDING, NO_CACHE}
-    )
+    text_config = config.get_text_config()
+    kinds = get_layer_types_and_kwargs(text_config)[0]
+    others = sorted(set(kinds) - {FULL, SLIDING, NO_CACHE})
     if others:
         raise InputError(
             f"{name}: has layers of the kind {' and '.join(others)}; token trees need full or "
-            "sliding attention, "
-            "whose cached rows can be dropped again"
+            "sliding attention, whose cached rows can be dropped again"
         )
-    implementation = config.get_text_config()._attn_implementation
-    if implementation not in (None, *HONOURED):
+    implementation = text_config._attn_implementation
+    if implementation is not None and implementation not in HONOURED:
         raise InputError(
             f"{name}: attn_implementation {implementation} does not honour the masks of token "
-            "trees; "
-            f"load it with one of {', '.join(HONOURED)}"
+            f"trees; load it with one of {', '.join(HONOURED)}"
         )
 
 
@@ -52,7 +51,9 @@ class TreeMasks:
         text = config.get_text_config()
         kinds = set(getattr(text, "layer_types", None) or ())
         self.by_kind = SLIDING in kinds  # else all layers are alike and take one mask
-        self.window = getattr(text, "sliding_window", None) if self.by_kind or not kinds else None
+        self.window: int | None = None
+        if self.by_kind or not kinds:
+            self.window = getattr(text, "sliding_window", None)
 
     def build(
         self, visible_WR: Tensor, offsets: Sequence[Tensor], committed: int, dtype: torch.dtype
@@ -77,15 +78,18 @@ class TreeMasks:
     def _masks(
         self, seen_WC: Tensor, offsets_C: Tensor, offsets_W: Tensor, dtype: torch.dtype
     ) -> Any:
-        full = sliding = _additive(seen_WC, dtype)
-        # else the window holds all rows
+        full = _additive(seen_WC, dtype)
+        sliding = full  # where the window holds all rows
         if self.window is not None and len(offsets_C) > self.window:
             near_WC = offsets_C > offsets_W.unsqueeze(-1) - self.window
             sliding = _additive(seen_WC & near_WC, dtype)
-        return {FULL: full, SLIDING: sliding} if self.by_kind else sliding
+        if self.by_kind:
+            return {FULL: full, SLIDING: sliding}
+        return sliding
 
 
 def _additive(seen_WC: Tensor, dtype: torch.dtype) -> Tensor:
     mask = torch.zeros(seen_WC.shape, dtype=dtype, device=seen_WC.device)
+    mask.masked_fill_(~seen_WC, torch.finfo(dtype).min)
     # one text, or several
-    return mask.masked_fill_(~seen_WC, torch.finfo(dtype).min).view(-1, 1, *seen_WC.shape[-2:])
+    return mask.view(-1, 1, *seen_WC.shape[-2:])

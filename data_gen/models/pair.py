@@ -70,7 +70,9 @@ class CachedModel:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model, self.committed, self.cache = model, 0, DynamicCache()
+        self.model = model
+        self.committed = 0
+        self.cache = DynamicCache()
         self._masks = TreeMasks(model.config)
         self._offsets: list[Tensor] = []  # of the tree's rows, [W] of each forward pass
         self._finite = torch.ones((), dtype=torch.bool, device=model.device)
@@ -90,12 +92,12 @@ class CachedModel:
         hidden: list[Tensor] = []  # the input of the output layer: no other hidden state is stored
         head = self.model.get_output_embeddings()
         with head.register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0])):
+            masks = self._masks.build(visible_WR, self._offsets, self.committed, self.model.dtype)
+            positions_W = self._offsets[-1] + self.committed
             output = self.model(
                 tokens_W.to(device).unsqueeze(0),
-                attention_mask=self._masks.build(
-                    visible_WR, self._offsets, self.committed, self.model.dtype
-                ),
-                position_ids=(self._offsets[-1] + self.committed).unsqueeze(0),
+                attention_mask=masks,
+                position_ids=positions_W.unsqueeze(0),
                 past_key_values=self.cache,
                 use_cache=True,
                 logits_to_keep=last,
@@ -139,16 +141,16 @@ class CachedModel:
             source = torch.tensor(path, dtype=torch.int64) + self.committed
             cached: list[Any] = self.cache.layers
             layers = [layer for layer in cached if layer.is_initialized]
-            sources = {
-                device: source.to(device) for device in {layer.keys.device for layer in layers}
-            }
+            devices = {layer.keys.device for layer in layers}
+            sources = {device: source.to(device) for device in devices}
             for layer in layers:
                 for name in ("keys", "values"):  # [1, heads, rows, head width] each
                     rows = getattr(layer, name)
                     if not in_place:
                         rows[:, :, self.committed : kept] = rows[:, :, sources[rows.device]]
                     setattr(layer, name, rows[:, :, :kept])
-        self.committed, self._offsets = kept, []
+        self.committed = kept
+        self._offsets = []
 
 
 @dataclass
@@ -181,7 +183,8 @@ class ModelPair:
                 target's first one.
         """
         device = resolve_device(device)
-        names = target, draft = resolved(target, "target"), resolved(draft, "draft")
+        target = resolved(target, "target")
+        draft = resolved(draft, "draft")
         tokenizer = shared_tokenizer(target, draft)
         target_model = load_model(target, "target", DTYPES[dtype], device, device_map)
         if is_distilled(draft):
@@ -193,7 +196,8 @@ class ModelPair:
         for model in models:
             widen(model, size)
             model.config.get_text_config().vocab_size = size
-        pair = cls(*models, tokenizer, names, fingerprint(models, tokenizer, eos_ids(target_model)))
+        digest = fingerprint(models, tokenizer, eos_ids(target_model))
+        pair = cls(target_model, draft_model, tokenizer, (target, draft), digest)
         for model in models:
             prepack(model)
         return pair
@@ -221,7 +225,11 @@ class ModelPair:
 
 def eos_ids(model: PreTrainedModel) -> frozenset[int]:
     eos = model.generation_config.eos_token_id
-    return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
+    if eos is None:
+        return frozenset()
+    if isinstance(eos, int):
+        return frozenset([eos])
+    return frozenset(eos)
 
 
 @contextmanager
@@ -254,11 +262,9 @@ def scored(model: Any) -> int:
     """The number of tokens that a model scores: the rows of its output table, unless it can say
     some tokens alone."""
     table = model.get_output_embeddings()
-    return (
-        table.out_features
-        if isinstance(table, ReducedHead | PrepackedLinear)
-        else int(table.weight.shape[0])
-    )
+    if isinstance(table, ReducedHead | PrepackedLinear):
+        return table.out_features
+    return int(table.weight.shape[0])
 
 
 def shared_tokenizer(target: str, draft: str) -> PreTrainedTokenizerBase:
@@ -267,31 +273,31 @@ def shared_tokenizer(target: str, draft: str) -> PreTrainedTokenizerBase:
     differs."""
     tokenizer = load_tokenizer(target, "target")
     vocabulary = tokenizer.get_vocab()
-    draft_vocabulary = (
-        vocabulary if is_distilled(draft) else load_tokenizer(draft, "draft").get_vocab()
-    )
+    if is_distilled(draft):
+        return tokenizer
+    draft_vocabulary = load_tokenizer(draft, "draft").get_vocab()
     if draft_vocabulary != vocabulary:
-        token_of = [
-            {number: token for token, number in token_ids.items()}
-            for token_ids in (vocabulary, draft_vocabulary)
-        ]
         first = min(number for _, number in vocabulary.items() ^ draft_vocabulary.items())
-        target_token, draft_token = (
-            repr(tokens[first]) if first in tokens else "none" for tokens in token_of
-        )
         raise InputError(
             f"vocabularies differ: {target} has {len(vocabulary)} tokens, {draft} "
-            f"{len(draft_vocabulary)}; the first that differs is token {first}: {target_token} and "
-            f"{draft_token}"
+            f"{len(draft_vocabulary)}; the first that differs is token {first}: "
+            f"{_token(vocabulary, first)} and {_token(draft_vocabulary, first)}"
         )
     return tokenizer
+
+
+def _token(vocabulary: dict[str, int], number: int) -> str:
+    """The last token with this id, quoted; "none" where there is none."""
+    tokens = {token_id: token for token, token_id in vocabulary.items()}
+    return repr(tokens[number]) if number in tokens else "none"
 
 
 def widen(model: Any, size: int) -> list[RemovableHandle]:
     """Let a model score `size` tokens, minus infinity for those beyond its table. As an input, such
     a token is read as the table's last one. The returned hooks, which are context managers, undo
     it."""
-    missing, rows = size - scored(model), int(model.get_input_embeddings().weight.shape[0])
+    missing = size - scored(model)
+    rows = int(model.get_input_embeddings().weight.shape[0])
     if missing <= 0:
         return []
 

@@ -49,15 +49,14 @@ class PrepackedLinear(torch.nn.Module):
 
     def __init__(self, plain: torch.nn.Linear, is_tied: bool) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.is_tied = (
-            plain.in_features,
-            plain.out_features,
-            is_tied,
-        )
+        self.in_features = plain.in_features
+        self.out_features = plain.out_features
+        self.is_tied = is_tied
         self.dtype = plain.weight.dtype
         self.bias = plain.bias
-        # of the plain weight, in place
-        self.changes = 0 if plain.weight.is_inference() else plain.weight._version
+        self.changes = 0  # of the plain weight, in place
+        if not plain.weight.is_inference():
+            self.changes = plain.weight._version
         self._packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach(), ROWS)
 
     @property
@@ -77,9 +76,8 @@ class PrepackedLinear(torch.nn.Module):
         layer = torch.nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         layer.weight = torch.nn.Parameter(self.weight[:outputs].clone(), requires_grad=False)
         if self.bias is not None:
-            layer.bias = torch.nn.Parameter(
-                self.bias[:outputs].detach().clone(), requires_grad=False
-            )
+            bias = self.bias[:outputs].detach().clone()
+            layer.bias = torch.nn.Parameter(bias, requires_grad=False)
         return layer
 
     def __deepcopy__(self, copied: dict[int, Any]) -> torch.nn.Module:
@@ -93,25 +91,23 @@ def prepack(model: Any) -> None:
     possible afterwards."""
     modules = list(model.modules())
     linear_weights = Counter(id(module.weight) for module in modules if _is_plain(module))
-    others = {
-        id(weight)
-        for module in modules
-        if not _is_plain(module)
-        for weight in module._parameters.values()
-    }
+    other_weights: set[int] = set()
+    for module in modules:
+        if not _is_plain(module):
+            other_weights.update(id(weight) for weight in module._parameters.values())
     failures: list[str] = []
     for module in modules:
         for name, layer in list(module.named_children()):
+            if not _is_plain(layer):
+                continue
             # where several layers share a weight, none could give it up
-            if (
-                _is_plain(layer)
-                and linear_weights[id(layer.weight)] == 1
-                and can_be_prepacked(layer.weight)
-            ):
-                try:
-                    setattr(module, name, _checked(layer, is_tied=id(layer.weight) in others))
-                except RuntimeError as error:  # ours, or whatever an undocumented operator raises
-                    failures.append(str(error).splitlines()[0])
+            is_shared = linear_weights[id(layer.weight)] > 1
+            if is_shared or not can_be_prepacked(layer.weight):
+                continue
+            try:
+                setattr(module, name, _checked(layer, id(layer.weight) in other_weights))
+            except RuntimeError as error:  # ours, or whatever an undocumented operator raises
+                failures.append(str(error).splitlines()[0])
     if failures:
         what = f"{len(failures)} linear layers of {getattr(model, 'name_or_path', 'a model')}"
         print(
@@ -141,10 +137,10 @@ def computes_in_bfloat16() -> bool:
 
 @cache
 def _has_operators() -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
     names = ("_reorder_linear_weight", "_linear_pointwise")
-    return torch.backends.mkldnn.is_available() and all(
-        hasattr(torch.ops.mkldnn, name) for name in names
-    )
+    return all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 @torch.inference_mode()

@@ -41,12 +41,13 @@ _here: weakref.WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = weakref.Weak
 def cache_folder() -> Path:
     """Where converted models and what is known of models are kept: `$ESPALIER_CACHE`, else
     `espalier` in the user's cache."""
-    espalier_cache, user_cache = os.environ.get("ESPALIER_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return (
-        Path(espalier_cache).absolute()
-        if espalier_cache
-        else (Path(user_cache) if user_cache else Path.home() / ".cache") / "espalier"
-    )
+    espalier_cache = os.environ.get("ESPALIER_CACHE")
+    if espalier_cache:
+        return Path(espalier_cache).absolute()
+    user_cache = os.environ.get("XDG_CACHE_HOME")
+    if user_cache:
+        return Path(user_cache) / "espalier"
+    return Path.home() / ".cache" / "espalier"
 
 
 def loaded_from(model: Any, folder: Path, target: Any = None) -> None:
@@ -57,12 +58,15 @@ def loaded_from(model: Any, folder: Path, target: Any = None) -> None:
         if path.is_file():
             about = path.stat()  # of what a link points to
             files.append([str(path.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns])
-    origin = _origins.get(target) if target is not None else None
-    if target is None or origin is not None:
-        parts = [files, origin and origin.files, *map(_version, PACKAGES)]
-        _origins[model] = Origin(
-            hashlib.sha256(json.dumps(parts).encode()).hexdigest(), _state(model)
-        )
+    target_files = None
+    if target is not None:
+        origin = _origins.get(target)
+        if origin is None:
+            return
+        target_files = origin.files
+    parts = [files, target_files, *map(_version, PACKAGES)]
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    _origins[model] = Origin(digest, _state(model))
 
 
 def _version(package: str) -> str:
@@ -77,13 +81,16 @@ def recall(model: Any, key: str) -> Any:
     if key in entries:
         return entries[key]
     path = _path(model)
-    return _read(path).get(key) if path else None
+    if path is None:
+        return None
+    return _read(path).get(key)
 
 
 def remember(model: Any, key: str, value: Any) -> None:
     """Remember a JSON value, for later processes, too, if the model's files are known; an
     unwritable cache only costs time."""
-    _here[model] = _as_it_is(model), {**_known_here(model), key: value}
+    entries = {**_known_here(model), key: value}
+    _here[model] = _as_it_is(model), entries
     path = _path(model)
     if path:
         with suppress(InputError), atomically(path) as partial:
@@ -127,10 +134,10 @@ def _state(model: Any) -> State:
     """The number of a model's weights, and a number that rises when one of them is changed in
     place. Prepacked weights count as before; tied ones stay parameters."""
     weights = list(model.parameters())
-    packed = [
-        layer
-        for layer in model.modules()
-        if isinstance(layer, PrepackedLinear) and not layer.is_tied
-    ]
+    count = len(weights)
     changes = sum(weight._version for weight in weights if not weight.is_inference())
-    return len(weights) + len(packed), changes + sum(layer.changes for layer in packed)
+    for layer in model.modules():
+        if isinstance(layer, PrepackedLinear) and not layer.is_tied:
+            count += 1
+            changes += layer.changes
+    return count, changes

@@ -52,20 +52,18 @@ class Sampling(selector.sampling.Sampling):
         """
         dtype = torch.promote_types(logits_V.dtype, torch.float32)
         if self.temperature == 0:
-            return torch.zeros_like(logits_V, dtype=dtype).scatter_(
-                -1, logits_V.argmax(-1, keepdim=True), 1.0
-            )
+            likeliest_1 = logits_V.argmax(-1, keepdim=True)
+            return torch.zeros_like(logits_V, dtype=dtype).scatter_(-1, likeliest_1, 1.0)
         if self.cuts_nothing:
-            return (
-                logits_V.to(dtype) / self.temperature if self.temperature != 1 else logits_V
-            ).softmax(-1, dtype)
+            if self.temperature != 1:
+                logits_V = logits_V.to(dtype) / self.temperature
+            return logits_V.softmax(-1, dtype)
         probs_V = torch.empty(logits_V.shape, dtype=dtype, device=logits_V.device)
         vocabulary = logits_V.shape[-1]
-        blocks = (
-            values_V.reshape(-1, vocabulary).split(max(1, ELEMENTS // vocabulary))
-            for values_V in (logits_V, probs_V)
-        )
-        for logits_NV, probs_NV in zip(*blocks, strict=True):
+        rows = max(1, ELEMENTS // vocabulary)
+        logits_blocks = logits_V.reshape(-1, vocabulary).split(rows)
+        probs_blocks = probs_V.reshape(-1, vocabulary).split(rows)
+        for logits_NV, probs_NV in zip(logits_blocks, probs_blocks, strict=True):
             probs_NV.copy_(self._filtered(logits_NV.to(dtype)))
         return probs_V
 
@@ -80,11 +78,11 @@ class Sampling(selector.sampling.Sampling):
             sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
             before_NV = sorted_NV.cumsum(-1, dtype=torch.float64) - sorted_NV
             kept_NV = torch.where(before_NV < self.top_p, sorted_NV, 0.0)
-            probs_NV = torch.zeros_like(probs_NV).scatter_(
-                -1, order_NV, kept_NV / kept_NV.sum(-1, keepdim=True)
-            )
+            kept_NV = kept_NV / kept_NV.sum(-1, keepdim=True)
+            probs_NV = torch.zeros_like(probs_NV).scatter_(-1, order_NV, kept_NV)
         if self.min_p > 0:
-            probs_NV = probs_NV * (probs_NV >= self.min_p * probs_NV.amax(-1, keepdim=True))
+            least_N1 = self.min_p * probs_NV.amax(-1, keepdim=True)
+            probs_NV = probs_NV * (probs_NV >= least_N1)
             probs_NV = probs_NV / probs_NV.sum(-1, keepdim=True)
         return probs_NV
 

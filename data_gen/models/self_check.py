@@ -30,8 +30,12 @@ from selector.schema import InputError
 
 # config keys whose values are lengths at which a model changes; rotary positions at the last two
 CHANGES = (
-    *("sliding_window", "window_size", "attention_window", "attention_chunk_size"),
-    *("original_max_position_embeddings", "max_position_embeddings"),
+    "sliding_window",
+    "window_size",
+    "attention_window",
+    "attention_chunk_size",
+    "original_max_position_embeddings",
+    "max_position_embeddings",
 )
 SPACE = ActionSpace.default()  # its largest tree is checked
 SHORT = 6  # tokens of the shortest context
@@ -52,11 +56,13 @@ def check_model(model: Any, name: str, longest: int) -> float:
     and the place, where its layers or its attention cannot process token trees, where its table of
     positions is shorter, or a difference exceeds rounding."""
     check_attention(model.config, name)
-    if (rows := table_of_positions(model)) is not None and longest > rows:
+    rows = table_of_positions(model)
+    if rows is not None and longest > rows:
         raise InputError(
             f"{name}: texts and their trees take up to {longest} positions; the model has {rows}"
         )
-    few, tolerance = few_layers(model), TOLERANCES.get(model.dtype, TOLERANCES[torch.float32])
+    few = few_layers(model)
+    tolerance = TOLERANCES.get(model.dtype, TOLERANCES[torch.float32])
     worst = 0.0
     for length in lengths(model.config, longest):
         _check(few, name, length, STRICT)
@@ -86,9 +92,8 @@ def _check(model: Any, name: str, length: int, tolerance: float) -> float:
         if not difference <= tolerance:  # also where it is NaN
             raise InputError(
                 f"{name}: a pass over a token tree is not what plain passes give: behind "
-                f"{length} tokens the "
-                f"logits {where} differ by {difference:.2g} of their standard deviation; it "
-                "cannot be decoded here"
+                f"{length} tokens the logits {where} differ by {difference:.2g} of their standard "
+                "deviation; it cannot be decoded here"
             )
     return max(difference for _, difference in differences)
 
@@ -103,26 +108,15 @@ def few_layers(model: Any) -> Any:
     copies: dict[int, Any] = {}  # what stands in the copy for an object, by its id
     for module in model.modules():
         if isinstance(module, torch.nn.ModuleList) and len(module) == text_config.num_hidden_layers:
-            for number in chosen:
-                copies.update(
-                    {
-                        id(original): _random(original)
-                        for original in module[number].modules()
-                        if _is_quantised(original)
-                    }
-                )
-            copies[id(module)] = torch.nn.ModuleList(
-                deepcopy(module[number], copies) for number in chosen
-            )
+            copies[id(module)] = _chosen_layers(module, chosen, copies)
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
         for module in table.modules():
             if isinstance(module, PrepackedLinear):
                 copies[id(module)] = module.plain(TOKENS)
             for original in module._parameters.values():
                 if original is not None:
-                    copies[id(original)] = torch.nn.Parameter(
-                        original[:TOKENS].detach().clone(), requires_grad=False
-                    )
+                    rows = original[:TOKENS].detach().clone()
+                    copies[id(original)] = torch.nn.Parameter(rows, requires_grad=False)
     copied = deepcopy(model, copies).float()
     if kinds:
         copied.config.get_text_config().layer_types = [kinds[number] for number in chosen]
@@ -130,25 +124,36 @@ def few_layers(model: Any) -> Any:
     return copied
 
 
+def _chosen_layers(
+    layers: torch.nn.ModuleList, chosen: list[int], copies: dict[int, Any]
+) -> torch.nn.ModuleList:
+    """Copies of some layers, which are entered in `copies`."""
+    for number in chosen:
+        for original in layers[number].modules():
+            if _is_quantised(original):
+                copies[id(original)] = _random(original)
+    return torch.nn.ModuleList([deepcopy(layers[number], copies) for number in chosen])
+
+
 def _is_quantised(module: Any) -> bool:
+    if not isinstance(getattr(module, "in_features", None), int):
+        return False
+    if not isinstance(module.out_features, int):
+        return False
     weight = getattr(module, "weight", None)
-    is_linear = isinstance(getattr(module, "in_features", None), int) and isinstance(
-        module.out_features, int
-    )
-    return is_linear and not (isinstance(weight, Tensor) and weight.is_floating_point())
+    return not (isinstance(weight, Tensor) and weight.is_floating_point())
 
 
 def _random(module: Any) -> torch.nn.Linear:
-    device = next(
-        (tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu")
-    )
+    tensors = [*module.parameters(), *module.buffers()]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    inputs, outputs = module.in_features, module.out_features
     has_bias = getattr(module, "bias", None) is not None
-    generator = torch.Generator().manual_seed(module.in_features)
-    layer = torch.nn.Linear(
-        module.in_features, module.out_features, has_bias, dtype=torch.float32
-    ).requires_grad_(False)
+    generator = torch.Generator().manual_seed(inputs)
+    layer = torch.nn.Linear(inputs, outputs, has_bias, dtype=torch.float32)
+    layer.requires_grad_(False)
     for weights in layer.parameters():
-        weights.normal_(std=module.in_features**-0.5, generator=generator)
+        weights.normal_(std=inputs**-0.5, generator=generator)
     return layer.to(device)
 
 
@@ -156,29 +161,27 @@ def table_of_positions(model: Any) -> int | None:
     """The positions that a model can look up, where it learned a vector for each; None where it
     computes them."""
     rows = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    tables = (*model.named_parameters(), *model.named_buffers())
-    table_lengths = (
-        len(table) for name, table in tables if table.dim() == 2 and re.search("position|wpe", name)
-    )
-    return (
-        rows
-        if rows is not None and any(rows <= length <= rows + OFFSET for length in table_lengths)
-        else None
-    )
+    if rows is None:
+        return None
+    for name, table in (*model.named_parameters(), *model.named_buffers()):
+        is_table = table.dim() == 2 and re.search("position|wpe", name)
+        if is_table and rows <= len(table) <= rows + OFFSET:
+            return rows
+    return None
 
 
 def lengths(config: Any, longest: int) -> list[int]:
     """Lengths of the checked contexts, ascending. No tree after a context reaches beyond
     `longest`."""
+    longest_context = longest - SPACE.depth
     # of the KV cache with the longest text
-    rows = longest - SPACE.depth + SPACE.max_L1 + SPACE.max_K * SPACE.max_L2
-    near = {
-        change + side * AROUND
-        for change in _changes(config.to_dict())
-        if change < rows
-        for side in (-1, 1)
-    }
-    return sorted({SHORT, *(max(SHORT, min(length, longest - SPACE.depth)) for length in near)})
+    rows = longest_context + SPACE.max_L1 + SPACE.max_K * SPACE.max_L2
+    contexts = {SHORT}
+    for change in _changes(config.to_dict()):
+        if change < rows:
+            for length in (change - AROUND, change + AROUND):
+                contexts.add(max(SHORT, min(length, longest_context)))
+    return sorted(contexts)
 
 
 def _changes(values: dict[str, Any]) -> Iterator[int]:
@@ -207,10 +210,8 @@ def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
         nodes = [0, *tree.path_to(tree.node_of([*trunk, *branch]))]
         plain_NV = _plain(model, [*context, *trunk, *branch], len(nodes))
         for depth, node in enumerate(nodes):
-            yield (
-                f"after {depth} drafted tokens",
-                _apart(tree_pass.logits_WV[node], plain_NV[depth]),
-            )
+            difference = _apart(tree_pass.logits_WV[node], plain_NV[depth])
+            yield f"after {depth} drafted tokens", difference
     accepted = [*trunk, *branches[1][:2]]
     cached.keep([0, *tree.path_to(tree.node_of(accepted))])
     further_pass = cached.extend(further)
@@ -220,14 +221,14 @@ def _differences(model: Any, length: int) -> Iterator[tuple[str, float]]:
 
 
 def _plain(model: Any, text: list[int], last: int) -> Tensor:
-    logits_TV: Tensor = model(
-        torch.tensor([text], device=model.device), use_cache=False, logits_to_keep=last
-    ).logits[0]
+    text_1T = torch.tensor([text], device=model.device)
+    logits_TV: Tensor = model(text_1T, use_cache=False, logits_to_keep=last).logits[0]
     return logits_TV
 
 
 def _apart(found_V: Tensor, expected_V: Tensor) -> float:
-    found_V, expected_V = found_V.float().to(expected_V.device), expected_V.float()
+    found_V = found_V.float().to(expected_V.device)
+    expected_V = expected_V.float()
     finite_V = expected_V.isfinite()  # tokens beyond the vocabulary are minus infinity in both
     difference = (found_V[finite_V] - expected_V[finite_V]).abs().amax()
     return float(difference / expected_V[finite_V].std().clamp(min=1e-6))

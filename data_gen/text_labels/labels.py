@@ -37,7 +37,7 @@ child must be x, and the weight is `q'(x) / p(x)`.
 
 Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D depths, S
 survivals, A actions, B branching positions, M walks, m walks after their siblings are drawn, k
-child-list entries, N questions put to a bottom-up rule.
+child-list entries, N questions put to a bottom-up rule, C cells.
 """
 
 from __future__ import annotations
@@ -83,13 +83,16 @@ class Walks:
         generator: torch.Generator | None,
         space: ActionSpace,
     ) -> None:
-        self.top_down = {
-            v: verifier for v, verifier in enumerate(verifiers) if isinstance(verifier, TopDown)
-        }
-        self.bottom_up = {
-            v: verifier for v, verifier in enumerate(verifiers) if isinstance(verifier, BottomUp)
-        }
-        self.siblings, self.generator, self.space = siblings, generator, space
+        self.top_down: dict[int, TopDown] = {}
+        self.bottom_up: dict[int, BottomUp] = {}
+        for v, verifier in enumerate(verifiers):
+            if isinstance(verifier, TopDown):
+                self.top_down[v] = verifier
+            else:
+                self.bottom_up[v] = verifier
+        self.siblings = siblings
+        self.generator = generator
+        self.space = space
         self.style = verifiers[0].style
 
     def down(
@@ -114,47 +117,44 @@ class Walks:
                 greedy branches.
         """
         widths = self.space.max_K - 1
-        cell_M = torch.arange(count * widths, device=rows.device)
-        one_M = torch.ones(len(cell_M), dtype=torch.float64, device=rows.device)
-        state: State = {"cell": cell_M, "k": 2 + cell_M % widths, "weight": one_M}
-        state |= {("pulled", v): one_M for v in self.top_down}
-        for v in self.bottom_up:
-            state["entry", v] = weight_BL.repeat_interleave(widths, dim=0)
-            state["left", v] = torch.ones_like(state["entry", v])
-        levels: dict[int, list[Tensor]] = {
-            v: [] for v in range(len(self.top_down) + len(self.bottom_up))
-        }
+        cells = count * widths
+        state = self._start(cells, weight_BL.repeat_interleave(widths, dim=0), rows)
+        levels: dict[int, list[Tensor]] = {}
+        for v in range(len(self.top_down) + len(self.bottom_up)):
+            levels[v] = []
         for level in range(self.space.max_L2):
-            parts = [
-                self._step(
-                    _take(state, (state["k"] == k).nonzero()[:, 0]),
-                    k,
-                    rows,
-                    level,
-                    tokens_B,
-                    likely_BK,
-                )
-                for k in state["k"].unique().tolist()
-            ]
+            parts: list[State] = []
+            for k in state["k"].unique().tolist():
+                walks = _take(state, (state["k"] == k).nonzero()[:, 0])
+                parts.append(self._step(walks, k, rows, level, tokens_B, likely_BK))
             if parts:  # no walk is left where no greedy branch begins with the text's token
-                state = {key: torch.cat([part[key] for part in parts]) for key in state}
+                state = _joined(parts)
             for v, totals in levels.items():
-                accepted_M = (
-                    state["pulled", v]
-                    if v in self.top_down
-                    else state["left", v] * state["entry", v]
-                )
-                weighted_M = (
-                    state["weight"] if accepted_M.ndim == 1 else state["weight"].unsqueeze(-1)
-                ) * accepted_M
-                totals.append(
-                    weighted_M.new_zeros(len(one_M), *weighted_M.shape[1:]).index_add_(
-                        0, state["cell"], weighted_M
-                    )
-                )
-        return [
-            torch.stack(totals, dim=1).unflatten(0, (count, widths)) for totals in levels.values()
-        ]
+                weighted_M = self._weighted(state, v)
+                total_C = weighted_M.new_zeros(cells, *weighted_M.shape[1:])
+                totals.append(total_C.index_add_(0, state["cell"], weighted_M))
+        by_verifier: list[Tensor] = []
+        for totals in levels.values():
+            by_verifier.append(torch.stack(totals, dim=1).unflatten(0, (count, widths)))
+        return by_verifier
+
+    def _start(self, cells: int, entry_ML: Tensor, rows: SortedRows) -> State:
+        cell_M = torch.arange(cells, device=rows.device)
+        one_M = torch.ones(cells, dtype=torch.float64, device=rows.device)
+        state: State = {"cell": cell_M, "k": 2 + cell_M % (self.space.max_K - 1), "weight": one_M}
+        for v in self.top_down:
+            state["pulled", v] = one_M
+        for v in self.bottom_up:
+            state["entry", v] = entry_ML
+            state["left", v] = torch.ones_like(entry_ML)
+        return state
+
+    def _weighted(self, state: State, v: int) -> Tensor:
+        """What each walk adds to the probability of its cell for a verifier, [M] or [M, L]."""
+        if v in self.top_down:
+            return state["weight"] * state["pulled", v]
+        accepted_ML = state["left", v] * state["entry", v]
+        return state["weight"].unsqueeze(-1) * accepted_ML
 
     def _step(
         self,
@@ -184,13 +184,10 @@ class Walks:
             source_m, entries_mk, factor_m = self._entries(
                 rows, row_M, x_M1[:, 0], k, first=level == 0
             )
-            factor_m = (
-                factor_m
-                * k
-                * divide(q_M1, p_M1)[source_m, 0]
-                / (entries_mk == x_M1[source_m]).sum(-1)
-            )
-        state, row_m = _take(state, source_m), row_M[source_m]
+            copies_m = (entries_mk == x_M1[source_m]).sum(-1)
+            factor_m = factor_m * k * divide(q_M1, p_M1)[source_m, 0] / copies_m
+        state = _take(state, source_m)
+        row_m = row_M[source_m]
         is_text_mk = entries_mk == x_M1[source_m]
         state["k"] = is_text_mk.sum(-1)
         state["weight"] = state["weight"] * factor_m
@@ -201,7 +198,8 @@ class Walks:
             reject_mL, entry_mL = _enter(
                 bottom_up, rows, row_m, entries_mk, is_text_mk, state["entry", v]
             )
-            state["left", v], state["entry", v] = state["left", v] * reject_mL, entry_mL
+            state["left", v] = state["left", v] * reject_mL
+            state["entry", v] = entry_mL
         return state
 
     def _entries(
@@ -212,16 +210,15 @@ class Walks:
         if self.siblings is None:
             return _entries_with_all_siblings(rows, row_M, x_M, k)
         # Where the branches begin, every place is taken in turn: for rules that try children in
-        # order, the place of the
-        # text's token gives most of a label's variance. Further down several branches are rare, and
-        # one place is drawn.
-        times, positions = (self.siblings, k) if first else (1, 1)
+        # order, the place of the text's token gives most of a label's variance. Further down
+        # several branches are rare, and one place is drawn.
+        times = self.siblings if first else 1
+        positions = k if first else 1
         drawn_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(times)
-        siblings_mk = rows.draw(row_M[drawn_m], self._uniform(len(drawn_m), k - 1).to(rows.device))
-        source_m, siblings_mk = (
-            drawn_m.repeat_interleave(positions),
-            siblings_mk.repeat_interleave(positions, dim=0),
-        )
+        uniform_mk = self._uniform(len(drawn_m), k - 1).to(rows.device)
+        siblings_mk = rows.draw(row_M[drawn_m], uniform_mk)
+        siblings_mk = siblings_mk.repeat_interleave(positions, dim=0)
+        source_m = drawn_m.repeat_interleave(positions)
         if first:
             position_m1 = torch.arange(k, device=rows.device).repeat(len(drawn_m)).unsqueeze(-1)
         else:
@@ -231,18 +228,16 @@ class Walks:
         entries_mk = torch.cat([x_m1, siblings_mk], dim=-1)
         entries_mk[:, :1] = entries_mk.gather(-1, position_m1)
         entries_mk.scatter_(-1, position_m1, x_m1)
-        return (
-            source_m,
-            entries_mk,
-            torch.full_like(source_m, 1 / (times * positions), dtype=torch.float64),
-        )
+        chance_m = torch.full_like(source_m, 1 / (times * positions), dtype=torch.float64)
+        return source_m, entries_mk, chance_m
 
     def _greedy_entries(
         self, rows: SortedRows, row_M: Tensor, x_M: Tensor, likely_Mk: Tensor
     ) -> Entries:
         """As `_entries`, where `likely_Mk` are the draft's k most likely tokens in order; the third
         is the probability that the list is drafted, over that of the text's token in the text."""
-        fixed_Mk, last_M = likely_Mk[:, :-1], likely_Mk[:, -1]
+        fixed_Mk = likely_Mk[:, :-1]
+        last_M = likely_Mk[:, -1]
         off_MV = rows.q_NV[row_M].scatter_(-1, fixed_Mk, 0.0)  # q' up to a factor
         mass_M = row_sums(off_MV)
         certain_M = mass_M <= 0  # the last child is fixed, too
@@ -250,19 +245,20 @@ class Walks:
         mass_M = mass_M.where(~certain_M, 1.0)
         p_M = rows.at(row_M).at(x_M.unsqueeze(-1))[0][:, 0]
         is_fixed_M = (fixed_Mk == x_M.unsqueeze(-1)).any(-1)
-        last_m, fixed_m = (~is_fixed_M).nonzero()[:, 0], is_fixed_M.nonzero()[:, 0]
+        fixed_m = is_fixed_M.nonzero()[:, 0]
+        last_m = (~is_fixed_M).nonzero()[:, 0]
         x_share_m = off_MV[last_m, x_M[last_m]].double() / mass_M[last_m]
         possible = x_share_m > 0
-        last_m, x_share_m = last_m[possible], x_share_m[possible]
+        last_m = last_m[possible]
+        x_share_m = x_share_m[possible]
         if self.siblings is None:
             sibling_m, drawn_m = (off_MV[fixed_m] > 0).nonzero().unbind(-1)
-            share_m = off_MV[fixed_m[sibling_m], drawn_m].double() / mass_M[fixed_m[sibling_m]]
             fixed_m = fixed_m[sibling_m]
+            share_m = off_MV[fixed_m, drawn_m].double() / mass_M[fixed_m]
         else:
-            drawn_mn = invert(
-                off_MV[fixed_m], self._uniform(len(fixed_m), self.siblings).to(off_MV.device)
-            )
-            fixed_m, drawn_m = fixed_m.repeat_interleave(self.siblings), drawn_mn.flatten()
+            uniform_mn = self._uniform(len(fixed_m), self.siblings).to(off_MV.device)
+            drawn_m = invert(off_MV[fixed_m], uniform_mn).flatten()
+            fixed_m = fixed_m.repeat_interleave(self.siblings)
             share_m = torch.full_like(drawn_m, 1 / self.siblings, dtype=torch.float64)
         source_m = torch.cat([fixed_m, last_m])
         lasts_m1 = torch.cat([drawn_m, x_M[last_m]]).unsqueeze(-1)
@@ -270,7 +266,7 @@ class Walks:
         return source_m, entries_mk, divide(torch.cat([share_m, x_share_m]), p_M[source_m])
 
     def _uniform(self, *shape: int) -> Tensor:
-        device = self.generator.device if self.generator is not None else "cpu"
+        device = torch.device("cpu") if self.generator is None else self.generator.device
         return torch.rand(shape, generator=self.generator, dtype=torch.float64, device=device)
 
 
@@ -278,13 +274,19 @@ def _take(state: State, walks_m: Tensor) -> State:
     return {key: values_M[walks_m] for key, values_M in state.items()}
 
 
+def _joined(parts: list[State]) -> State:
+    state: State = {}
+    for key in parts[0]:
+        state[key] = torch.cat([part[key] for part in parts])
+    return state
+
+
 def _entries_with_all_siblings(rows: SortedRows, row_M: Tensor, x_M: Tensor, k: int) -> Entries:
     vocabulary = range(rows.p_NV.shape[-1])
-    lists = [
-        (*siblings[:position], -1, *siblings[position:])
-        for position in range(k)
-        for siblings in product(vocabulary, repeat=k - 1)
-    ]
+    lists: list[tuple[int, ...]] = []
+    for position in range(k):
+        for siblings in product(vocabulary, repeat=k - 1):
+            lists.append((*siblings[:position], -1, *siblings[position:]))
     source_m = torch.arange(len(row_M), device=rows.device).repeat_interleave(len(lists))
     entries_mk = torch.tensor(lists, device=rows.device).repeat(len(row_M), 1)
     drawn_mk = entries_mk >= 0
@@ -302,24 +304,23 @@ def _enter(
     entry_ML: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """P(the siblings visited before the text's token reject), and its entry weight, [M, L] each."""
-    lengths, k = entry_ML.shape[-1], entries_Mk.shape[-1]
+    lengths = entry_ML.shape[-1]
+    k = entries_Mk.shape[-1]
     # trunks of several lengths often give the same weight, and each question is asked once
     new_ML = torch.ones_like(entry_ML, dtype=torch.bool)
     new_ML[:, 1:] = entry_ML[:, 1:] != entry_ML[:, :-1]
-    question_N, inverse_ML = (
-        new_ML.flatten().nonzero()[:, 0],
-        (new_ML.flatten().cumsum(0) - 1).view_as(entry_ML),
-    )
+    question_N = new_ML.flatten().nonzero()[:, 0]
+    inverse_ML = (new_ML.flatten().cumsum(0) - 1).view_as(entry_ML)
     walk_N = question_N // lengths
     entry_Nk, _, order_Nk = verifier.split(
         rows.at(row_M[walk_N]), entry_ML.flatten()[question_N], entries_Mk[walk_N]
     )
     text_Nk = is_text_Mk[walk_N]
     if order_Nk is not None:
-        entry_Nk, text_Nk = entry_Nk.gather(-1, order_Nk), text_Nk.gather(-1, order_Nk)
-    before_Nk = torch.arange(k, device=entry_Nk.device) < text_Nk.to(torch.uint8).argmax(
-        -1, keepdim=True
-    )
+        entry_Nk = entry_Nk.gather(-1, order_Nk)
+        text_Nk = text_Nk.gather(-1, order_Nk)
+    text_place_N1 = text_Nk.to(torch.uint8).argmax(-1, keepdim=True)
+    before_Nk = torch.arange(k, device=entry_Nk.device) < text_place_N1
     reject_N = torch.where(before_Nk, 1 - entry_Nk, 1.0).prod(-1)
     text_entry_N = (entry_Nk * text_Nk).sum(-1)  # copies of a token have no weight of their own
     return reject_N[inverse_ML], text_entry_N[inverse_ML]
@@ -397,8 +398,9 @@ class TextLabeller:
         said_S: Tensor | None = None,
     ) -> None:
         """`said_S` are the tokens that the draft can say, int64; None: all."""
-        self.space = space = space or ActionSpace.default()
-        self.tokens_T, self._said = tokens_T, said_S
+        self.space = space or ActionSpace.default()
+        self.tokens_T = tokens_T
+        self._said = said_S
         self.roots = len(tokens_T) - self.space.depth
         if self.roots < 1:
             raise ValueError(
@@ -406,103 +408,104 @@ class TextLabeller:
             )
         self.verifiers = [labelled_verifier(name) for name in verifiers]
         self.branching = self.space.max_K > 1 and self.space.max_L2 > 0
-        # by style; and the place of each verifier's there
-        self.walks, self.walk_of = list[Walks](), list[list[int]]()
-        for style in (IID, *space.styles):
-            of_style = [
-                cast(TopDown | BottomUp, styled(verifier, style)) for verifier in self.verifiers
-            ]
+        self.walks: list[Walks] = []  # by style
+        self.walk_of: list[list[int]] = []  # by style, the place of each verifier's there
+        self._branches: list[list[list[Tensor]]] = []  # by style, rule and block
+        for style in (IID, *self.space.styles):
+            style_verifiers: list[TopDown | BottomUp] = []
+            for verifier in self.verifiers:
+                style_verifiers.append(cast(TopDown | BottomUp, styled(verifier, style)))
             # many take the same rule for other styles
-            rules = {type(verifier): verifier for verifier in of_style}
-            self.walks.append(Walks([*rules.values()], siblings, generator, space))
-            self.walk_of.append([[*rules].index(type(verifier)) for verifier in of_style])
+            rules = {type(verifier): verifier for verifier in style_verifiers}
+            rule_types = list(rules)
+            self.walks.append(Walks(list(rules.values()), siblings, generator, self.space))
+            self.walk_of.append([rule_types.index(type(verifier)) for verifier in style_verifiers])
+            self._branches.append([[] for _ in rules])
         self.by_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
         # of the text's own next tokens, block by block
-        self._p, self._q = list[Tensor](), list[Tensor]()
+        self._p: list[Tensor] = []
+        self._q: list[Tensor] = []
         self._seen = 0
         self._rows: SortedRows | None = None  # of the last block
         # how many of its last positions wait for the next block before branches begin there
         self._waiting = 0
         # the draft's most likely tokens at each position of the last block
         self._likely: Tensor | None = None
-        self._branches: list[list[list[Tensor]]] = [
-            [[] for _ in {*of_style}] for of_style in self.walk_of
-        ]
 
     def add(
         self, target_probs_BV: Tensor, draft_probs_BV: Tensor, draft_logits_BV: Tensor | None = None
     ) -> None:
         """Both models after the next B tokens; the draft's logits rank tokens of probability 0 for
         greedy trees."""
-        next_B = self.tokens_T[self._seen + 1 : self._seen + 1 + len(target_probs_BV)].to(
-            target_probs_BV.device
-        )
-        model_probs = target_probs_BV[: len(next_B)], draft_probs_BV[: len(next_B)]
+        begin = self._seen
+        next_B = self.tokens_T[begin + 1 : begin + 1 + len(target_probs_BV)]
+        next_B = next_B.to(target_probs_BV.device)
+        p_BV = target_probs_BV[: len(next_B)]
+        q_BV = draft_probs_BV[: len(next_B)]
         self._seen += len(target_probs_BV)
         if len(next_B) == 0:
             return
         # p and q of the text's tokens, from which chains follow
-        p_B, q_B = (
-            probs_BV.gather(-1, next_B[:, None])[:, 0].double()
-            / probs_BV.sum(-1, dtype=torch.float64)
-            for probs_BV in model_probs
-        )
+        p_B = _normalised_at(p_BV, next_B)
+        q_B = _normalised_at(q_BV, next_B)
         if bool((p_B <= 0).any()):
             at = int((p_B <= 0).nonzero()[0]) + sum(map(len, self._p)) + 1
             raise ValueError(f"token {at} of the text has probability 0 under the target")
         self._p.append(p_B)
         self._q.append(q_B)
         if self.branching:
-            begin = self._seen - len(target_probs_BV) - self._waiting
-            self._rows = SortedRows(*model_probs, self._rows, self._waiting, self._said)
+            self._rows = SortedRows(p_BV, q_BV, self._rows, self._waiting, self._said)
             if GREEDY in self.space.styles:
                 logits_BV = None if draft_logits_BV is None else draft_logits_BV[: len(next_B)]
-                likely_BK = most_likely(model_probs[1], self.space.max_K, logits_BV)
-                kept_BK = (
-                    likely_BK[:0]
-                    if self._likely is None
-                    else self._likely[len(self._likely) - self._waiting :]
-                )
+                likely_BK = most_likely(q_BV, self.space.max_K, logits_BV)
+                kept_BK = likely_BK[:0]
+                if self._likely is not None:
+                    kept_BK = self._likely[len(self._likely) - self._waiting :]
                 self._likely = torch.cat([kept_BK, likely_BK])
             count = max(0, len(self._rows.p_NV) - self.space.max_L2 + 1)
             if count > 0:
-                self._branch(self._rows, begin, count)
+                self._branch(self._rows, begin - self._waiting, count)
             self._waiting = len(self._rows.p_NV) - count
 
     def _chain(self, since: int = 0) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Chains from every root on, the first at `since`: entry weights, running products of q/p,
         and each verifier's factor; [R, D + 1] each. The factor is the products of `accept`
         top-down, and the entry weight bottom-up."""
-        p_T, q_T = torch.cat(self._p)[since:], torch.cat(self._q)[since:]
         depth = self.space.depth
+
+        def ahead(probs: list[Tensor]) -> Tensor:
+            """Of the next `depth` tokens at each position."""
+            probs_T = torch.cat(probs)[since:]
+            # the padding at the end is never read
+            return pad(probs_T, (0, depth)).unfold(0, depth, 1)[: len(probs_T)]
 
         def products(values_TD: Tensor) -> Tensor:
             return pad(values_TD.cumprod(-1), (1, 0), value=1.0)
 
-        # the padding at the end is never read
-        p_TD, q_TD = (
-            pad(probs_T, (0, depth)).unfold(0, depth, 1)[: len(probs_T)] for probs_T in (p_T, q_T)
-        )
-        weights = [torch.ones_like(p_T)]
+        p_TD = ahead(self._p)
+        q_TD = ahead(self._q)
+        weights = [p_TD.new_ones(len(p_TD))]
         for ratio_T in divide(p_TD, q_TD).unbind(-1):
             weights.append((weights[-1] * ratio_T).clamp(max=1))
         entry_TD = torch.stack(weights, dim=-1)
-        factors = [
-            products(verifier.accept(p_TD, q_TD)) if isinstance(verifier, TopDown) else entry_TD
-            for verifier in self.verifiers
-        ]
+        factors: list[Tensor] = []
+        for verifier in self.verifiers:
+            if isinstance(verifier, TopDown):
+                factors.append(products(verifier.accept(p_TD, q_TD)))
+            else:
+                factors.append(entry_TD)
         return entry_TD, products(divide(q_TD, p_TD)), factors
 
     def _branch(self, rows: SortedRows, begin: int, count: int) -> None:
-        device, space = rows.device, self.space
+        device = rows.device
+        space = self.space
         tokens_B = self.tokens_T[begin + 1 : begin + 1 + len(rows.p_NV)].to(device)
         since = max(0, begin - space.max_L1)
         entry_TD, _, _ = self._chain(since)
         trunk_L = torch.arange(space.max_L1 + 1, device=device)
         root_BL = torch.arange(begin, begin + count, device=device).unsqueeze(-1) - trunk_L
-        weight_BL = entry_TD[root_BL.clamp(min=since) - since, trunk_L.expand_as(root_BL)] * (
-            root_BL >= 0
-        )
+        entry_BL = entry_TD[root_BL.clamp(min=since) - since, trunk_L.expand_as(root_BL)]
+        weight_BL = entry_BL * (root_BL >= 0)
         for walks, branches in zip(self.walks, self._branches, strict=True):
             below = walks.down(rows, tokens_B, count, weight_BL, self._likely)
             for blocks, block in zip(branches, below, strict=True):
@@ -516,22 +519,34 @@ class TextLabeller:
                 f"{len(self.tokens_T)} tokens need as many rows; there are {self._seen}"
             )
         _, drafted_TD, chain = self._chain()
-        max_L2, by_verifier = self.space.max_L2, []
-        for v, verifier in enumerate(self.verifiers):
-            chain_RD = (drafted_TD * chain[v])[: self.roots]
-            factor_TD = drafted_TD * chain[v] if isinstance(verifier, TopDown) else drafted_TD
-            survivals = [chain_RD[:, 1:]]
-            for style, branches in enumerate(self._branches):
-                # i.i.d. branches on the first path are the chain's continuation
-                with_branches = self.branching and (style > 0 or not self.by_first_path[v])
-                # [B, K, level(, L1)]
-                below = torch.cat(branches[self.walk_of[style][v]]) if with_branches else None
-                for K, L1 in product(range(self.space.max_K - 1), range(self.space.max_L1 + 1)):
-                    if below is None:
-                        survivals.append(chain_RD[:, L1 + 1 : L1 + 1 + max_L2])
-                        continue
-                    branch_RD = below[L1 : L1 + self.roots, K]
-                    branch_RD = branch_RD if isinstance(verifier, TopDown) else branch_RD[..., L1]
-                    survivals.append(factor_TD[: self.roots, L1, None] * branch_RD)
-            by_verifier.append(torch.cat(survivals, dim=-1))
+        by_verifier = [self._survivals(v, drafted_TD, chain[v]) for v in range(len(chain))]
         return torch.stack(by_verifier)
+
+    def _survivals(self, v: int, drafted_TD: Tensor, chain_TD: Tensor) -> Tensor:
+        """S of every root for one verifier, [R, S]."""
+        max_L2 = self.space.max_L2
+        is_top_down = isinstance(self.verifiers[v], TopDown)
+        chain_RD = (drafted_TD * chain_TD)[: self.roots]
+        factor_TD = drafted_TD * chain_TD if is_top_down else drafted_TD
+        survivals = [chain_RD[:, 1:]]
+        for style, branches in enumerate(self._branches):
+            # i.i.d. branches on the first path are the chain's continuation
+            with_branches = self.branching and (style > 0 or not self.by_first_path[v])
+            below: Tensor | None = None  # [B, K, level(, L1)]
+            if with_branches:
+                below = torch.cat(branches[self.walk_of[style][v]])
+            for K, L1 in product(range(self.space.max_K - 1), range(self.space.max_L1 + 1)):
+                if below is None:
+                    survivals.append(chain_RD[:, L1 + 1 : L1 + 1 + max_L2])
+                    continue
+                branch_RD = below[L1 : L1 + self.roots, K]
+                if not is_top_down:  # entry weights depend on the trunk
+                    branch_RD = branch_RD[..., L1]
+                survivals.append(factor_TD[: self.roots, L1, None] * branch_RD)
+        return torch.cat(survivals, dim=-1)
+
+
+def _normalised_at(probs_BV: Tensor, tokens_B: Tensor) -> Tensor:
+    """The probability of one token in each row, float64 [B]."""
+    probs_B = probs_BV.gather(-1, tokens_B[:, None])[:, 0].double()
+    return probs_B / probs_BV.sum(-1, dtype=torch.float64)

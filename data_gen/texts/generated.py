@@ -62,15 +62,11 @@ def generated_by_target(
 
     def attempt() -> list[GeneratedText]:
         prompts_at_once = fewer(len(prompts))
-        parts = [
-            prompts[begin : begin + prompts_at_once]
-            for begin in range(0, len(prompts), prompts_at_once)
-        ]
-        batches = (
-            _written(pair, part, new_tokens, sampling, seed + number)
-            for number, part in enumerate(parts)
-        )
-        return [text for batch in batches for text in batch]
+        texts: list[GeneratedText] = []
+        for number, begin in enumerate(range(0, len(prompts), prompts_at_once)):
+            batch = prompts[begin : begin + prompts_at_once]
+            texts += _written(pair, batch, new_tokens, sampling, seed + number)
+        return texts
 
     return halving(attempt)
 
@@ -79,22 +75,24 @@ def _written(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
 ) -> list[GeneratedText]:
     width = max(map(len, prompts))
-    pad, eos = next(iter(pair.eos_ids), 0), sorted(pair.eos_ids) or None
-    input_ids = torch.tensor(
-        [[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=pair.device
-    )
-    mask = torch.tensor(
-        [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=pair.device
-    )
+    pad = next(iter(pair.eos_ids), 0)
+    eos = sorted(pair.eos_ids) or None
+    padded_prompts: list[list[int]] = []
+    masks: list[list[int]] = []
+    for prompt in prompts:
+        missing = width - len(prompt)
+        padded_prompts.append([pad] * missing + prompt)
+        masks.append([0] * missing + [1] * len(prompt))
+    input_ids = torch.tensor(padded_prompts, device=pair.device)
+    mask = torch.tensor(masks, device=pair.device)
     config = GenerationConfig(
         max_new_tokens=new_tokens, eos_token_id=eos, pad_token_id=pad, **sampling.generation
     )
     finite = _Finite()
-    processors, generate = LogitsProcessorList([finite]), cast(Any, pair.target.generate)
-    with (
-        without_own_settings(pair.target),
-        torch.random.fork_rng([pair.device] if pair.device.type == "cuda" else []),
-    ):
+    processors = LogitsProcessorList([finite])
+    generate = cast(Any, pair.target.generate)
+    gpus = [pair.device] if pair.device.type == "cuda" else []
+    with without_own_settings(pair.target), torch.random.fork_rng(gpus):
         torch.manual_seed(seed % 2**63)
         output = generate(
             input_ids, attention_mask=mask, generation_config=config, logits_processor=processors
@@ -104,10 +102,11 @@ def _written(
             f"{pair.target.name_or_path}: the model gives numbers that are not finite (NaN or "
             "infinity)"
         )
-    return [
-        finished(pair, prompt, row)
-        for prompt, row in zip(prompts, output[:, width:].tolist(), strict=True)
-    ]
+    continuations = output[:, width:].tolist()
+    texts: list[GeneratedText] = []
+    for prompt, continuation in zip(prompts, continuations, strict=True):
+        texts.append(finished(pair, prompt, continuation))
+    return texts
 
 
 class _Finite(LogitsProcessor):
@@ -140,13 +139,11 @@ def rows_along(pair: ModelPair, text: GeneratedText, sampling: Sampling) -> Iter
     for model in models:
         model.fill(text.tokens[: text.start])
     for begin in range(text.start, len(text.tokens), size):
-        target, draft = (model.extend(text.tokens[begin : begin + size]) for model in models)
-        model_outputs = ((target, sampling), (draft, sampling.draft))
+        tokens = text.tokens[begin : begin + size]
+        target, draft = (model.extend(tokens) for model in models)
         yield RowBlock(
-            *(
-                ModelRows(law.probabilities(output.logits_WV), *output)
-                for output, law in model_outputs
-            )
+            ModelRows(sampling.probabilities(target.logits_WV), *target),
+            ModelRows(sampling.draft.probabilities(draft.logits_WV), *draft),
         )
     for model in models:
         model.check()

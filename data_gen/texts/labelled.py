@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -50,11 +49,16 @@ SPACE = ActionSpace.recorded()
 DEPTH = SPACE.depth
 BEYOND = DEPTH - 1  # tokens after the labelled ones; the last prompt token is a root, too
 BEHAVIOUR: tuple[Action, ...] = (
-    *(
-        Action(*shape)
-        for shape in ((1, 4, 0), (1, 8, 0), (1, 12, 0), (2, 2, 4), (3, 1, 5), (4, 4, 4))
-    ),
-    *(Action(*shape, GREEDY) for shape in ((2, 0, 6), (2, 4, 4), (3, 2, 4), (4, 0, 4))),
+    Action(1, 4, 0),
+    Action(1, 8, 0),
+    Action(1, 12, 0),
+    Action(2, 2, 4),
+    Action(3, 1, 5),
+    Action(4, 4, 4),
+    Action(2, 0, 6, GREEDY),
+    Action(2, 4, 4, GREEDY),
+    Action(3, 2, 4, GREEDY),
+    Action(4, 0, 4, GREEDY),
 )
 Given = (
     Annotated[str, Field(min_length=1)]
@@ -80,7 +84,8 @@ class ImpossibleToken(Exception):
         super().__init__(
             f"token {position} of the text ({token}) has probability 0 under the target"
         )
-        self.position, self.at_a_tie = position, at_a_tie
+        self.position = position
+        self.at_a_tie = at_a_tie
 
 
 @dataclass
@@ -116,10 +121,15 @@ class Plausibility:
             raise ImpossibleToken(begin + at, following[at], edge)
         mass_B = (rows_BV * (rows_BV < UNLIKELY)).sum(-1, dtype=torch.float64)
         unlikely = int((probs_B < UNLIKELY).sum())
-        many, few = (float((math.expm1(sign) * mass_B).log1p().sum()) for sign in (1, -1))
+        many = float((math.expm1(1) * mass_B).log1p().sum())
+        few = float((math.expm1(-1) * mass_B).log1p().sum())
         self.join(
             Plausibility(
-                len(following), unlikely, float(mass_B.sum()), unlikely - many, -unlikely - few
+                tokens=len(following),
+                unlikely=unlikely,
+                expected=float(mass_B.sum()),
+                log_many=unlikely - many,
+                log_few=-unlikely - few,
             )
         )
 
@@ -134,7 +144,8 @@ class Plausibility:
         return max(self.log_many, self.log_few) > math.log(2 / FALSE_ALARMS)
 
     def __str__(self) -> str:
-        share, expected = self.unlikely / max(1, self.tokens), self.expected / max(1, self.tokens)
+        share = self.unlikely / max(1, self.tokens)
+        expected = self.expected / max(1, self.tokens)
         return (
             f"{share:.2%} of the tokens had a probability below {UNLIKELY:g}; {expected:.2%} are "
             "to be expected"
@@ -149,7 +160,10 @@ def tie(best: float, dtype: torch.dtype) -> float:
 
 
 def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
-    edge = 1e-3 if logits_V.dtype == torch.float32 else 32 * float(torch.finfo(logits_V.dtype).eps)
+    if logits_V.dtype == torch.float32:
+        edge = 1e-3
+    else:
+        edge = 32 * float(torch.finfo(logits_V.dtype).eps)
     # a batch and a text alone differ at large logits; a GPU adds up bfloat16 in parts, which are
     # rounded, too
     edge = max(edge, PASSES * tie(float(logits_V.max()), logits_V.dtype))
@@ -165,10 +179,10 @@ def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
             return False
         logits_V = logits_V.masked_fill(logits_V < least - edge, -torch.inf)
     probs_V = (logits_V / sampling.temperature).softmax(-1)
-    before, probability = float(probs_V[logits_V > logits_V[token]].sum()), float(probs_V[token])
-    likely = probability * math.exp(edge / sampling.temperature) >= sampling.min_p * float(
-        probs_V.max()
-    )
+    before = float(probs_V[logits_V > logits_V[token]].sum())
+    probability = float(probs_V[token])
+    most_probable = probability * math.exp(edge / sampling.temperature)
+    likely = most_probable >= sampling.min_p * float(probs_V.max())
     return before <= sampling.top_p + edge and likely and probability > 0
 
 
@@ -201,24 +215,25 @@ def read_log(path: Path, pair: ModelPair) -> list[GivenText]:
     Token ids are safer than text: a tokenizer need not give back the tokens that were sampled.
     """
 
-    def token_ids(given: str | list[int], begins: bool) -> list[int]:
-        ids = (
-            pair.tokenizer(given, add_special_tokens=begins)["input_ids"]
-            if isinstance(given, str)
-            else given
-        )
+    def token_ids(text_or_ids: str | list[int], begins: bool) -> list[int]:
+        ids: Any = text_or_ids
+        if isinstance(text_or_ids, str):
+            ids = pair.tokenizer(text_or_ids, add_special_tokens=begins)["input_ids"]
         if not ids or max(ids) >= pair.vocabulary:
             raise ValueError(f"no tokens, or one beyond the vocabulary of {pair.vocabulary}")
         return list(ids)
 
     def parse(place: str, value: Any) -> GivenText:
         record = GivenRecord.model_validate(value)
-        prompt, completion = token_ids(record.prompt, True), token_ids(record.completion, False)
-        shown = (
-            record.prompt if isinstance(record.prompt, str) else str(pair.tokenizer.decode(prompt))
-        )
+        prompt_tokens = token_ids(record.prompt, begins=True)
+        completion = token_ids(record.completion, begins=False)
+        if isinstance(record.prompt, str):
+            prompt_text = record.prompt
+        else:
+            prompt_text = str(pair.tokenizer.decode(prompt_tokens))
         sampling = Sampling(record.temperature, record.top_p, record.top_k, record.min_p)
-        return GivenText(Prompt.of(record, shown, place), prompt, completion, sampling, place)
+        prompt = Prompt.of(record, prompt_text, place)
+        return GivenText(prompt, prompt_tokens, completion, sampling, place)
 
     texts = read_lines(path, parse)
     check_ids(path, [text.prompt.id for text in texts])
@@ -235,22 +250,20 @@ def apart(texts: list[GivenText]) -> tuple[list[GivenText], str]:
     sources = joined((text.prompt.source, tuple(text.prompt_tokens)) for text in texts)
     kept: dict[Any, GivenText] = {}
     for text in texts:
-        content = tuple(text.prompt_tokens), tuple(text.completion), text.sampling
         prompt = replace(text.prompt, source=sources[text.prompt.source])
-        kept.setdefault(
-            text.place if text.sampling.temperature > 0 else content, replace(text, prompt=prompt)
+        identity: Any = (tuple(text.prompt_tokens), tuple(text.completion), text.sampling)
+        if text.sampling.temperature > 0:
+            identity = text.place
+        kept.setdefault(identity, replace(text, prompt=prompt))
+    remarks = []
+    repeated = len(texts) - len(kept)
+    if repeated:
+        remarks.append(f"greedy texts that are left out, because they are repeated: {repeated}")
+    shared = len(sources) - len(set(sources.values()))
+    if shared:
+        remarks.append(
+            f"sources that are joined to others, because they have prompts in common: {shared}"
         )
-    repeated, shared = len(texts) - len(kept), len(sources) - len(set(sources.values()))
-    remarks = (
-        [f"greedy texts that are left out, because they are repeated: {repeated}"]
-        if repeated
-        else []
-    )
-    remarks += (
-        [f"sources that are joined to others, because they have prompts in common: {shared}"]
-        if shared
-        else []
-    )
     return list(kept.values()), "; ".join(remarks)
 
 
@@ -305,7 +318,8 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
     """Make a shard. A text is cut before a token of target probability 0 if rounding explains that.
     InputError, which names the prompt or the log's line, for numbers that are not finite and a text
     that cannot be the target's."""
-    plausibility, stride = Plausibility(), recipe.stride if work.split == "train" else 1
+    plausibility = Plausibility()
+    stride = recipe.stride if work.split == "train" else 1
     texts = list(_written(pair, recipe, work))
     columns: list[dict[str, Any]] = []
     while len(columns) < len(texts):
@@ -313,21 +327,17 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> Shard:
             columns, plausibility = halving(
                 lambda: _label(pair, recipe, texts, work.sampling, stride)
             )
-    rows = [
-        _row(sampled, work, stride) | labels for sampled, labels in zip(texts, columns, strict=True)
-    ]
+    rows: list[dict[str, Any]] = []
+    for sampled, labels in zip(texts, columns, strict=True):
+        rows.append(_row(sampled, work, stride) | labels)
     schema = traces.text_schema(recipe.verifiers, recipe.hidden, SPACE)
     return Shard(traces.to_table(rows, schema), plausibility)
 
 
 def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Sampled]:
     for given_text in work.given:
-        yield _Sampled(
-            given_text.prompt,
-            finished(pair, given_text.prompt_tokens, given_text.completion),
-            None,
-            given_text.place,
-        )
+        text = finished(pair, given_text.prompt_tokens, given_text.completion)
+        yield _Sampled(given_text.prompt, text, None, given_text.place)
     if not work.prompts:
         return
     new_tokens = recipe.tokens + BEYOND
@@ -336,35 +346,29 @@ def _written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[_Sampled]:
     for prompt, tokens in zip(prompts, encoded, strict=True):
         if not tokens:
             raise InputError(f"prompt {prompt.id}: the tokenizer gives no tokens")
-    seed = seed_of(
-        recipe.seed, work.split, work.sampling, *(f"{prompt.id}#{n}" for prompt, n in work.prompts)
-    )
+    text_names = [f"{prompt.id}#{number}" for prompt, number in work.prompts]
+    seed = seed_of(recipe.seed, work.split, work.sampling, *text_names)
     prompt_names = [f"prompt {prompt.id}" for prompt in prompts]
     if not work.decoded:
-        with _naming(
-            prompt_names[0]
-            if len(prompt_names) == 1
-            else f"{prompt_names[0]} and {len(prompt_names) - 1} more"
-        ):
+        batch_name = prompt_names[0]
+        if len(prompts) > 1:
+            batch_name += f" and {len(prompts) - 1} more"
+        with _naming(batch_name):
             texts = generated_by_target(pair, encoded, new_tokens, work.sampling, seed)
-        yield from map(_Sampled, prompts, texts, repeat(None), prompt_names)
+        for prompt, text, prompt_name in zip(prompts, texts, prompt_names, strict=True):
+            yield _Sampled(prompt, text, None, prompt_name)
         return
-    for number, (prompt, tokens, prompt_name) in enumerate(
-        zip(prompts, encoded, prompt_names, strict=True)
-    ):
-        verifier, text_seed = (
-            recipe.verifiers[number % len(recipe.verifiers)],
-            seed_of(seed, number),
-        )
+    named_prompts = zip(prompts, encoded, prompt_names, strict=True)
+    for number, (prompt, tokens, prompt_name) in enumerate(named_prompts):
+        verifier = recipe.verifiers[number % len(recipe.verifiers)]
+        text_seed = seed_of(seed, number)
         chooser = Random(recipe.behaviour, torch.Generator().manual_seed(text_seed))
         decoder = Decoder(pair, work.sampling, get_verifier(verifier), chooser)
         with _naming(prompt_name):
-            decoded = decoder.decode(
-                tokens, new_tokens, torch.Generator(device=pair.device).manual_seed(text_seed + 1)
-            )
-        yield _Sampled(
-            prompt, finished(pair, tokens, decoded.tokens, decoded.steps), verifier, prompt_name
-        )
+            generator = torch.Generator(device=pair.device).manual_seed(text_seed + 1)
+            decoded = decoder.decode(tokens, new_tokens, generator)
+        text = finished(pair, tokens, decoded.tokens, decoded.steps)
+        yield _Sampled(prompt, text, verifier, prompt_name)
 
 
 @contextmanager
@@ -376,12 +380,18 @@ def _naming(place: str) -> Iterator[None]:
 
 
 def _row(sampled: _Sampled, work: Work, stride: int) -> dict[str, Any]:
-    prompt, text, roots = sampled.prompt, sampled.text, sampled.roots
+    prompt = sampled.prompt
+    text = sampled.text
+    roots = sampled.roots
     steps = [step for step in text.steps if step.length - 1 - text.start < roots]
     return {
-        **{"prompt": prompt.id, "kind": prompt.kind, "source": prompt.source},
+        "prompt": prompt.id,
+        "kind": prompt.kind,
+        "source": prompt.source,
         **asdict(work.sampling),
-        **{"tokens": text.tokens, "start": text.start, "roots": roots},
+        "tokens": text.tokens,
+        "start": text.start,
+        "roots": roots,
         "hidden_stride": stride,
         "step_root": [step.length - 1 - text.start for step in steps],
         "step_action": [SPACE.index(step.action) for step in steps],
@@ -397,73 +407,105 @@ def _label(
     """Trace columns of some texts, and how plausible the texts are; ImpossibleToken where one was
     cut. They are labelled as one text, because a GPU takes as long for few roots as for many. No
     root looks ahead beyond its own text, so the distributions after last tokens are left out."""
-    plausibility, names = Plausibility(), [survival_column(name) for name in recipe.verifiers]
+    plausibility = Plausibility()
+    names = [survival_column(name) for name in recipe.verifiers]
     empty = (*ROW_NUMBERS, LOOKUP_COLUMN, *names, *HIDDEN_STATES)
     columns: list[dict[str, Any]] = [dict.fromkeys(empty, ()) for _ in texts]
-    rooted = [
-        (sampled, text_columns)
-        for sampled, text_columns in zip(texts, columns, strict=True)
-        if sampled.roots > 0
-    ]
+    rooted: list[tuple[_Sampled, dict[str, Any]]] = []
+    for sampled, text_columns in zip(texts, columns, strict=True):
+        if sampled.roots > 0:
+            rooted.append((sampled, text_columns))
     if not rooted:
         return columns, plausibility
-    following = [
-        token for sampled, _ in rooted for token in sampled.text.tokens[sampled.text.start + 1 :]
-    ]
+    labeller = _labeller(pair, recipe, [sampled for sampled, _ in rooted])
+    rows_at_once = fewer(block_rows(pair.vocabulary))
+    if pair.device.type == "cuda":
+        rows_at_once *= GPU_BLOCKS
+    waiting = _Waiting(labeller, rows_at_once)
+    cut: ImpossibleToken | None = None
+    for sampled, text_columns in rooted:
+        blocks = _blocks(pair, sampled, sampling, plausibility)
+        try:
+            if cut is None:
+                text_columns |= _recorded(blocks, sampled, recipe, stride, waiting)
+            else:  # the other texts are only searched for such tokens
+                for _ in blocks:
+                    pass
+        except ImpossibleToken as impossible:
+            cut = impossible
+    if cut is not None:
+        raise cut
+    waiting.flush()
+    survivals_vRS = labeller.survivals().cpu()
+    first = 0
+    for sampled, text_columns in rooted:
+        text_survivals = survivals_vRS[:, first : first + sampled.roots]
+        text_columns |= dict(zip(names, text_survivals, strict=True))
+        first += sampled.roots + DEPTH - 1
+    return columns, plausibility
+
+
+def _labeller(pair: ModelPair, recipe: Recipe, texts: Sequence[_Sampled]) -> TextLabeller:
+    """The labeller of some texts as one."""
+    following: list[int] = []
+    for sampled in texts:
+        following += sampled.text.tokens[sampled.text.start + 1 :]
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *following))
     # the labeller does not read the first one
     tokens_T = torch.tensor([0, *following], device=pair.device)
-    labeller = TextLabeller(
+    return TextLabeller(
         tokens_T, recipe.verifiers, recipe.siblings, generator, SPACE, said_by(pair.draft)
     )
-    rows_at_once = fewer(block_rows(pair.vocabulary)) * (
-        GPU_BLOCKS if pair.device.type == "cuda" else 1
-    )
-    waiting: list[list[Tensor]] = []  # blocks of probabilities and logits
-    cut: ImpossibleToken | None = None
-    for sampled, text_columns in rooted:
-        numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
-        hidden: list[tuple[Tensor, Tensor]] = []
-        try:
-            for (target, draft), following in _blocks(pair, sampled, sampling, plausibility):
-                if cut is not None:
-                    continue  # the other texts are only searched for such tokens
-                for name, values in row_numbers(target, draft, following).items():
-                    numbers[name] += values
-                if (
-                    waiting
-                    and sum(len(rows[0]) for rows in waiting) + len(following) > rows_at_once
-                ):
-                    labeller.add(*map(torch.cat, zip(*waiting, strict=True)))
-                    waiting = []
-                rows = target.probs_NV, draft.probs_NV, draft.logits_NV
-                waiting.append([rows_NV[: len(following)] for rows_NV in rows])
-                if recipe.hidden:
-                    hidden.append((target.hidden_ND.half().cpu(), draft.hidden_ND.half().cpu()))
-        except ImpossibleToken as impossible:
-            cut = impossible
-        if cut is not None:
-            continue
-        text_columns |= {name: values[: sampled.roots] for name, values in numbers.items()}
-        text_columns[LOOKUP_COLUMN] = lookup_lengths(
-            sampled.text.tokens, sampled.text.start, sampled.roots, DEPTH
-        )
+
+
+class _Waiting:
+    """Distributions that wait until a labeller can take many of them at once."""
+
+    def __init__(self, labeller: TextLabeller, rows_at_once: int) -> None:
+        self._labeller = labeller
+        self._rows_at_once = rows_at_once
+        self._blocks: list[list[Tensor]] = []  # probabilities and logits
+
+    def add(self, target: ModelRows, draft: ModelRows, count: int) -> None:
+        """Add the first `count` rows."""
+        rows_waiting = sum(len(rows[0]) for rows in self._blocks)
+        if self._blocks and rows_waiting + count > self._rows_at_once:
+            self.flush()
+        rows = (target.probs_NV, draft.probs_NV, draft.logits_NV)
+        self._blocks.append([rows_NV[:count] for rows_NV in rows])
+
+    def flush(self) -> None:
+        self._labeller.add(*map(torch.cat, zip(*self._blocks, strict=True)))
+        self._blocks = []
+
+
+def _recorded(
+    blocks: Iterator[tuple[tuple[ModelRows, ModelRows], list[int]]],
+    sampled: _Sampled,
+    recipe: Recipe,
+    stride: int,
+    waiting: _Waiting,
+) -> dict[str, Any]:
+    """The columns of a text but for its survivals, for which its distributions wait."""
+    numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
+    hidden: list[tuple[Tensor, Tensor]] = []
+    for (target, draft), following in blocks:
+        for name, values in row_numbers(target, draft, following).items():
+            numbers[name] += values
+        waiting.add(target, draft, len(following))
         if recipe.hidden:
-            target_ND, draft_ND = (torch.cat(parts) for parts in zip(*hidden, strict=True))
-            at = torch.arange(1, sampled.roots, stride)
-            text_columns |= dict(
-                zip(HIDDEN_STATES, (target_ND[at - 1], draft_ND[at - 1], draft_ND[at]), strict=True)
-            )
-    if cut is not None:
-        raise cut
-    labeller.add(*map(torch.cat, zip(*waiting, strict=True)))
-    survivals_vRS, first = labeller.survivals().cpu(), 0
-    for sampled, text_columns in rooted:
-        text_columns |= dict(
-            zip(names, survivals_vRS[:, first : first + sampled.roots], strict=True)
-        )
-        first += sampled.roots + DEPTH - 1
-    return columns, plausibility
+            hidden.append((target.hidden_ND.half().cpu(), draft.hidden_ND.half().cpu()))
+    text = sampled.text
+    roots = sampled.roots
+    columns: dict[str, Any] = {name: values[:roots] for name, values in numbers.items()}
+    columns[LOOKUP_COLUMN] = lookup_lengths(text.tokens, text.start, roots, DEPTH)
+    if recipe.hidden:
+        target_ND = torch.cat([target_BD for target_BD, _ in hidden])
+        draft_ND = torch.cat([draft_BD for _, draft_BD in hidden])
+        at = torch.arange(1, roots, stride)
+        states = (target_ND[at - 1], draft_ND[at - 1], draft_ND[at])
+        columns |= dict(zip(HIDDEN_STATES, states, strict=True))
+    return columns
 
 
 def _blocks(
@@ -472,7 +514,8 @@ def _blocks(
     """Both models' outputs along a text, with the tokens that follow, which are added to `seen`.
     Before a token of probability 0, the text is cut, and ImpossibleToken raised, if rounding
     explains that; InputError if not."""
-    text, begin = sampled.text, sampled.text.start + 1
+    text = sampled.text
+    begin = text.start + 1
     with _naming(sampled.place):
         for block in rows_along(pair, text, sampling):
             following = text.tokens[begin : begin + len(block.target.probs_NV)]

@@ -32,28 +32,37 @@ VERIFIER = "naive"  # all verifiers agree on a chain at temperature 0
 def splits_of(logs: Logs, validation: float, test: float) -> dict[str, list[LoggedText]]:
     """Texts by split, from shares of the sources; InputError where these are too few. All texts of
     a source fall into one split; held-out texts, if there are any, are the test split."""
-    test = 0.0 if logs.held_out else test
+    needed = set(SPLITS)
+    if logs.held_out:
+        test = 0.0
+        needed.discard("test")
     ordered = sorted({text.source for text in logs.texts}, key=place_of)
     split = {source: split_of(Prompt("", "", "", source), validation, test) for source in ordered}
-    missing = set(SPLITS) - set(split.values()) - ({"test"} if logs.held_out else set())
-    if missing:  # by chance, few sources may all miss a split: the splits are then counted off
-        tested, validated = (
-            max(1, round(share * len(ordered))) if share else 0 for share in (test, validation)
-        )
-        names = ["test"] * tested + ["validation"] * validated + ["train"] * len(ordered)
-        split = dict(zip(ordered, names, strict=False))
-        if "train" not in split.values():
-            few = f"{len(ordered)} sources of texts are too few for a split: add some, or --test"
-            raise InputError(
-                "logs.files: "
-                f"{few if ordered else 'all of its sources or prompts are held out, too'}"
-            )
-    texts_by_split: dict[str, list[LoggedText]] = {name: [] for name in SPLITS} | {
-        "test": list(logs.held_out)
-    }
+    if needed - set(split.values()):
+        split = _counted_off(ordered, validation, test)
+    texts_by_split: dict[str, list[LoggedText]] = {name: [] for name in SPLITS}
+    texts_by_split["test"] = list(logs.held_out)
     for text in logs.texts:
         texts_by_split[split[text.source]].append(text)
     return texts_by_split
+
+
+def _counted_off(ordered: Sequence[str], validation: float, test: float) -> dict[str, str]:
+    """The split of each source, where by chance few sources all miss a split."""
+
+    def count(share: float) -> int:
+        return max(1, round(share * len(ordered))) if share else 0
+
+    names = ["test"] * count(test)
+    names += ["validation"] * count(validation)
+    names += ["train"] * len(ordered)
+    split = dict(zip(ordered, names, strict=False))
+    if "train" not in split.values():
+        reason = f"{len(ordered)} sources of texts are too few for a split: add some, or --test"
+        if not ordered:
+            reason = "all of its sources or prompts are held out, too"
+        raise InputError(f"logs.files: {reason}")
+    return split
 
 
 @dataclass(frozen=True)
@@ -72,14 +81,20 @@ class Labeller:
     def _row(self, text: LoggedText) -> dict[str, object]:
         root = text.start - 1  # the last prompt token
         return {
-            **{"prompt": text.name, "kind": text.kind, "source": text.source},
+            "prompt": text.name,
+            "kind": text.kind,
+            "source": text.source,
             **asdict(self.sampling),
-            **{"tokens": text.tokens, "start": root, "roots": text.roots},
+            "tokens": text.tokens,
+            "start": root,
+            "roots": text.roots,
             HIT: text.hits(self.drafter),
             LOOKUP_COLUMN: lookup_lengths(text.tokens, root, text.roots, max(self.space.lookups)),
             survival_column(VERIFIER): self._survivals(text),
             "hidden_stride": 0,
-            **dict.fromkeys(("step_root", "step_action", "step_accepted"), ()),
+            "step_root": (),
+            "step_action": (),
+            "step_accepted": (),
             "step_verifier": None,
         }
 
@@ -111,21 +126,26 @@ def with_features(table: pa.Table, tokens: TokenStatistics | None = None) -> Tex
     training texts: each has the statistics of other sources', and the statistics of all are
     kept."""
     statistics = tokens or TokenStatistics.empty()
-    scalars, keys = zip(*(_along(table, row, statistics) for row in range(len(table))), strict=True)
+    scalars: list[np.ndarray] = []
+    keys: list[np.ndarray] = []
+    for row in range(len(table)):
+        text_scalars_RF, text_keys_RJ = _along(table, row, statistics)
+        scalars.append(text_scalars_RF)
+        keys.append(text_keys_RJ)
     texts = to_texts(
         table, [VERIFIER], torch.from_numpy(np.concatenate(scalars)), space_of(table), LOG
     )
     if tokens is not None:
         return replace(texts, tokens=tokens)
     survivals_RD = texts.survivals[VERIFIER][:, :LONGEST_COUNTED].float()
-    survivals_RD = torch.where(
-        survivals_RD.isnan(), survivals_RD.nanmean(0), survivals_RD
-    ).nan_to_num()
+    mean_D = survivals_RD.nanmean(0)
+    survivals_RD = torch.where(survivals_RD.isnan(), mean_D, survivals_RD).nan_to_num()
     copied_R = texts.lookup_R.clamp(max=LONGEST_COUNTED)
     values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
     source_R = texts.source_number_X[texts.text_R].numpy()
     tokens, token_scalars_RF = TokenStatistics.fit(np.concatenate(keys), values_RK, source_R)
-    begin, split_at = len(schema.TEXT_SCALARS), len(schema.TOKEN_SCALARS)
+    begin = len(schema.TEXT_SCALARS)
+    split_at = len(schema.TOKEN_SCALARS)
     texts.scalars_RF[:, begin : begin + split_at] = torch.from_numpy(token_scalars_RF[:, :split_at])
     texts.scalars_RF[:, split_at - token_scalars_RF.shape[1] :] = torch.from_numpy(
         token_scalars_RF[:, split_at:]
@@ -135,13 +155,15 @@ def with_features(table: pa.Table, tokens: TokenStatistics | None = None) -> Tex
 
 def _along(table: pa.Table, row: int, statistics: TokenStatistics) -> tuple[np.ndarray, np.ndarray]:
     """The scalars and the keys at every root of a text."""
-    tokens, hits = (table[name][row].values.to_pylist() for name in ("tokens", HIT))
+    tokens = table["tokens"][row].values.to_pylist()
+    hits = table[HIT][row].values.to_pylist()
     sampling = Sampling(table["temperature"][row].as_py(), table["top_p"][row].as_py())
     start = table["start"][row].as_py() + 1
     knowledge = DrafterKnowledge(tokens[:start], sampling, statistics)
     scalars_RF = np.empty((len(hits), len(LOG.scalars)), np.float32)
     keys_RJ = np.empty((len(hits), len(schema.KEYS) + len(schema.HIT_KEY)), np.int64)
     for r in range(len(hits)):
-        scalars_RF[r], keys_RJ[r] = knowledge.scalars(LOG.levels[1]), knowledge.keys()
+        scalars_RF[r] = knowledge.scalars(LOG.levels[1])
+        keys_RJ[r] = knowledge.keys()
         knowledge.committed(tokens[start + r : start + r + 1], hits[r : r + 1])
     return scalars_RF, keys_RJ

@@ -19,7 +19,7 @@ An importer makes such lines of what another program writes: vLLM 0.33.0, SGLang
 drafted and accepted, of steps that drafted something, and SGLang will (pull request 34814, commit
 622d048d). A text whose steps are not known is enough for lookups; its `note` says what is missing.
 
-Legend: R positions, D depths.
+Legend: R positions, D depths, S survivals of all trees, the chain's first.
 """
 
 from __future__ import annotations
@@ -76,31 +76,33 @@ class Drafted(BaseModel):
             raise ValueError(f"drafters.{name}: one of accepted, survivals and steps")
         if self.steps is not None:
             return _of_steps(name, self.steps, positions)
-        rows = self.survivals or [[1.0] * count for count in self.accepted or []]
-        sparse = None in rows
+        rows: list[list[float] | None] = self.survivals or []
+        if self.accepted is not None:
+            rows = [[1.0] * count for count in self.accepted]
         if not rows or (len(rows) != positions and not self.other_length):
             raise ValueError(
                 f"drafters.{name}: {len(rows)} entries for {positions} generated tokens"
             )
-        depth = max(len(row or ()) for row in rows)
-        survivals_RD = np.full((len(rows), depth), np.nan if sparse else 0.0, np.float32)
+        depth = max((len(row) for row in rows if row is not None), default=0)
+        # where all positions have an entry, nothing beyond it is accepted
+        beyond = np.nan if None in rows else 0.0
+        survivals_RD = np.full((len(rows), depth), beyond, np.float32)
         for survivals_D, row in zip(survivals_RD, rows, strict=True):
-            survivals_D[: len(row or ())] = row or ()
+            if row is not None:
+                survivals_D[: len(row)] = row
         if (np.diff(survivals_RD, axis=1) > 0).any():
             raise ValueError(f"drafters.{name}.survivals: they never rise with the depth")
         return survivals_RD
 
 
 def _of_steps(name: str, steps: list[list[int]], positions: int) -> NDArray[np.float32]:
-    survivals_RD = np.full(
-        (positions, max((drafted for _, drafted, _ in steps), default=0)), np.nan, np.float32
-    )
+    depth = max((drafted for _, drafted, _ in steps), default=0)
+    survivals_RD = np.full((positions, depth), np.nan, np.float32)
     for position, drafted, accepted in steps:
         if position >= positions or not accepted <= drafted < LARGEST:
             raise ValueError(
                 f"drafters.{name}.steps: step {[position, drafted, accepted]} has a position "
-                "outside of the text, or "
-                "more accepted than drafted"
+                "outside of the text, or more accepted than drafted"
             )
         survivals_RD[position, :accepted] = 1
         if accepted < drafted:
@@ -137,11 +139,9 @@ class LoggedText:
 
     def of(self, drafter: str) -> NDArray[np.float32]:
         """A drafter's survivals at every root, float32 [R, D]; D is 0 for `NO_DRAFTER`."""
-        return (
-            np.zeros((self.roots, 0), np.float32)
-            if drafter == NO_DRAFTER
-            else self.survivals[drafter][: self.roots]
-        )
+        if drafter == NO_DRAFTER:
+            return np.zeros((self.roots, 0), np.float32)
+        return self.survivals[drafter][: self.roots]
 
     def hits(self, drafter: str) -> list[float]:
         """Whether the drafter predicted each generated token, 1 or 0.
@@ -158,9 +158,9 @@ class LoggedText:
             end = root + accepted
             hits_R[root:end] = np.nan_to_num(hits_R[root:end], nan=1.0)
             if end < self.roots and np.isnan(hits_R[end]):
-                hits_R[end] = float(
-                    np.isnan(survivals_RD[root]).any() or accepted == survivals_RD.shape[1]
-                )
+                short_chain = np.isnan(survivals_RD[root]).any()
+                all_accepted = short_chain or accepted == survivals_RD.shape[1]
+                hits_R[end] = float(all_accepted)
         return np.nan_to_num(hits_R, nan=1.0).tolist()
 
 
@@ -179,58 +179,66 @@ def read_logs(paths: Sequence[Path], remarks: list[str] | None = None) -> list[L
                 texts.append(text_or_error)
     count = sum(map(len, bad.values()))
     lines = len(texts) + count
-    left_out = [
-        f"{len(same)} of {lines} lines are left out, the first one is {same[0]}"
-        for same in bad.values()
-    ]
     if bad and (not texts or count > max(1, MOST_BAD * lines)):
         first = next(iter(bad.values()))[0]
         raise InputError(
             f"{first}; {count} of {lines} lines do not fit, and {MOST_BAD:.0%} may be left out"
         )
     if remarks is not None:
-        remarks += left_out
+        for same in bad.values():
+            remarks.append(f"{len(same)} of {lines} lines are left out, the first one is {same[0]}")
     return texts
 
 
 def _text(place: str, line: Any) -> LoggedText:
     record = LoggedRecord.model_validate(record_of(line))
-    prompt, generated, file = (
-        record.prompt_token_ids,
-        record.generated_token_ids,
-        Path(place.rpartition(":")[0]),
-    )
-    stem = (file.with_suffix("") if file.suffix in PACKED else file).stem
-    survivals = {
-        name: drafted.survivals_RD(name, len(generated))
-        for name, drafted in record.drafters.items()
-    }
+    prompt = record.prompt_token_ids
+    generated = record.generated_token_ids
+    survivals: dict[str, NDArray[np.float32]] = {}
+    for drafter, drafted in record.drafters.items():
+        survivals[drafter] = drafted.survivals_RD(drafter, len(generated))
+    file = Path(place.rpartition(":")[0])
+    if file.suffix in PACKED:
+        file = file.with_suffix("")
     name = record.id or place
-    source, kind = record.source or f"{stem} {name}", record.kind or stem
     return LoggedText(
-        name, source, kind, prompt + generated, len(prompt), survivals, place, record.note
+        name=name,
+        source=record.source or f"{file.stem} {name}",
+        kind=record.kind or file.stem,
+        tokens=prompt + generated,
+        start=len(prompt),
+        survivals=survivals,
+        place=place,
+        note=record.note,
     )
 
 
 def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
     """The texts of a trace store under one sampling setting, of all splits; InputError where it is
     not a trace store of this version, a file is damaged, or it has no such texts."""
-    manifest, texts = read_manifest(folder), []
+    manifest = read_manifest(folder)
+    texts: list[LoggedText] = []
     column = survival_column(manifest["depends"]["verifiers"][0])
     for name, listed in sorted(manifest["shards"].items()):
         check_shard(folder, name, listed)
         table = pq.read_table(folder / name, columns=[*COLUMNS, column])
         for number, row in enumerate(table.to_pylist()):
-            if (row["temperature"], row["top_p"]) != (
-                sampling.temperature,
-                sampling.top_p,
-            ) or not row["roots"]:
+            row_setting = (row["temperature"], row["top_p"])
+            if row_setting != (sampling.temperature, sampling.top_p) or not row["roots"]:
                 continue
-            survivals_RD = np.array(row[column], np.float32).reshape(row["roots"], -1)[
-                :, : space_of(table).depth
-            ]
-            facts = row["prompt"], row["source"], row["kind"], row["tokens"], row["start"] + 1
-            texts.append(LoggedText(*facts, {DRAFTER: survivals_RD}, f"{folder / name}:{number}"))
+            survivals_RS = np.array(row[column], np.float32).reshape(row["roots"], -1)
+            survivals_RD = survivals_RS[:, : space_of(table).depth]
+            texts.append(
+                LoggedText(
+                    name=row["prompt"],
+                    source=row["source"],
+                    kind=row["kind"],
+                    tokens=row["tokens"],
+                    start=row["start"] + 1,
+                    survivals={DRAFTER: survivals_RD},
+                    place=f"{folder / name}:{number}",
+                )
+            )
     if not texts:
         raise InputError(
             f"{folder}: no texts of temperature {sampling.temperature:g}, top-p "
@@ -244,8 +252,11 @@ def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
     only one that does not copy, if there are any and the steps of most texts are known. InputError
     where a text has no entry of it and no note says why, or several are there and none is
     wanted."""
-    names = Counter(name for text in texts for name in text.survivals)
-    few = 2 * sum(bool(text.note) for text in texts) >= len(texts)
+    names: Counter[str] = Counter()  # in the order of the log
+    for text in texts:
+        names.update(list(text.survivals))
+    unknown = sum(bool(text.note) for text in texts)
+    few = 2 * unknown >= len(texts)
     if wanted == NO_DRAFTER or (wanted is None and (few or not names)):
         return NO_DRAFTER
     drafting = [name for name in names if name not in COPYING]
@@ -255,11 +266,9 @@ def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
     drafter = wanted or drafting[0]
     if drafter not in names:
         raise InputError(f"logs.drafter: {drafter!r} is not in the log, which has {listed}")
-    without = next(
-        (text for text in texts if drafter not in text.survivals and not text.note), None
-    )
-    if without is not None:
-        raise InputError(f"{without.place}: no entry of {drafter}")
+    for text in texts:
+        if drafter not in text.survivals and not text.note:
+            raise InputError(f"{text.place}: no entry of {drafter}")
     return drafter
 
 
@@ -291,9 +300,8 @@ class Logs(NamedTuple):
         `NO_DRAFTER`, all."""
         if drafter == NO_DRAFTER:
             return self
-        texts, held_out = (
-            [text for text in group if not text.note] for group in (self.texts, self.held_out)
-        )
+        texts = [text for text in self.texts if not text.note]
+        held_out = [text for text in self.held_out if not text.note]
         return Logs(texts, held_out, self.remarks)
 
 
@@ -301,36 +309,45 @@ def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling
     """The texts of log files and of folders with traces; InputError as `read_logs` and
     `read_trace_log`."""
     remarks: list[str] = []
-    texts, tested = (_read(files, sampling, remarks) for files in (paths, held_out))
-    kept, places = distinct([*texts, *tested]), {text.place for text in tested}
-    if twice := len(texts) + len(tested) - len(kept):
-        remarks.append(f"{twice} texts are duplicates and are left out")
-    if shared := len({text.source for text in (*texts, *tested)}) - len(
-        {text.source for text in kept}
-    ):
+    texts = _read(paths, sampling, remarks)
+    tested = _read(held_out, sampling, remarks)
+    everything = [*texts, *tested]
+    kept = distinct(everything)
+    repeated = len(everything) - len(kept)
+    if repeated:
+        remarks.append(f"{repeated} texts are duplicates and are left out")
+    sources_joined = _sources(everything) - _sources(kept)
+    if sources_joined:
         remarks.append(
-            f"sources that are joined to others, because they have prompts in common: {shared}"
+            "sources that are joined to others, because they have prompts in common: "
+            f"{sources_joined}"
         )
     notes = Counter(text.note for text in kept if text.note)
-    remarks += [
-        f"{count} of {len(kept)} texts are for lookups alone: {note}"
-        for note, count in notes.items()
-    ]
-    tested = [text for text in kept if text.place in places]
-    others, sources = (
-        [text for text in kept if text.place not in places],
-        {text.source for text in tested},
-    )
-    texts = [text for text in others if text.source not in sources]
-    if shared := len(others) - len(texts):
-        remarks.append(f"{shared} texts are left out, because their sources are held out")
+    for note, count in notes.items():
+        remarks.append(f"{count} of {len(kept)} texts are for lookups alone: {note}")
+    tested_places = {text.place for text in tested}
+    tested = [text for text in kept if text.place in tested_places]
+    others = [text for text in kept if text.place not in tested_places]
+    tested_sources = {text.source for text in tested}
+    texts = [text for text in others if text.source not in tested_sources]
+    left_out = len(others) - len(texts)
+    if left_out:
+        remarks.append(f"{left_out} texts are left out, because their sources are held out")
     return Logs(texts, tested, remarks)
+
+
+def _sources(texts: Sequence[LoggedText]) -> int:
+    """How many sources the texts have."""
+    return len({text.source for text in texts})
 
 
 def _read(paths: Sequence[Path], sampling: Sampling, remarks: list[str]) -> list[LoggedText]:
     stores = [path for path in paths if (path / "manifest.json").exists()]
-    traced_texts = [text for folder in stores for text in read_trace_log(folder, sampling)]
-    return [*read_logs([path for path in paths if path not in stores], remarks), *traced_texts]
+    traced_texts: list[LoggedText] = []
+    for folder in stores:
+        traced_texts += read_trace_log(folder, sampling)
+    files = [path for path in paths if path not in stores]
+    return [*read_logs(files, remarks), *traced_texts]
 
 
 class Simulated(BaseModel):
@@ -361,7 +378,8 @@ def record_of(line: Any) -> Any:
         prompt = _object_or_empty(line, "obj").get("input_ids")
         return _record(line["out"], "output_ids", {"prompt_token_ids": prompt, **line["out"]})
     # vLLM, SGLang: /v1/completions and /v1/chat/completions
-    if isinstance(choices := line.get("choices"), list):
+    choices = line.get("choices")
+    if isinstance(choices, list):
         if len(choices) != 1 or not isinstance(choices[0], dict):
             raise ValueError("choices: one answer to one prompt is needed (n = 1)")
         return _record(line, "token_ids", {**line, **choices[0]})
@@ -370,10 +388,13 @@ def record_of(line: Any) -> Any:
     if isinstance(line.get("timings"), dict):  # llama.cpp: /completion
         return _record(line, "tokens", line)
     drafters = {}
-    for key in filter(lambda key: key.startswith(SIMULATOR), line):
-        counts = [count - 1 for count in Simulated.model_validate(line[key]).acc_len]
-        drafters[key.removeprefix(SIMULATOR)] = {"accepted": counts, "other_length": True}
-    return line | {"drafters": drafters} if drafters else line
+    for key in line:
+        if key.startswith(SIMULATOR):
+            counts = [count - 1 for count in Simulated.model_validate(line[key]).acc_len]
+            drafters[key.removeprefix(SIMULATOR)] = {"accepted": counts, "other_length": True}
+    if not drafters:
+        return line
+    return line | {"drafters": drafters}
 
 
 def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -383,19 +404,18 @@ def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[st
                 f"{key} is missing in the engine's response; docs/logs.md says how to ask for "
                 "token ids"
             )
-    tokens, meta, usage = (
-        len(fields[ids]),
-        _object_or_empty(answer, "meta_info"),
-        _object_or_empty(answer, "usage"),
-    )
-    for count in (
+    tokens = len(fields[ids])
+    meta = _object_or_empty(answer, "meta_info")
+    usage = _object_or_empty(answer, "usage")
+    reported_counts = (
         usage.get("completion_tokens"),
         meta.get("completion_tokens"),
         answer.get("tokens_predicted"),
-    ):
+    )
+    for count in reported_counts:
         if isinstance(count, int) and count > tokens:
             raise ValueError(f"{ids}: {tokens} token ids of an answer of {count} tokens")
-    record = {
+    record: dict[str, Any] = {
         "prompt_token_ids": fields["prompt_token_ids"],
         "generated_token_ids": fields[ids],
         "id": answer.get("id") or meta.get("id"),
@@ -403,17 +423,16 @@ def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[st
         "kind": answer.get("kind"),
         "drafters": {},
     }
-    of_sglang = _object_or_empty(
-        {**meta, **_object_or_empty(answer, "sglext")}, "speculative_decoding_stats"
-    )
-    if (
-        metrics := _object_or_empty(_object_or_empty(answer, "metrics"), "speculative_decoding")
-        or of_sglang
-    ):
-        steps = _steps(Metrics.model_validate(metrics), tokens)
-        record |= (
-            {"note": steps} if isinstance(steps, str) else {"drafters": {DRAFTER: {"steps": steps}}}
-        )
+    metrics = _object_or_empty(_object_or_empty(answer, "metrics"), "speculative_decoding")
+    if not metrics:  # of SGLang
+        extension = {**meta, **_object_or_empty(answer, "sglext")}
+        metrics = _object_or_empty(extension, "speculative_decoding_stats")
+    if metrics:
+        steps_or_reason = _steps(Metrics.model_validate(metrics), tokens)
+        if isinstance(steps_or_reason, str):
+            record["note"] = steps_or_reason
+        else:
+            record["drafters"] = {DRAFTER: {"steps": steps_or_reason}}
     return record
 
 
@@ -426,15 +445,22 @@ def _steps(metrics: Metrics, tokens: int) -> list[list[int]] | str:
     """Position, drafted and accepted tokens of each step; or why they are not known. The forward
     pass over the prompt gives the first token, so steps begin at position 1. They may go beyond the
     text's end, where the engine cut it."""
-    accepted = metrics.per_step_accepted or [length - 1 for length in metrics.accept_lengths or ()]
-    drafted = metrics.per_step_drafted or [length - 1 for length in metrics.verify_lengths or ()]
+    accepted = metrics.per_step_accepted or []
+    if not accepted and metrics.accept_lengths is not None:
+        accepted = [length - 1 for length in metrics.accept_lengths]
+    drafted = metrics.per_step_drafted or []
+    if not drafted and metrics.verify_lengths is not None:
+        drafted = [length - 1 for length in metrics.verify_lengths]
     if not accepted and (metrics.num_spec_steps or metrics.num_verified_draft_tokens):
         return NO_STEPS
     if len(accepted) != len(drafted):
         raise ValueError("the steps' drafted and accepted tokens differ in length")
-    position, steps = 1, list[list[int]]()
+    position = 1
+    steps: list[list[int]] = []
     for more, kept in zip(drafted, accepted, strict=True):
         if position < tokens:
             steps.append([position, more, kept])
         position += kept + 1
-    return steps if position >= tokens else LEFT_OUT
+    if position < tokens:
+        return LEFT_OUT
+    return steps

@@ -15,7 +15,7 @@ import json
 import string
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from itertools import compress, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -63,17 +63,14 @@ class PromptRecord(Record):
     @classmethod
     def last_turn(cls, line: Any) -> Any:
         """A conversation's text is its last user's turn."""
-        if (
-            not isinstance(line, dict)
-            or "text" in line
-            or not isinstance(line.get("messages"), list)
-        ):
+        if not isinstance(line, dict) or "text" in line:
             return line
-        turns = [
-            turn
-            for turn in line["messages"]
-            if isinstance(turn, dict) and turn.get("role") == "user"
-        ]
+        if not isinstance(line.get("messages"), list):
+            return line
+        turns = []
+        for turn in line["messages"]:
+            if isinstance(turn, dict) and turn.get("role") == "user":
+                turns.append(turn)
         if not turns:
             raise ValueError("messages: no user's turn")
         return {**line, "text": turns[-1].get("content")}
@@ -122,22 +119,28 @@ class Form:
         texts = [prompt.text[part] for prompt in prompts]
         if self.chat:
             texts = [self._in_template(tokenizer, text) for text in texts]
-        encoded = tokenizer(texts, add_special_tokens=not self.chat)["input_ids"] if texts else []
-        twice = [tokenizer.bos_token_id] * 2
-        return [ids[1:] if ids[:2] == twice else ids for ids in encoded]
+        if not texts:
+            return []
+        bos_twice = [tokenizer.bos_token_id] * 2
+        encoded: list[list[int]] = []
+        for ids in tokenizer(texts, add_special_tokens=not self.chat)["input_ids"]:
+            has_two = ids[:2] == bos_twice
+            encoded.append(ids[1:] if has_two else ids)
+        return encoded
 
     def _in_template(self, tokenizer: Any, text: str) -> str:
         name = tokenizer.name_or_path
         if not tokenizer.chat_template:
             raise InputError(f"prompts.chat: the tokenizer of {name} has no chat template")
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        turns = [*system, {"role": "user", "content": text}]
+        turns = [{"role": "user", "content": text}]
+        if self.system is not None:
+            turns.insert(0, {"role": "system", "content": self.system})
         try:
             return str(
                 tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
             )
         except Exception as error:  # a template is a program, and may raise anything
-            key = "system" if system else "chat"
+            key = "chat" if self.system is None else "system"
             raise InputError(
                 f"prompts.{key}: the chat template of {name} refuses: {error}"
             ) from error
@@ -146,33 +149,34 @@ class Form:
         """The prompts that are kept, and a sentence on all of them. Of prompts with the same
         tokens, once they are cut, only the first is kept: the others could be in other splits."""
         encoded = self.whole(tokenizer, prompts)
-        fitting = [not (self.longer == "drop" and len(ids) > self.tokens) for ids in encoded]
         kept: dict[tuple[int, ...], Prompt] = {}
-        for prompt, ids in compress(zip(prompts, encoded, strict=True), fitting):
+        longer = dropped = 0
+        for prompt, ids in zip(prompts, encoded, strict=True):
+            if len(ids) > self.tokens:
+                longer += 1
+                if self.longer == "drop":
+                    dropped += 1
+                    continue
             kept.setdefault(tuple(self.cut(tokenizer, ids)), prompt)
-        lengths, treatment = (
-            list(map(len, encoded)),
-            "left out" if self.longer == "drop" else f"cut to their {self.longer}",
-        )
-        longer, repeated = sum(length > self.tokens for length in lengths), sum(fitting) - len(kept)
-        sentence = f"{len(prompts)} texts of up to {max(lengths)} tokens"
-        sentence += (
-            f"; {longer} of them are longer than prompts.tokens={self.tokens} and are {treatment}"
-            if longer
-            else ""
-        )
-        sentence += (
-            f"; {repeated} with the tokens of an earlier one are left out" if repeated else ""
-        )
+        longest = max(len(ids) for ids in encoded)
+        sentence = f"{len(prompts)} texts of up to {longest} tokens"
+        if longer:
+            treatment = "left out" if self.longer == "drop" else f"cut to their {self.longer}"
+            sentence += (
+                f"; {longer} of them are longer than prompts.tokens={self.tokens} and are "
+                f"{treatment}"
+            )
+        repeated = len(prompts) - dropped - len(kept)
+        if repeated:
+            sentence += f"; {repeated} with the tokens of an earlier one are left out"
         return list(kept.values()), sentence
 
     def cut(self, tokenizer: Any, ids: list[int]) -> list[int]:
         """At most `tokens` of a prompt's tokens."""
         if self.longer != "end" or len(ids) <= self.tokens:
             return ids[: self.tokens]
-        first = next(
-            (n for n, token in enumerate(ids) if token not in tokenizer.all_special_ids), 0
-        )
+        special_ids = tokenizer.all_special_ids
+        first = next((n for n, token in enumerate(ids) if token not in special_ids), 0)
         return ids[:first] + ids[len(ids) - self.tokens + first :]
 
     def encode(self, tokenizer: Any, prompt: Prompt) -> list[int]:
@@ -188,7 +192,9 @@ def parsed_lines(path: Path, parse: Callable[[str, Any], T]) -> Iterator[T | Inp
     try:
         with path.open("rb") as file:
             packed = PACKED.get(path.suffix)
-            lines = io.BufferedReader(pa.CompressedInputStream(file, packed)) if packed else file
+            lines: Iterable[bytes] = file
+            if packed:
+                lines = io.BufferedReader(pa.CompressedInputStream(file, packed))
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     empty = False
@@ -218,11 +224,10 @@ def _parsed(place: str, line: bytes, parse: Callable[[str, Any], T]) -> T | Inpu
     try:
         return parse(place, value)
     except ValidationError as error:
-        problems = error.errors()[:3]
-        reasons = (
-            ": ".join((".".join(map(str, problem["loc"])) or "the line", problem["msg"]))
-            for problem in problems
-        )
+        reasons = []
+        for problem in error.errors()[:3]:
+            field_path = ".".join(map(str, problem["loc"])) or "the line"
+            reasons.append(f"{field_path}: {problem['msg']}")
         return InputError(f"{place}: {'; '.join(reasons)}")
     except ValueError as error:
         return InputError(f"{place}: {error}")
@@ -248,21 +253,25 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
-    path.write_text(
-        "".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts), encoding="utf-8"
-    )
+    lines = [json.dumps(asdict(prompt)) + "\n" for prompt in prompts]
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def place_of(source: str) -> float:
     """A source's place among all, from 0 to 1, by its hash."""
-    return int.from_bytes(hashlib.sha256(f"split {source}".encode()).digest()[:4], "big") / 2**32
+    digest = hashlib.sha256(f"split {source}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") / 2**32
 
 
 def split_of(prompt: Prompt, validation: float, test: float) -> str:
     """The split of a prompt, by a hash of its source, so that adding prompts moves none of the
     others."""
     share = place_of(prompt.source)
-    return "test" if share < test else "validation" if share < test + validation else "train"
+    if share < test:
+        return "test"
+    if share < test + validation:
+        return "validation"
+    return "train"
 
 
 def joined(held: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
@@ -273,19 +282,30 @@ def joined(held: Iterable[tuple[str, Hashable]]) -> dict[str, str]:
     for source, content in held:
         sets.add(source)
         sets.merge(source, first.setdefault(content, source))
-    # the first one in the alphabet, whatever the order of the texts
-    named = ((min(sources), sources) for sources in sets.subsets())
-    return {source: name for name, sources in named for source in sources}
+    names: dict[str, str] = {}
+    for sources in sets.subsets():
+        # the first one in the alphabet, whatever the order of the texts
+        name = min(sources)
+        for source in sources:
+            names[source] = name
+    return names
 
 
 def take_evenly(prompts: list[Prompt], count: int | None = None) -> list[Prompt]:
     """The first `count` prompts or all, kinds in turn, in an order that depends on the prompts' ids
     alone."""
-    ordered = sorted(prompts, key=lambda p: hashlib.sha256(f"order {p.id}".encode()).digest())
-    by_kind = ([p for p in ordered if p.kind == kind] for kind in sorted({p.kind for p in prompts}))
-    return [prompt for turn in zip_longest(*by_kind) for prompt in turn if prompt is not None][
-        :count
-    ]
+    kinds = sorted({prompt.kind for prompt in prompts})
+    by_kind: dict[str, list[Prompt]] = {kind: [] for kind in kinds}
+    for prompt in sorted(prompts, key=_order):
+        by_kind[prompt.kind].append(prompt)
+    in_turn: list[Prompt] = []
+    for turn in zip_longest(*by_kind.values()):
+        in_turn += [prompt for prompt in turn if prompt is not None]
+    return in_turn[:count]
+
+
+def _order(prompt: Prompt) -> bytes:
+    return hashlib.sha256(f"order {prompt.id}".encode()).digest()
 
 
 @dataclass(frozen=True)
@@ -351,35 +371,26 @@ def read_set(
     and repeated texts give no prompt. InputError, with the set and the record, where they cannot be
     read or a record has other fields."""
     prompt_set = SETS[name]
-    where = f"prompts.sets: {name}: {file or prompt_set.hub['path']}"
+    origin = file or prompt_set.hub["path"]
+    where = f"prompts.sets: {name}: {origin}"
+    default_kind = name
+    if file is not None and not prompt_set.hub:
+        default_kind = file.stem
     prompts: dict[str, Prompt] = {}
     number = 0
     for number, record in enumerate(_records(name, file), 1):
         try:
-            text = next(
-                (
-                    text
-                    for template in prompt_set.prompts
-                    if (text := _filled(template, record)) is not None
-                ),
-                None,
-            )
-            kind = (
-                called
-                or _filled(prompt_set.kind, record)
-                or (file.stem if file and not prompt_set.hub else name)
-            )
+            text = _first_filled(prompt_set.prompts, record)
+            kind = called or _filled(prompt_set.kind, record) or default_kind
         except ValueError as error:
             raise InputError(f"{where}: record {number}: {error}") from error
         if text is None:
-            raise InputError(
-                f"{where}: record {number} has not the fields of {', '.join(prompt_set.prompts)!r}"
-            )
+            templates = ", ".join(prompt_set.prompts)
+            raise InputError(f"{where}: record {number} has not the fields of {templates!r}")
         identity = f"{name}:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         if text.strip():
-            prompts.setdefault(
-                identity, Prompt(identity, text, prompt_set.kinds.get(kind, kind), identity)
-            )
+            kind = prompt_set.kinds.get(kind, kind)
+            prompts.setdefault(identity, Prompt(identity, text, kind, identity))
     if not prompts:
         raise InputError(f"{where}: holds no prompts")
     return list(prompts.values()), number
@@ -392,12 +403,23 @@ class _Fields(string.Formatter):
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         name = field_name.partition("[")[0]
         whole = kwargs.get(name)
-        value = whole if isinstance(whole, str) else super().get_field(field_name, args, kwargs)[0]
+        if isinstance(whole, str):
+            value = whole
+        else:
+            value, _ = super().get_field(field_name, args, kwargs)
         if value is None:
             raise KeyError(field_name)
         if not isinstance(value, str | int | float):
             raise ValueError(f"{field_name} is no text, but was read as a {type(value).__name__}")
         return value, name
+
+
+def _first_filled(templates: Iterable[str], record: dict[str, Any]) -> str | None:
+    for template in templates:
+        text = _filled(template, record)
+        if text is not None:
+            return text
+    return None
 
 
 def _filled(template: str, record: dict[str, Any]) -> str | None:
@@ -412,17 +434,18 @@ def _records(name: str, file: Path | None) -> Iterator[Any]:
     try:
         if file is not None:
             if {".json", ".jsonl"} & {*file.suffixes}:
-                return (yield from _json_records(file))
-            source = {
-                "path": "parquet" if ".parquet" in file.suffixes else "text",
-                "data_files": str(file),
-            }
+                yield from _json_records(file)
+                return
+            file_type = "parquet" if ".parquet" in file.suffixes else "text"
+            source = {"path": file_type, "data_files": str(file)}
         from datasets import load_dataset  # a second to import
 
-        yield from load_dataset(**{"split": "train", **source}, streaming=True)
+        arguments: dict[str, Any] = {"split": "train", **source}
+        yield from load_dataset(**arguments, streaming=True)
     except Exception as error:  # a damaged file or a missing network may raise anything
+        origin = file or source["path"]
         raise InputError(
-            f"prompts.sets: {name}: cannot read {file or source['path']}: {first_line(error)}"
+            f"prompts.sets: {name}: cannot read {origin}: {first_line(error)}"
         ) from error
 
 

@@ -57,9 +57,9 @@ def styled(verifier: Verifier, style: str) -> Verifier:
     rule = verifier.chain if isinstance(verifier, OnePath) else verifier
     if style in rule.styles:
         return type(rule)(style)
-    if style == GREEDY:
-        return (LiftedGreedy if isinstance(rule, BottomUp) else Greedy)(style)
-    return (Traversal if isinstance(rule, BottomUp) else SpecInfer)(style)
+    if isinstance(rule, BottomUp):
+        return LiftedGreedy(style) if style == GREEDY else Traversal(style)
+    return Greedy(style) if style == GREEDY else SpecInfer(style)
 
 
 __all__ = [

@@ -34,14 +34,20 @@ def optimal_acceptance(
     if style == GREEDY:
         (p_V,), (q_V,) = node.exact()
         likely_V = q_V.argsort(descending=True, stable=True)
-        top_V, off_V = likely_V[: k - 1], q_V.index_fill(0, likely_V[: k - 1], 0.0)
+        top_V = likely_V[: k - 1]
+        off_V = q_V.index_fill(0, top_V, 0.0)
         if off_V.sum() == 0:
             return float(p_V[likely_V[:k]].sum())
         rest_V = p_V.index_fill(0, top_V, 0.0).minimum(off_V / off_V.sum())
         return float(p_V[top_V].sum() + rest_V.sum())
-    _, (p_V,), (q_V,) = (row_1V.flip(-1) for row_1V in rows.ranked(node.nodes_M))  # ascending p/q
-    p_V, q_V = p_V[q_V > 0], q_V[q_V > 0]
-    p_P, inside_P = pad(p_V.cumsum(0), (1, 0)), pad(q_V.cumsum(0), (1, 0)) ** k
+    ranked = rows.ranked(node.nodes_M)
+    p_V = ranked.p_NV[0].flip(-1)  # in ascending p/q
+    q_V = ranked.q_NV[0].flip(-1)
+    drafted_V = q_V > 0
+    p_V = p_V[drafted_V]
+    q_V = q_V[drafted_V]
+    p_P = pad(p_V.cumsum(0), (1, 0))
+    inside_P = pad(q_V.cumsum(0), (1, 0)) ** k
     if style == WITHOUT_REPLACEMENT and k > 1:
         inside_P = torch.from_numpy(_all_inside(q_V.numpy(), k))
     return float(1 + (p_P - inside_P).min().clamp(max=0))

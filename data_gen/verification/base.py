@@ -134,7 +134,8 @@ class TopDown(Verifier):
         return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, self.leftover))
 
     def _chain_stops(self, tree: DraftTree, rows: Rows) -> Tensor:
-        reach, stops = 1.0, []
+        reach = 1.0
+        stops: list[float] = []
         for accept in self.accept(*along_chain(tree, rows)).tolist():
             stops.append(reach * (1 - accept))
             reach *= accept
@@ -146,14 +147,12 @@ class TopDown(Verifier):
         steps_N[tree.roots] = 1.0
         for group in tree.groups():
             nodes_M, entries_Mk, children_Mk = group.to(rows.device)
-            steps_N.index_add_(
-                0, children_Mk.flatten(), self.pull(rows.at(nodes_M), entries_Mk).flatten()
-            )
+            pull_Mk = self.pull(rows.at(nodes_M), entries_Mk)
+            steps_N.index_add_(0, children_Mk.flatten(), pull_Mk.flatten())
         reach_N = steps_N[tree.paths_ND.to(rows.device)].prod(-1)
         below = (tree.parents_N >= 0).to(rows.device)
-        return reach_N.index_add(0, tree.parents_N.to(rows.device)[below], -reach_N[below]).clamp_(
-            min=0
-        )
+        parents_M = tree.parents_N.to(rows.device)[below]
+        return reach_N.index_add(0, parents_M, -reach_N[below]).clamp_(min=0)
 
 
 class Split(NamedTuple):
@@ -186,12 +185,12 @@ class BottomUp(Verifier):
         return left_over(weights_M, weights_M - node.excess(weights_M, node.ones()))
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
-        stops_N, weights_N = (
-            self._chain_stops(tree, rows) if tree.is_chain else self._tree_stops(tree, rows)
-        )
-        return VerifierLaw(
-            stops_N, lambda nodes: extra(tree, rows, nodes, partial(self._leftover, weights_N))
-        )
+        if tree.is_chain:
+            stops_N, weights_N = self._chain_stops(tree, rows)
+        else:
+            stops_N, weights_N = self._tree_stops(tree, rows)
+        leftover = partial(self._leftover, weights_N)
+        return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, leftover))
 
     def _chain_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
         weights = [1.0]
@@ -200,7 +199,8 @@ class BottomUp(Verifier):
         weights_N = torch.tensor(weights, dtype=torch.float64, device=rows.device)
         inner_M = torch.arange(len(tree) - 1, device=rows.device)
         accepts = [*self.leave(rows.at(inner_M), weights_N[:-1]).tolist(), weights[-1]]
-        left, stops = 1.0, []
+        left = 1.0
+        stops: list[float] = []
         for accept in reversed(accepts):
             stops.append(left * accept)
             left *= 1 - accept
@@ -209,9 +209,8 @@ class BottomUp(Verifier):
     def _tree_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
         weights_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
         weights_N[tree.roots] = 1.0
-        parents_N, tokens_N = (
-            values_N.to(rows.device).clamp(min=0) for values_N in (tree.parents_N, tree.tokens_N)
-        )
+        parents_N = tree.parents_N.to(rows.device).clamp(min=0)
+        tokens_N = tree.tokens_N.to(rows.device).clamp(min=0)
         ratio_N = divide(*rows.at(parents_N).at(tokens_N.unsqueeze(-1)))[:, 0]
         finals: list[tuple[Tensor, Tensor]] = []
         orders: list[tuple[NodeGroup, Tensor]] = []
@@ -225,12 +224,13 @@ class BottomUp(Verifier):
                         rows.at(nodes_M), weights_N[nodes_M], entries_Mk
                     )
                     finals.append((nodes_M, final_M))
-                    orders += [] if order_Mk is None else [(group, order_Mk)]
+                    if order_Mk is not None:
+                        orders.append((group, order_Mk))
                 weights_N.index_add_(0, children_Mk.flatten(), entry_Mk.flatten())
         finals_N = weights_N.clone()  # a leaf's weight is its entry weight
-        # all at once
-        if single := [node for node in range(len(tree)) if len(tree.children(node)) == 1]:
-            nodes_M = torch.tensor(single, device=rows.device)
+        with_one_child = [node for node in range(len(tree)) if len(tree.children(node)) == 1]
+        if with_one_child:  # all at once
+            nodes_M = torch.tensor(with_one_child, device=rows.device)
             finals.append((nodes_M, self.leave(rows.at(nodes_M), weights_N[nodes_M])))
         for nodes_M, final_M in finals:
             finals_N[nodes_M] = final_M
@@ -282,9 +282,10 @@ def _children_by_visit(orders: list[tuple[NodeGroup, Tensor]]) -> dict[int, list
     if not orders:
         return {}
     # one transfer from the device for the whole tree
-    flat = iter(torch.cat([order_Mk.flatten() for _, order_Mk in orders]).tolist())
-    return {
-        node: [children[next(flat)] for _ in children]
-        for group, _ in orders
-        for node, children in zip(group.nodes_M.tolist(), group.children_Mk.tolist(), strict=True)
-    }
+    places = iter(torch.cat([order_Mk.flatten() for _, order_Mk in orders]).tolist())
+    visits: dict[int, list[int]] = {}
+    for group, _ in orders:
+        child_lists = group.children_Mk.tolist()
+        for node, children in zip(group.nodes_M.tolist(), child_lists, strict=True):
+            visits[node] = [children[next(places)] for _ in children]
+    return visits

@@ -69,9 +69,8 @@ class World:
     def _pair(self, kind: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         p, q = torch.rand(2, self.vocabulary, generator=generator, dtype=torch.float64) + 1e-3
         if kind == "zeros":  # supports that differ, and may be disjoint
-            p, q = (
-                row * (torch.rand(self.vocabulary, generator=generator) < 0.6) for row in (p, q)
-            )
+            p = p * (torch.rand(self.vocabulary, generator=generator) < 0.6)
+            q = q * (torch.rand(self.vocabulary, generator=generator) < 0.6)
             p[torch.randint(self.vocabulary, (), generator=generator)] += 0.1
             q[torch.randint(self.vocabulary, (), generator=generator)] += 0.1
         elif kind == "equal":
@@ -85,20 +84,15 @@ class World:
 
     def rows(self, tree: DraftTree) -> tuple[Tensor, Tensor]:
         contexts = [_tokens(tree, node) for node in range(len(tree))]
-        return torch.stack([self.target[c] for c in contexts]), torch.stack(
-            [self.draft[c] for c in contexts]
-        )
+        target_NV = torch.stack([self.target[context] for context in contexts])
+        draft_NV = torch.stack([self.draft[context] for context in contexts])
+        return target_NV, draft_NV
 
     def target_probability(self, sequence: tuple[int, ...], start: int = 0) -> float:
-        return prod(
-            (float(self.target[sequence[:i]][sequence[i]]) for i in range(start, len(sequence))),
-            start=1.0,
-        )
+        return _probability(self.target, sequence, start)
 
     def draft_probability(self, path: tuple[int, ...], start: int = 0) -> float:
-        return prod(
-            (float(self.draft[path[:i]][path[i]]) for i in range(start, len(path))), start=1.0
-        )
+        return _probability(self.draft, path, start)
 
     def drafts(
         self, K: int, L1: int, L2: int, style: str = IID
@@ -113,27 +107,24 @@ class World:
                 yield trunk_probability, list(trunk), [[]] * K
                 continue
             for probability, first in self.children(trunk, K, style):
-                for choice in product(
-                    *(self._continuations((*trunk, token), L2) for token in first)
-                ):
+                continuations = [self._continuations((*trunk, token), L2) for token in first]
+                for choice in product(*continuations):
                     share = prod(p for p, _ in choice)
-                    yield (
-                        trunk_probability * (probability * share),
-                        list(trunk),
-                        [path for _, path in choice],
-                    )
+                    branches = [path for _, path in choice]
+                    yield trunk_probability * (probability * share), list(trunk), branches
 
     def _continuations(
         self, context: tuple[int, ...], length: int
     ) -> list[tuple[float, list[int]]]:
         """The branches of a length whose first token ends the context, and the probabilities of
         their other tokens."""
-        paths = [context + path for path in product(range(self.vocabulary), repeat=length - 1)]
-        drafts = [
-            (self.draft_probability(path, len(context)), list(path[len(context) - 1 :]))
-            for path in paths
-        ]
-        return [draft for draft in drafts if draft[0] > 0]
+        drafts: list[tuple[float, list[int]]] = []
+        for others in product(range(self.vocabulary), repeat=length - 1):
+            path = context + others
+            probability = self.draft_probability(path, len(context))
+            if probability > 0:
+                drafts.append((probability, list(path[len(context) - 1 :])))
+        return drafts
 
     def children(
         self, context: tuple[int, ...], k: int, style: str
@@ -143,26 +134,37 @@ class World:
         q = self.draft[context].tolist()
         if style == IID:
             for tokens in product(range(self.vocabulary), repeat=k):
-                if probability := prod(q[token] for token in tokens):
+                probability = prod(q[token] for token in tokens)
+                if probability:
                     yield probability, list(tokens)
         elif style == WITHOUT_REPLACEMENT:
             support = [token for token in range(self.vocabulary) if q[token] > 0]
             for drawn in permutations(support, min(k, len(support))):
-                left = (
-                    sum(q[token] for token in support if token not in drawn[:n])
-                    for n in range(len(drawn))
-                )
-                yield (
-                    prod(q[token] / mass for token, mass in zip(drawn, left, strict=True)),
-                    [*drawn],
-                )
+                shares: list[float] = []
+                for n, token in enumerate(drawn):
+                    mass = sum(q[other] for other in support if other not in drawn[:n])
+                    shares.append(q[token] / mass)
+                yield prod(shares), list(drawn)
         else:
             likely = self.draft[context].argsort(descending=True, stable=True).tolist()
-            rest = [token for token in likely[k - 1 :] if q[token] > 0 and style != TOP_K]
+            rest: list[int] = []
+            if style != TOP_K:
+                rest = [token for token in likely[k - 1 :] if q[token] > 0]
+            if not rest:
+                yield 1.0, likely[:k]
             mass = sum(q[token] for token in rest)
-            yield from [(q[token] / mass, [*likely[: k - 1], token]) for token in rest] or [
-                (1.0, likely[:k])
-            ]
+            for token in rest:
+                yield q[token] / mass, [*likely[: k - 1], token]
+
+
+def _probability(
+    rows: dict[tuple[int, ...], Tensor], sequence: tuple[int, ...], start: int
+) -> float:
+    """P(the tokens of a sequence from `start` on), by the distributions after each context."""
+    probability = 1.0
+    for i in range(start, len(sequence)):
+        probability *= float(rows[sequence[:i]][sequence[i]])
+    return probability
 
 
 class Drafted(NamedTuple):
@@ -183,19 +185,22 @@ class Fault:
     drafted: Drafted
 
     def __str__(self) -> str:
-        shown = [
-            [", ".join(f"{probability:.4f}" for probability in row_V) for row_V in rows.tolist()]
-            for rows in self.drafted.rows
-        ]
-        rows = "\n".join(
-            f"  node {n}, token {self.drafted.tree.token(n)}: p = ({p}), q = ({q})"
-            for n, (p, q) in enumerate(zip(*shown, strict=True))
-        )
+        target_NV, draft_NV = self.drafted.rows
+        node_lines: list[str] = []
+        for n, (p_V, q_V) in enumerate(zip(target_NV.tolist(), draft_NV.tolist(), strict=True)):
+            token = self.drafted.tree.token(n)
+            laws = f"p = ({_shown(p_V)}), q = ({_shown(q_V)})"
+            node_lines.append(f"  node {n}, token {token}: {laws}")
+        rows = "\n".join(node_lines)
         return (
             f"wrong on trees (K, L1, L2) = {self.shape} of style {self.style} over "
-            f"{self.vocabulary} tokens: "
-            f"{self.what}\nfor example the tree with the branches {self.drafted}:\n{rows}"
+            f"{self.vocabulary} tokens: {self.what}\n"
+            f"for example the tree with the branches {self.drafted}:\n{rows}"
         )
+
+
+def _shown(probs_V: list[float]) -> str:
+    return ", ".join(f"{probability:.4f}" for probability in probs_V)
 
 
 def check_law(law: Callable[[DraftTree, Tensor, Tensor], Tensor], style: str) -> Fault | None:
@@ -207,20 +212,20 @@ def check_law(law: Callable[[DraftTree, Tensor, Tensor], Tensor], style: str) ->
         shares_by_sequence: dict[tuple[int, ...], list[float]] = {}
         for d, drafted in enumerate(drafts):
             law_NV = law(drafted.tree, *drafted.rows)
-            if reason := _no_law(law_NV, drafted):
+            reason = _no_law(law_NV, drafted)
+            if reason is not None:
                 return fault(reason, drafted)
             for node, token in (law_NV > 0).nonzero().tolist():
-                shares = shares_by_sequence.setdefault(
-                    (*_tokens(drafted.tree, node), token), [0.0] * len(drafts)
-                )
+                appended = (*_tokens(drafted.tree, node), token)
+                shares = shares_by_sequence.setdefault(appended, [0.0] * len(drafts))
                 shares[d] += drafted.probability * float(law_NV[node, token])
         for sequence, expected in _sequences(world, case[1]):
-            shares_SD = [
-                world.target_probability(sequence, start=n)
-                * np.array(shares_by_sequence.get(sequence[:n], [0.0] * len(drafts)))
-                for n in range(1, len(sequence) + 1)
-            ]
-            share_D = np.sum(shares_SD, axis=0)
+            # the verifier appends the first n tokens, and the target writes the others
+            shares_nD: list[np.ndarray] = []
+            for n in range(1, len(sequence) + 1):
+                appended_D = np.array(shares_by_sequence.get(sequence[:n], [0.0] * len(drafts)))
+                shares_nD.append(world.target_probability(sequence, start=n) * appended_D)
+            share_D = np.sum(shares_nD, axis=0)
             if abs(share_D.sum() - expected) > EXACT:
                 what = (
                     f"the text {sequence} has probability {share_D.sum():.10f}, the target gives "
@@ -233,20 +238,21 @@ def check_law(law: Callable[[DraftTree, Tensor, Tensor], Tensor], style: str) ->
 def check_draws(draw: Draw, style: str, draws: int, seed: int = 0) -> Fault | None:
     """As `check_law`, for a verifier that draws the accepted node and the extra token; `draws` for
     each case."""
-    generator, random = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
+    random = np.random.default_rng(seed)
     for case in CASES:
         world, drafts, fault = _case(*case, style)
         number = {sequence: n for n, (sequence, _) in enumerate(_sequences(world, case[1]))}
         seen_SD = np.zeros((len(number), len(drafts)))
-        for d in random.choice(len(drafts), draws, p=[drafted.probability for drafted in drafts]):
-            tree, (p_NV, q_NV) = drafts[d].tree, drafts[d].rows
+        probabilities = [drafted.probability for drafted in drafts]
+        for d in random.choice(len(drafts), draws, p=probabilities):
+            tree = drafts[d].tree
+            p_NV, q_NV = drafts[d].rows
             node, token = map(int, draw(tree, p_NV, q_NV, generator))
-            if not (
-                0 <= node < len(tree) and 0 <= token < world.vocabulary and p_NV[node, token] > 0
-            ):
-                return fault(
-                    f"node {node} and token {token} were drawn, which is impossible", drafts[d]
-                )
+            exists = 0 <= node < len(tree) and 0 <= token < world.vocabulary
+            if not (exists and p_NV[node, token] > 0):
+                what = f"node {node} and token {token} were drawn, which is impossible"
+                return fault(what, drafts[d])
             text = (*_tokens(tree, node), token)
             while len(text) <= case[1][1] + case[1][2]:
                 text = (*text, int(random.choice(world.vocabulary, p=world.target[text].numpy())))
@@ -254,7 +260,8 @@ def check_draws(draw: Draw, style: str, draws: int, seed: int = 0) -> Fault | No
         expected_S = draws * np.array([expected for _, expected in _sequences(world, case[1])])
         if _chance(seen_SD.sum(-1), expected_S) < ALARM / len(CASES):
             worst = int(np.abs(seen_SD.sum(-1) - expected_S).argmax())
-            seen, text = int(seen_SD[worst].sum()), list(number)[worst]
+            seen = int(seen_SD[worst].sum())
+            text = list(number)[worst]
             what = (
                 f"the text {text} came {seen} times in {draws}, the target writes it "
                 f"{expected_S[worst]:.1f} times"
@@ -301,9 +308,8 @@ def _chance(seen_S: np.ndarray, expected_S: np.ndarray) -> float:
     if seen_S[expected_S == 0].sum() > 0:
         return 0.0
     large_S = expected_S >= 5
-    seen, expected = (
-        np.append(counts_S[large_S], counts_S[~large_S].sum()) for counts_S in (seen_S, expected_S)
-    )
+    seen = np.append(seen_S[large_S], seen_S[~large_S].sum())
+    expected = np.append(expected_S[large_S], expected_S[~large_S].sum())
     kept = expected > 0
     statistic = ((seen[kept] - expected[kept]) ** 2 / expected[kept]).sum()
     return float(stats.chi2.sf(statistic, max(1, kept.sum() - 1)))
@@ -313,7 +319,9 @@ def check_named(words: Sequence[str]) -> bool:
     """Check and print what was found; whether the verifier is right. InputError for what cannot be
     checked."""
     import_path, *others = words
-    style = others[0].removeprefix("style=") if others else IID
+    style = IID
+    if others:
+        style = others[0].removeprefix("style=")
     if len(others) > 1 or style not in (*STYLES, TOP_K):
         styles = ", ".join((*STYLES, TOP_K))
         raise InputError(
@@ -324,18 +332,19 @@ def check_named(words: Sequence[str]) -> bool:
     if not callable(law):
         raise InputError(f"check-verifier: {verifier!r:.60} is neither a function nor a verifier")
     with _errors_named("the verifier raises"):
-        exact = (
-            sum(
-                parameter.default is parameter.empty
-                for parameter in inspect.signature(law).parameters.values()
-            )
-            == 3
-        )
-        fault = check_law(law, style) if exact else check_draws(verifier, style, DRAWS)
-    drawn = f"{DRAWS} draws each differ no more than chance allows (false alarms: {ALARM:g})"
-    how = "the law of the text is the target's, exactly" if exact else drawn
+        if _needed_arguments(law) == 3:
+            fault = check_law(law, style)
+            how = "the law of the text is the target's, exactly"
+        else:
+            fault = check_draws(verifier, style, DRAWS)
+            how = f"{DRAWS} draws each differ no more than chance allows (false alarms: {ALARM:g})"
     print(fault or f"right: {how}, on {len(CASES)} kinds of trees of style {style}")
     return fault is None
+
+
+def _needed_arguments(function: Callable[..., Any]) -> int:
+    parameters = inspect.signature(function).parameters.values()
+    return sum(parameter.default is parameter.empty for parameter in parameters)
 
 
 def named(place: str, style: str) -> Any:
@@ -346,11 +355,9 @@ def named(place: str, style: str) -> Any:
     try:
         with _errors_named(f"{place}:"):
             verifier = getattr(importlib.import_module(module), name)
-            return (
-                verifier(style)
-                if isinstance(verifier, type) and issubclass(verifier, Verifier)
-                else verifier
-            )
+            if isinstance(verifier, type) and issubclass(verifier, Verifier):
+                return verifier(style)
+            return verifier
     finally:
         sys.path.pop(0)
 
@@ -364,6 +371,5 @@ def _errors_named(what: str) -> Iterator[None]:
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(
-            f"check-verifier: {what} {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"check-verifier: {what} {type(error).__name__}: {reason}") from error

@@ -65,7 +65,8 @@ class Rows:
 
     def __init__(self, p_NV: Tensor, q_NV: Tensor) -> None:
         wide = torch.promote_types(p_NV.dtype, torch.float32)
-        self.p_NV, self.q_NV = p_NV.to(wide), q_NV.to(wide)
+        self.p_NV = p_NV.to(wide)
+        self.q_NV = q_NV.to(wide)
         self.p_scale_N = 1 / row_sums(self.p_NV)
         # NaN at leaves that hold NaN, where it is never read
         self.q_scale_N = 1 / row_sums(self.q_NV)
@@ -82,35 +83,42 @@ class Rows:
     def ranked(self, nodes_M: Tensor) -> Ranked:
         """The rows in rank order, of which those at the given nodes may be read; each row is sorted
         once."""
-        self._ranked = self._ranked or self._new_ranked()
+        if self._ranked is None:
+            self._ranked = self._new_ranked()
+        ranked = self._ranked
         new_m = nodes_M.cpu().unique()
         new_m = new_m[~self._is_ranked_N[new_m]]
         for part_m in new_m.split(max(1, SMALL // self.p_NV.shape[-1])):
-            p_mV, q_mV = (exact_mV.cpu() for exact_mV in self.at(part_m.to(self.device)).exact())
-            tokens_mV = torch.where(q_mV > 0, p_mV / q_mV, -1.0).argsort(
-                dim=-1, descending=True, stable=True
-            )
-            self._ranked.p_NV[part_m], self._ranked.q_NV[part_m] = (
-                probs_mV.gather(-1, tokens_mV) for probs_mV in (p_mV, q_mV)
-            )
-            places_V = torch.arange(tokens_mV.shape[-1]).expand_as(tokens_mV)
-            self._ranked.places_NV[part_m] = torch.empty_like(tokens_mV).scatter_(
-                -1, tokens_mV, places_V
-            )
+            p_mV, q_mV = self.at(part_m.to(self.device)).exact()
+            p_mV = p_mV.cpu()
+            q_mV = q_mV.cpu()
+            ratio_mV = torch.where(q_mV > 0, p_mV / q_mV, -1.0)
+            tokens_mV = ratio_mV.argsort(dim=-1, descending=True, stable=True)
+            ranked.p_NV[part_m] = p_mV.gather(-1, tokens_mV)
+            ranked.q_NV[part_m] = q_mV.gather(-1, tokens_mV)
+            places_mV = torch.empty_like(tokens_mV)
+            in_order_mV = torch.arange(tokens_mV.shape[-1]).expand_as(tokens_mV)
+            ranked.places_NV[part_m] = places_mV.scatter_(-1, tokens_mV, in_order_mV)
         self._is_ranked_N[new_m] = True
-        return self._ranked
+        return ranked
 
     def _new_ranked(self) -> Ranked:
-        dtypes = torch.int64, torch.float64, torch.float64
-        return Ranked(*(torch.empty(self.p_NV.shape, dtype=dtype) for dtype in dtypes))
+        shape = self.p_NV.shape
+        return Ranked(
+            places_NV=torch.empty(shape, dtype=torch.int64),
+            p_NV=torch.empty(shape, dtype=torch.float64),
+            q_NV=torch.empty(shape, dtype=torch.float64),
+        )
 
 
 class NodeDistributions:
     """The distributions at M nodes."""
 
     def __init__(self, rows: Rows, nodes_M: Tensor) -> None:
-        self.rows, self.nodes_M = rows, nodes_M
-        self._p_scale_M, self._q_scale_M = rows.p_scale_N[nodes_M], rows.q_scale_N[nodes_M]
+        self.rows = rows
+        self.nodes_M = nodes_M
+        self._p_scale_M = rows.p_scale_N[nodes_M]
+        self._q_scale_M = rows.q_scale_N[nodes_M]
 
     def at(self, entries_Mk: Tensor) -> tuple[Tensor, Tensor]:
         nodes_M1 = self.nodes_M.unsqueeze(-1)
@@ -131,18 +139,19 @@ class NodeDistributions:
             return row_sums(self.residual(a_M, b_M))
         # one row at a time, as a (p - b/a q)+, which needs three passes over the row and one
         # temporary
-        p_rate, q_rate = (a_M * self._p_scale_M).tolist(), (b_M * self._q_scale_M).tolist()
+        p_rates = (a_M * self._p_scale_M).tolist()
+        q_rates = (b_M * self._q_scale_M).tolist()
         # b/a overflows at tiny weights, where nothing is left of p
         most = torch.finfo(self.rows.p_NV.dtype).max
-        sums = [
-            a
-            * row_sums(
-                torch.sub(self.rows.p_NV[n], self.rows.q_NV[n], alpha=min(b / a, most)).relu_()
-            )
-            if a > 0
-            else a_M.new_zeros(())
-            for n, a, b in zip(self.nodes_M.tolist(), p_rate, q_rate, strict=True)
-        ]
+        sums: list[Tensor] = []
+        for n, a, b in zip(self.nodes_M.tolist(), p_rates, q_rates, strict=True):
+            if a > 0:
+                p_V = self.rows.p_NV[n]
+                q_V = self.rows.q_NV[n]
+                ratio = min(b / a, most)
+                sums.append(a * row_sums(torch.sub(p_V, q_V, alpha=ratio).relu_()))
+            else:
+                sums.append(a_M.new_zeros(()))
         return torch.stack(sums)
 
     def excess_and_slope(self, a_M: Tensor, b_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,7 +164,8 @@ class NodeDistributions:
     def exact(self) -> tuple[Tensor, Tensor]:
         """p and q, float64 [M, V], summing to one."""
         p_MV = self._p_MV.double() * self._p_scale_M.unsqueeze(-1)
-        return p_MV, self._q_MV.double() * self._q_scale_M.unsqueeze(-1)
+        q_MV = self._q_MV.double() * self._q_scale_M.unsqueeze(-1)
+        return p_MV, q_MV
 
     def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
         """`q`'s mass outside the entries, [M]."""
@@ -215,7 +225,8 @@ def most_likely(probs_NV: Tensor, count: int, logits_NV: Tensor | None = None) -
     vocabulary is smaller. Any leading axes."""
     count = min(count, probs_NV.shape[-1])
     top = probs_NV.topk(count)
-    rest_NV = (probs_NV if logits_NV is None else logits_NV).masked_fill(probs_NV > 0, -torch.inf)
+    ranking_NV = probs_NV if logits_NV is None else logits_NV
+    rest_NV = ranking_NV.masked_fill(probs_NV > 0, -torch.inf)
     possible_N1 = (top.values > 0).sum(-1, keepdim=True)
     places_NK = torch.arange(count, device=probs_NV.device) - possible_N1
     later_NK = rest_NV.topk(count).indices.gather(-1, places_NK.clamp(min=0))
@@ -226,9 +237,8 @@ def sample(probs_V: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """`count` i.i.d. draws from each row, normalised or not, int64 [..., count]; no token of
     probability 0."""
     shape = (*probs_V.shape[:-1], count)
-    return invert(
-        probs_V, torch.rand(shape, generator=generator, dtype=torch.float64, device=probs_V.device)
-    )
+    u = torch.rand(shape, generator=generator, dtype=torch.float64, device=probs_V.device)
+    return invert(probs_V, u)
 
 
 def invert(probs_V: Tensor, u: Tensor) -> Tensor:
@@ -273,22 +283,29 @@ class SortedRows(Rows):
         new memory takes as long as the sorts; so `before` must not be used any more. Outside the
         tokens `said_S`, int64, all q are 0; None: any token may have some."""
         self._said_S = said_S
-        self._memory: dict[str, Tensor] = {} if before is None else before._memory
-        self._old = slice(0) if before is None else slice(len(before.p_NV) - kept, len(before.p_NV))
-        self._count, vocabulary = kept + len(p_PV), p_PV.shape[-1]
+        self._memory: dict[str, Tensor] = {}
+        self._old = slice(0)  # the rows that are kept
+        if before is not None:
+            self._memory = before._memory
+            self._old = slice(len(before.p_NV) - kept, len(before.p_NV))
+        self._count = kept + len(p_PV)
+        vocabulary = p_PV.shape[-1]
         wide = torch.promote_types(p_PV.dtype, torch.float32)
-        buffers = [self._rows(name, vocabulary, wide, p_PV.device) for name in ("p", "q")]
-        for buffer_PV, new_PV in zip(buffers, (p_PV, q_PV), strict=True):
-            buffer_PV[kept:] = new_PV
-        super().__init__(*buffers)
+        all_p_PV = self._rows("p", vocabulary, wide, p_PV.device)
+        all_q_PV = self._rows("q", vocabulary, wide, p_PV.device)
+        all_p_PV[kept:] = p_PV
+        all_q_PV[kept:] = q_PV
+        super().__init__(all_p_PV, all_q_PV)
         support_size = vocabulary if said_S is None else len(said_S)
         self.ratio_PS = self._rows("ratio", support_size, wide, self.device)
         self.tokens_PS = self._rows("tokens", support_size, torch.int64, self.device)
-        self.p_sum_PS, self.q_sum_PS = (
-            self._rows(name, support_size + 1, torch.float64, self.device)
-            for name in ("sums of p", "sums of q")
-        )
-        rows_at_once = max(1, SMALL // support_size) if self.device.type == "cpu" else len(p_PV)
+        sums = support_size + 1
+        self.p_sum_PS = self._rows("sums of p", sums, torch.float64, self.device)
+        self.q_sum_PS = self._rows("sums of q", sums, torch.float64, self.device)
+        if self.device.type == "cpu":
+            rows_at_once = max(1, SMALL // support_size)
+        else:
+            rows_at_once = len(p_PV)
         for begin in range(kept, self._count, rows_at_once):
             self._sort(slice(begin, begin + rows_at_once))
         if before is not None and before._ranked is not None:
@@ -296,23 +313,21 @@ class SortedRows(Rows):
             self._is_ranked_N[:kept] = before._is_ranked_N[self._old]
 
     def _sort(self, rows: slice) -> None:
-        p_PS, q_PS = self.p_NV[rows], self.q_NV[rows]
+        p_PS = self.p_NV[rows]
+        q_PS = self.q_NV[rows]
         if self._said_S is not None:
-            p_PS, q_PS = (probs_PV.index_select(-1, self._said_S) for probs_PV in (p_PS, q_PS))
-        p_scale_P1, q_scale_P1 = (
-            self.p_scale_N[rows].unsqueeze(-1),
-            self.q_scale_N[rows].unsqueeze(-1),
-        )
+            p_PS = p_PS.index_select(-1, self._said_S)
+            q_PS = q_PS.index_select(-1, self._said_S)
+        p_scale_P1 = self.p_scale_N[rows].unsqueeze(-1)
+        q_scale_P1 = self.q_scale_N[rows].unsqueeze(-1)
         scale_P1 = (q_scale_P1 / p_scale_P1).to(p_PS.dtype)
         ratio_PS, order_PS = torch.where(p_PS > 0, q_PS / p_PS * scale_P1, torch.inf).sort(dim=-1)
-        self.ratio_PS[rows], self.tokens_PS[rows] = ratio_PS, order_PS
-        self.p_sum_PS[rows, 0], self.q_sum_PS[rows, 0] = 0, 0
-        self.p_sum_PS[rows, 1:] = (
-            p_PS.gather(-1, order_PS).cumsum(-1, dtype=torch.float64) * p_scale_P1
-        )
-        self.q_sum_PS[rows, 1:] = (
-            q_PS.gather(-1, order_PS).cumsum(-1, dtype=torch.float64) * q_scale_P1
-        )
+        self.ratio_PS[rows] = ratio_PS
+        self.tokens_PS[rows] = order_PS
+        self.p_sum_PS[rows, 0] = 0
+        self.p_sum_PS[rows, 1:] = _sums_in_order(p_PS, order_PS) * p_scale_P1
+        self.q_sum_PS[rows, 0] = 0
+        self.q_sum_PS[rows, 1:] = _sums_in_order(q_PS, order_PS) * q_scale_P1
         if self._said_S is not None:
             self.tokens_PS[rows] = self._said_S[order_PS]
             # of all tokens with q = 0
@@ -329,10 +344,12 @@ class SortedRows(Rows):
         return rows
 
     def _new_ranked(self) -> Ranked:
-        dtypes = {"places": torch.int64, "ranked p": torch.float64, "ranked q": torch.float64}
-        vocabulary, host = self.p_NV.shape[-1], torch.device("cpu")
+        vocabulary = self.p_NV.shape[-1]
+        host = torch.device("cpu")
         return Ranked(
-            *(self._rows(name, vocabulary, dtype, host) for name, dtype in dtypes.items())
+            places_NV=self._rows("places", vocabulary, torch.int64, host),
+            p_NV=self._rows("ranked p", vocabulary, torch.float64, host),
+            q_NV=self._rows("ranked q", vocabulary, torch.float64, host),
         )
 
     def at(self, nodes_M: Tensor) -> SortedDistributions:
@@ -342,25 +359,29 @@ class SortedRows(Rows):
         """Tokens drawn from the draft's distributions, int64 [M, n], from uniform numbers in [0,
         1)."""
         total_M1 = self.q_sum_PS[nodes_M, -1:]
-        wanted_Mn = torch.minimum(
-            uniform_Mn * total_M1, torch.nextafter(total_M1, torch.zeros_like(total_M1))
-        )
+        below_total_M1 = torch.nextafter(total_M1, torch.zeros_like(total_M1))
+        wanted_Mn = torch.minimum(uniform_Mn * total_M1, below_total_M1)
         start_Mn = nodes_M.unsqueeze(-1).expand_as(wanted_Mn) * self.q_sum_PS.shape[-1] + 1
         rank_Mn = self.leading(self.q_sum_PS, start_Mn, lambda sum_Mn: sum_Mn <= wanted_Mn)
-        return self.tokens_PS[
-            nodes_M.unsqueeze(-1), rank_Mn.clamp(max=self.tokens_PS.shape[-1] - 1)
-        ]
+        rank_Mn = rank_Mn.clamp(max=self.tokens_PS.shape[-1] - 1)
+        return self.tokens_PS[nodes_M.unsqueeze(-1), rank_Mn]
 
     def leading(self, values: Tensor, start_M: Tensor, holds: Callable[[Tensor], Tensor]) -> Tensor:
         """How many of S consecutive values fulfil `holds`, which is true for leading ones alone;
         one bisection for all questions. `start_M` is the position of each question's first value in
         `values`."""
-        most, count_M = self.tokens_PS.shape[-1], torch.zeros_like(start_M)
+        most = self.tokens_PS.shape[-1]
+        count_M = torch.zeros_like(start_M)
         for bit in reversed(range(most.bit_length())):
             probe_M = count_M + (1 << bit)
             value_M = values.take(start_M + (probe_M - 1).clamp(max=most - 1))
             count_M = torch.where(holds(value_M) & (probe_M <= most), probe_M, count_M)
         return count_M
+
+
+def _sums_in_order(probs_PS: Tensor, order_PS: Tensor) -> Tensor:
+    """Prefix sums of the probabilities, taken in an order."""
+    return probs_PS.gather(-1, order_PS).cumsum(-1, dtype=torch.float64)
 
 
 class SortedDistributions(NodeDistributions):
@@ -376,7 +397,8 @@ class SortedDistributions(NodeDistributions):
         return NodeDistributions(self.rows, asked_m[:, 0]).draft_mass_off(asked_m[:, 1:])[inverse_M]
 
     def excess_and_slope(self, a_M: Tensor, b_M: Tensor) -> tuple[Tensor, Tensor]:
-        start_M, threshold_M = self.nodes_M * self.rows.ratio_PS.shape[-1], a_M / b_M
+        start_M = self.nodes_M * self.rows.ratio_PS.shape[-1]
+        threshold_M = a_M / b_M
         below_M = self.rows.leading(
             self.rows.ratio_PS, start_M, lambda ratio_M: ratio_M < threshold_M
         )

@@ -43,12 +43,14 @@ class Drawn(NamedTuple):
         off_M = node.draft_mass_off(entries_Mk[:, :-1])
         scale_M = divide(torch.ones_like(off_M), off_M)
         p_Mk, q_Mk = node.at(entries_Mk)
-        m_Mk, draft_Mk = weights_M.unsqueeze(-1) * p_Mk, scale_M.unsqueeze(-1) * q_Mk
+        m_Mk = weights_M.unsqueeze(-1) * p_Mk
+        draft_Mk = scale_M.unsqueeze(-1) * q_Mk
         last_M = torch.where(off_M > 0, draft_Mk[:, -1], 1.0)
         on_fixed_M = m_Mk[:, :-1].minimum(draft_Mk[:, :-1]).sum(-1)
         beta_M = (weights_M - node.excess(weights_M, scale_M) - on_fixed_M).clamp(min=0)
         beta_M = torch.where(off_M > 0, beta_M, m_Mk[:, -1])
-        return cls(scale_M, divide(m_Mk[:, -1], last_M).clamp(max=1), beta_M, m_Mk[:, :-1])
+        alive_M = divide(m_Mk[:, -1], last_M).clamp(max=1)
+        return cls(scale_M, alive_M, beta_M, m_Mk[:, :-1])
 
     def selected(self) -> Tensor:
         share_M = divide(1 - self.alive_M, 1 - self.beta_M)

@@ -39,7 +39,8 @@ class Match(NamedTuple):
     free_ss: np.ndarray  # P(row beats column) among the best tokens, by rank
 
     def wins(self, first: int, second: int) -> float:
-        i, j = int(self.rank_V[first]), int(self.rank_V[second])
+        i = int(self.rank_V[first])
+        j = int(self.rank_V[second])
         if i != j and max(i, j) < len(self.free_ss):
             return float(self.free_ss[i, j])
         return float(i <= j)
@@ -49,16 +50,23 @@ def match(p_V: np.ndarray, first_V: np.ndarray, second_V: np.ndarray) -> Match:
     """Solve for `b` between drafts of the laws `first_V` and `second_V`."""
     order_V = np.argsort(-(p_V - first_V * second_V), kind="stable")
     rank_V = np.argsort(order_V, kind="stable")
-    p, q1, q2 = p_V[order_V], first_V[order_V], second_V[order_V]
-    q1_after, q2_after = (q[::-1].cumsum()[::-1] - q for q in (q1, q2))
+    p = p_V[order_V]
+    q1 = first_V[order_V]
+    q2 = second_V[order_V]
+    q1_after = q1[::-1].cumsum()[::-1] - q1
+    q2_after = q2[::-1].cumsum()[::-1] - q2
     s = min(FREE, int(((q1 > 0) | (q2 > 0)).sum()), len(p))
     # the part of r at the free tokens that does not depend on b: equal pairs, and wins against all
     # later tokens
     fixed_s = (q1 * q2)[:s] + q1[:s] * q2_after[s - 1] + q2[:s] * q1_after[s - 1]
-    free_ss = _optimum(p[:s], q1[:s], q2[:s], fixed_s) if s > 1 else np.ones((s, s))
+    if s > 1:
+        free_ss = _optimum(p[:s], q1[:s], q2[:s], fixed_s)
+    else:
+        free_ss = np.ones((s, s))
     apart_ss = 1 - np.eye(s)
     winner = q1 * q2 + q1 * q2_after + q2 * q1_after
-    first_s, second_s = (free_ss * apart_ss) @ q2[:s], q1[:s] @ ((1 - free_ss) * apart_ss)
+    first_s = (free_ss * apart_ss) @ q2[:s]
+    second_s = q1[:s] @ ((1 - free_ss) * apart_ss)
     winner[:s] = fixed_s + q1[:s] * first_s + q2[:s] * second_s
     return Match(winner[rank_V], rank_V, free_ss)
 
@@ -69,9 +77,12 @@ def _optimum(
     """`b` [s, s] that maximises `sum_y t(y)`, `t <= p`, `t <= r(b)`; by scipy's HiGHS."""
     s = len(p_s)
     i, j = np.nonzero(1 - np.eye(s))  # b(i, j): i as the first draft beats j as the second
-    mass, column = q1_s[i] * q2_s[j], np.arange(len(i))
-    wins_ty, constant_s = np.zeros((s, len(i))), fixed_s.copy()
-    wins_ty[i, column], wins_ty[j, column] = mass, -mass
+    mass = q1_s[i] * q2_s[j]
+    column = np.arange(len(i))
+    wins_ty = np.zeros((s, len(i)))
+    wins_ty[i, column] = mass
+    wins_ty[j, column] = -mass
+    constant_s = fixed_s.copy()
     np.add.at(constant_s, j, mass)
     objective = np.concatenate([np.zeros(len(i)), -np.ones(s)])
     limits = np.hstack([-wins_ty, np.eye(s)])
@@ -87,21 +98,18 @@ class Khisti(TopDown):
     name = "khisti"
 
     def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        (p_MV, _), (r_MV, matches_M) = node.exact(), self._winners(node, entries_Mk.shape[-1])
-        wins = [
-            _tournament(entries, matches)
-            for entries, matches in zip(entries_Mk.tolist(), matches_M, strict=True)
-        ]
+        p_MV, _ = node.exact()
+        r_MV, matches_M = self._winners(node, entries_Mk.shape[-1])
+        wins: list[list[float]] = []
+        for entries, matches in zip(entries_Mk.tolist(), matches_M, strict=True):
+            wins.append(_tournament(entries, matches))
         wins_Mk = torch.tensor(wins, dtype=torch.float64, device=p_MV.device)
         accept_Mk = divide(p_MV.gather(-1, entries_Mk), r_MV.gather(-1, entries_Mk)).clamp(max=1)
         left_MV = (p_MV - r_MV).clamp(min=0)
         rejected_M1 = (wins_Mk * (1 - accept_Mk)).sum(-1, keepdim=True)
-        landed_Mk = rejected_M1 * divide(
-            left_MV.gather(-1, entries_Mk), left_MV.sum(-1, keepdim=True)
-        )
-        return pooled(wins_Mk * accept_Mk, entries_Mk) + landed_Mk.masked_fill(
-            is_copy(entries_Mk), 0.0
-        )
+        share_Mk = divide(left_MV.gather(-1, entries_Mk), left_MV.sum(-1, keepdim=True))
+        landed_Mk = (rejected_M1 * share_Mk).masked_fill(is_copy(entries_Mk), 0.0)
+        return pooled(wins_Mk * accept_Mk, entries_Mk) + landed_Mk
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         r_MV, _ = self._winners(node, entries_Mk.shape[-1])
@@ -111,25 +119,29 @@ class Khisti(TopDown):
         pairs_M2V = torch.stack(node.exact(), dim=1)
         # equal nodes share the programs
         pairs_U2V, inverse_M = pairs_M2V.unique(dim=0, return_inverse=True)
-        laws, matches_U = [], []
+        laws: list[Tensor] = []
+        matches_U: list[list[Match]] = []
         for p_V, q_V in pairs_U2V.cpu().numpy():
-            law_V, matches = q_V, []
+            law_V = q_V
+            matches: list[Match] = []
             for _ in range(k - 1):
                 matches.append(match(p_V, law_V, q_V))
                 law_V = matches[-1].winner_V
             laws.append(torch.from_numpy(law_V.copy()))
             matches_U.append(matches)
-        return torch.stack(laws).to(inverse_M.device)[inverse_M], [
-            matches_U[index] for index in inverse_M.tolist()
-        ]
+        laws_MV = torch.stack(laws).to(inverse_M.device)[inverse_M]
+        matches_M = [matches_U[index] for index in inverse_M.tolist()]
+        return laws_MV, matches_M
 
 
 def _tournament(entries: list[int], matches: list[Match]) -> list[float]:
     wins = [1.0]
     for number, next_match in enumerate(matches, 1):
-        stays = [
-            (won, next_match.wins(first, entries[number]))
-            for won, first in zip(wins, entries, strict=False)
-        ]
-        wins = [*(won * stay for won, stay in stays), sum(won * (1 - stay) for won, stay in stays)]
+        defended: list[float] = []
+        lost: list[float] = []
+        for won, first in zip(wins, entries, strict=False):
+            stay = next_match.wins(first, entries[number])
+            defended.append(won * stay)
+            lost.append(won * (1 - stay))
+        wins = [*defended, sum(lost)]
     return wins

@@ -35,8 +35,13 @@ class OnePath(Verifier):
         that is not `q`."""
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
-        paths, laws = zip(*(self.path(tree, root, rows) for root in tree.roots), strict=True)
-        if replaced := {node: law_V for path_laws in laws for node, law_V in path_laws.items()}:
+        paths: list[list[int]] = []
+        replaced: dict[int, Tensor] = {}
+        for root in tree.roots:
+            path, laws = self.path(tree, root, rows)
+            paths.append(path)
+            replaced |= laws
+        if replaced:
             q_NV = rows.q_NV.clone()
             q_NV[list(replaced)] = torch.stack(list(replaced.values())).to(q_NV.dtype)
             rows = Rows(rows.p_NV, q_NV)
@@ -88,18 +93,20 @@ class GreedyBlock(OnePath):
         after = 0.0  # S of the prefix, in units of the prefix's own mass N - S
         while children := tree.children(nodes[-1]):
             node = rows.at(torch.tensor(nodes[-1:], device=rows.device))
-            ranked = (
-                values_NV[nodes[-1]].to(rows.device) for values_NV in rows.ranked(node.nodes_M)
-            )
-            (places_V, _, ranked_q_V), q_V = ranked, node.exact()[1][0]
-            S_V = after + (ranked_q_V.flip(0).cumsum(0).flip(0) - ranked_q_V).clamp(min=0)[places_V]
+            ranked = rows.ranked(node.nodes_M)
+            places_V = ranked.places_NV[nodes[-1]].to(rows.device)
+            ranked_q_V = ranked.q_NV[nodes[-1]].to(rows.device)
+            _, q_MV = node.exact()
+            q_V = q_MV[0]
+            later_V = (ranked_q_V.flip(0).cumsum(0).flip(0) - ranked_q_V).clamp(min=0)
+            S_V = after + later_V[places_V]
             N_V = S_V + q_V
             # N^K - S^K up to a factor, without the cancellation that would lose tokens of tiny
             # probability
-            more_V, less_V = N_V / (after + 1), S_V / (after + 1)
-            laws[nodes[-1]] = q_V * torch.stack(
-                [more_V ** (K - 1 - j) * less_V**j for j in range(K)]
-            ).sum(0)
+            more_V = N_V / (after + 1)
+            less_V = S_V / (after + 1)
+            terms = [more_V ** (K - 1 - j) * less_V**j for j in range(K)]
+            laws[nodes[-1]] = q_V * torch.stack(terms).sum(0)
             nodes.append(min(children, key=lambda child: int(places_V[tree.token(child)])))
             token = tree.token(nodes[-1])
             after = min(float(S_V[token] / q_V[token]), MOST_AFTER)

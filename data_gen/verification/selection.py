@@ -76,9 +76,8 @@ class TopDownRule(TopDown):
     def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         alive_Mk, flow_M, left_Mk = self.rule.select(node, node.ones(), entries_Mk)
         none_M1 = (1 - alive_Mk).prod(-1, keepdim=True)
-        landed_Mk = none_M1 * divide(left_Mk, (1 - flow_M).unsqueeze(-1)).masked_fill(
-            is_copy(entries_Mk), 0.0
-        )
+        share_Mk = divide(left_Mk, (1 - flow_M).unsqueeze(-1))
+        landed_Mk = none_M1 * share_Mk.masked_fill(is_copy(entries_Mk), 0.0)
         return pooled(self.rule.choose(node, alive_Mk, entries_Mk), entries_Mk) + landed_Mk
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
@@ -131,9 +130,10 @@ class KSeq:
     def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
         p_Mk, q_Mk = node.at(entries_Mk)
         r_M, f_M, alive_M = solve(node, weights_M, entries_Mk.shape[-1])
-        m_Mk, r_M1, f_M1 = weights_M.unsqueeze(-1) * p_Mk, r_M.unsqueeze(-1), f_M.unsqueeze(-1)
-        a_Mk = divide(m_Mk, r_M1 * q_Mk).clamp_(max=1)
-        return Selection(a_Mk, f_M * alive_M, (m_Mk - f_M1 * a_Mk * q_Mk).clamp(min=0))
+        m_Mk = weights_M.unsqueeze(-1) * p_Mk
+        a_Mk = divide(m_Mk, r_M.unsqueeze(-1) * q_Mk).clamp_(max=1)
+        left_Mk = (m_Mk - f_M.unsqueeze(-1) * a_Mk * q_Mk).clamp(min=0)
+        return Selection(a_Mk, f_M * alive_M, left_Mk)
 
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         r_M, f_M, _ = solve(node, weights_M, entries_Mk.shape[-1])
@@ -161,16 +161,20 @@ def solve(node: NodeDistributions, weights_M: Tensor, k: int) -> tuple[Tensor, T
     beta_M = -torch.expm1(torch.log1p(-weights_M) / k)
     low_M = torch.where(weights_M > 0, divide(weights_M, beta_M), 1.0)
     high_M = torch.full_like(low_M, k)
-    r_M, last_M = low_M, high_M - low_M
+    r_M = low_M
+    last_M = high_M - low_M
+    steps = GPU_STEPS if r_M.is_cuda else MOST_STEPS
     least = ROUNDING * torch.finfo(node.rows.p_NV.dtype).eps
-    for _ in range(GPU_STEPS if r_M.is_cuda else MOST_STEPS):
+    for _ in range(steps):
         excess_M, slope_M = node.excess_and_slope(weights_M, r_M)
         taken_M = weights_M - excess_M
         beta_M = taken_M / r_M
         gap_M = _accepted(beta_M, k) - taken_M
-        low_M, high_M = torch.where(gap_M > 0, r_M, low_M), torch.where(gap_M > 0, high_M, r_M)
+        low_M = torch.where(gap_M > 0, r_M, low_M)
+        high_M = torch.where(gap_M > 0, high_M, r_M)
         missed_M = least * taken_M  # so much of the flow may be missed; `g` is known no better
-        is_close_M = (high_M - low_M <= 3 * least * high_M) | ((gap_M <= 0) & (gap_M >= -missed_M))
+        is_narrow_M = high_M - low_M <= 3 * least * high_M
+        is_close_M = is_narrow_M | ((gap_M <= 0) & (gap_M >= -missed_M))
         if not r_M.is_cuda and bool(is_close_M.all()):
             break
         change_M = k * (1 - beta_M).clamp(min=0) ** (k - 1) * (slope_M - beta_M) / r_M - slope_M
@@ -180,7 +184,8 @@ def solve(node: NodeDistributions, weights_M: Tensor, k: int) -> tuple[Tensor, T
         newton_M = newton_M.maximum(low_M * (1 + least)).minimum(high_M * (1 - least))
         is_short_M = (change_M < 0) & ((newton_M - r_M).abs() <= last_M.abs() / 2)
         next_M = torch.where(is_short_M, newton_M, (low_M + high_M) / 2)
-        r_M, last_M = next_M, next_M - r_M
+        last_M = next_M - r_M
+        r_M = next_M
     beta_M = (weights_M - node.excess(weights_M, high_M)).clamp(min=0) / high_M
     return high_M, divide(_accepted(beta_M, k), beta_M).minimum(high_M), beta_M
 
@@ -205,7 +210,9 @@ def any_alive(alive_Mk: Tensor) -> Tensor:
 @cache
 def _quadrature(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     nodes, weights = np.polynomial.legendre.leggauss(count)
-    return torch.from_numpy((nodes + 1) / 2).to(device), torch.from_numpy(weights / 2).to(device)
+    nodes_n = torch.from_numpy((nodes + 1) / 2).to(device)
+    weights_n = torch.from_numpy(weights / 2).to(device)
+    return nodes_n, weights_n
 
 
 class FirstInRank:
@@ -217,9 +224,8 @@ class FirstInRank:
 
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         all_V = torch.arange(node.rows.p_NV.shape[-1])
-        return self._at(
-            node, weights_M, all_V.expand(len(weights_M), -1), entries_Mk.shape[-1]
-        ).left_Mk
+        tokens_MV = all_V.expand(len(weights_M), -1)
+        return self._at(node, weights_M, tokens_MV, entries_Mk.shape[-1]).left_Mk
 
     def _at(
         self, node: NodeDistributions, weights_M: Tensor, tokens_Mn: Tensor, k: int

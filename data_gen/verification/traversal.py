@@ -144,8 +144,10 @@ def draft_steps(node: NodeDistributions, entries_Mk: Tensor, style: str) -> Tens
     """
     if style == IID:
         return torch.ones_like(entries_Mk, dtype=torch.float64)
-    masses = (node.draft_mass_off(entries_Mk[:, :n]) for n in range(1, entries_Mk.shape[-1]))
-    return 1 / torch.stack([node.ones(), *masses], dim=-1)
+    masses = [node.ones()]
+    for n in range(1, entries_Mk.shape[-1]):
+        masses.append(node.draft_mass_off(entries_Mk[:, :n]))
+    return 1 / torch.stack(masses, dim=-1)
 
 
 def rejections(
@@ -156,12 +158,15 @@ def rejections(
 
     A rejection makes `w p_i` into `(w p_i - q_i)+`; from `w = 1` that is recursive rejection.
     """
-    a_M, b_M = torch.ones_like(w_M), torch.zeros_like(w_M)
+    a_M = torch.ones_like(w_M)
+    b_M = torch.zeros_like(w_M)
     states = [(a_M, b_M, w_M)]
     for step_M in steps_Mk.unbind(-1):
-        a_M, b_M = w_M * a_M, w_M * b_M + step_M
+        a_M = w_M * a_M
+        b_M = w_M * b_M + step_M
         mass_M = node.excess(a_M, b_M)
-        a_M, b_M = divide(a_M, mass_M), divide(b_M, mass_M)
+        a_M = divide(a_M, mass_M)
+        b_M = divide(b_M, mass_M)
         # a weight of 1 stays 1: 1 - w vanishes, and the root must accept in the end
         w_M = torch.where(w_M < 1, divide(mass_M, mass_M + 1 - w_M), w_M)
         states.append((a_M, b_M, w_M))
@@ -189,7 +194,8 @@ def _rejections(k: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tens
     rounds_: list[list[tuple[int, int, int]]] = [[] for _ in range(k)]
     for rejected in range(1 << k):
         for entry in range(k):
-            if not rejected >> entry & 1:
+            is_rejected = rejected >> entry & 1
+            if not is_rejected:
                 rounds_[rejected.bit_count()].append((rejected, entry, rejected | 1 << entry))
     transitions = []
     for moves in rounds_:

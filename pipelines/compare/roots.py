@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,6 +24,7 @@ from torch import Tensor
 from data_gen.drafting.sampled import draft_tree
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.traces import read_manifest, space_of
+from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier, optimal_acceptance
 from data_gen.verification.distributions import Rows, sample
 from pipelines.config import Config
@@ -35,8 +36,9 @@ from selector.sampling import Sampling
 from selector.schema import survival_column
 from selector.train.replay import jackknifed
 
-# roots of each setting; trees, and lists of drafts, that are drawn at each
-ROOTS, DRAWS, LISTS = 12, 4, 16
+ROOTS = 12  # of each setting
+DRAWS = 4  # trees that are drawn at each root
+LISTS = 16  # lists of drafts that are drawn at each root
 TREE = Action(4, 0, 8)  # the static tree from the root with the most tokens per step
 KHISTI = "khisti"
 AT_ONE_NODE = ("nss", "naive_tree", "spectr", "specinfer", KHISTI, "priority")
@@ -46,54 +48,93 @@ AT_ONE_NODE = ("nss", "naive_tree", "spectr", "specinfer", KHISTI, "priority")
 def drafted(config: Config, pair: ModelPair, labelled: str) -> Iterator[Figure]:
     """The figures of each setting, with one standard error over roots. `labelled` is the verifier
     with labels."""
-    for number, sampling in enumerate(
-        watched([setting.build() for setting in config.sampling], "drafting trees")
-    ):
+    settings = [setting.build() for setting in config.sampling]
+    for number, sampling in enumerate(watched(settings, "drafting trees")):
         # by measure, numerator and denominator at each root
         fractions: dict[str, list[list[float]]] = defaultdict(list)
         generator = torch.Generator(device=pair.device).manual_seed(config.seed)
-        for row in _rows(config, sampling, labelled, (number + 0.5) / len(config.sampling)):
-            root = row["start"] + row["roots"] // 2
-            target, draft = CachedModel(pair.target), CachedModel(pair.draft)
-            for model in (target, draft):
-                model.fill(row["tokens"][:root])
-            q_V = sampling.draft.probabilities(
-                draft.extend(row["tokens"][root : root + 1]).logits_WV[0]
-            )
-            tokens, distances = defaultdict[str, list[float]](list), list[Tensor]()
-            for _ in range(DRAWS):
-                tree = draft_tree(draft, q_V, TREE, sampling.draft, generator)
-                draft.keep([])
-                tokens_N = tree.tree.tokens_N.clone()
-                tokens_N[0] = row["tokens"][root]
-                target_pass = target.forward(tokens_N, tree.tree.depths_N, tree.tree.ancestors_NN())
-                target.keep([])
-                p_NV = sampling.probabilities(target_pass.logits_WV)
-                for name in (KHISTI, labelled):
-                    tokens[name].append(
-                        get_verifier(name).block_efficiency(tree.tree, p_NV, tree.probs_NV)
-                    )
-                l1_N = (p_NV - tree.probs_NV).abs().sum(-1)
-                distances.append(
-                    torch.stack([l1_N[nodes].mean() for nodes in tree.tree.levels[: TREE.L2]])
-                )
-            for depth, distance in enumerate(torch.stack(distances).mean(0).tolist()):
-                fractions[f"L1 distance at depth {depth}"].append([distance, 1.0])
-            mean = {name: sum(values) / DRAWS for name, values in tokens.items()}
-            for name in mean:
-                fractions[f"drafted tokens per step, {TREE}, {name}"].append([mean[name], 1.0])
-            fractions[f"labelled over drafted {labelled}, {TREE}"].append(
-                [float(row["labelled"]), mean[labelled]]
-            )
-            fractions[f"drafted {KHISTI} over {labelled}, {TREE}"].append(
-                [mean[KHISTI], mean[labelled]]
-            )
-            for measure, fraction in _accepted(p_NV[0], q_V, generator):
+        shift = (number + 0.5) / len(settings)
+        for row in _rows(config, sampling, labelled, shift):
+            for measure, fraction in _fractions(pair, row, sampling, labelled, generator):
                 fractions[measure].append(fraction)
         for measure, columns in fractions.items():
-            columns_and_roots = torch.tensor(columns), torch.arange(len(columns))
-            ratio = jackknifed(*columns_and_roots, lambda sums_C: sums_C[..., 0] / sums_C[..., 1])
+            ratio = jackknifed(
+                torch.tensor(columns),
+                torch.arange(len(columns)),
+                lambda sums_C: sums_C[..., 0] / sums_C[..., 1],
+            )
             yield replayed_figure(str(sampling), "drafts", measure, ratio)
+
+
+def _fractions(
+    pair: ModelPair,
+    row: dict[str, Any],
+    sampling: Sampling,
+    labelled: str,
+    generator: torch.Generator,
+) -> Iterator[tuple[str, list[float]]]:
+    """Every measure at the root in the middle of a text, as numerator and denominator."""
+    root = row["start"] + row["roots"] // 2
+    target = CachedModel(pair.target)
+    draft = CachedModel(pair.draft)
+    for model in (target, draft):
+        model.fill(row["tokens"][:root])
+    root_pass = draft.extend(row["tokens"][root : root + 1])
+    q_V = sampling.draft.probabilities(root_pass.logits_WV[0])
+    root_token = row["tokens"][root]
+    trees = [_drawn(target, draft, q_V, root_token, sampling, generator) for _ in range(DRAWS)]
+    distances = []
+    for drawn in trees:
+        l1_N = (drawn.p_NV - drawn.probs_NV).abs().sum(-1)
+        levels = drawn.tree.levels[: TREE.L2]
+        distances.append(torch.stack([l1_N[nodes].mean() for nodes in levels]))
+    for depth, distance in enumerate(torch.stack(distances).mean(0).tolist()):
+        yield f"L1 distance at depth {depth}", [distance, 1.0]
+    mean = {}
+    for name in (KHISTI, labelled):
+        verifier = get_verifier(name)
+        tokens = [
+            verifier.block_efficiency(drawn.tree, drawn.p_NV, drawn.probs_NV) for drawn in trees
+        ]
+        mean[name] = sum(tokens) / DRAWS
+    for name in mean:
+        yield f"drafted tokens per step, {TREE}, {name}", [mean[name], 1.0]
+    yield (
+        f"labelled over drafted {labelled}, {TREE}",
+        [float(row["labelled"]), mean[labelled]],
+    )
+    yield f"drafted {KHISTI} over {labelled}, {TREE}", [mean[KHISTI], mean[labelled]]
+    p_V = trees[-1].p_NV[0]  # the same for all trees
+    yield from _accepted(p_V, q_V, generator)
+
+
+class _Drawn(NamedTuple):
+    """A drafted tree, with the distributions of the target after every node, and of the draft
+    where it drew from them."""
+
+    tree: DraftTree
+    p_NV: Tensor
+    probs_NV: Tensor
+
+
+def _drawn(
+    target: CachedModel,
+    draft: CachedModel,
+    q_V: Tensor,
+    root_token: int,
+    sampling: Sampling,
+    generator: torch.Generator,
+) -> _Drawn:
+    """A tree from a root after which the draft has the distribution `q_V`. Both caches are then as
+    before."""
+    drafted_tree = draft_tree(draft, q_V, TREE, sampling.draft, generator)
+    draft.keep([])
+    tree = drafted_tree.tree
+    tokens_N = tree.tokens_N.clone()
+    tokens_N[0] = root_token
+    target_pass = target.forward(tokens_N, tree.depths_N, tree.ancestors_NN())
+    target.keep([])
+    return _Drawn(tree, sampling.probabilities(target_pass.logits_WV), drafted_tree.probs_NV)
 
 
 def _accepted(
@@ -124,20 +165,18 @@ def _rows(
     """Held-out texts of a setting, evenly over their order, which is that of the prompts' lengths;
     other ones, by `shift`, for each setting. `labelled` is the label of `TREE` at the root in the
     middle."""
-    folder, columns = traces_folder(config), ["tokens", "start", "roots", survival_column(verifier)]
+    folder = traces_folder(config)
+    labels = survival_column(verifier)
+    columns = ["tokens", "start", "roots", labels, "temperature", "top_p"]
     names = sorted(name for name in read_manifest(folder)["shards"] if name.startswith("test/"))
-    shards = [
-        pq.read_table(folder / name, columns=[*columns, "temperature", "top_p"]) for name in names
-    ]
-    in_setting = (pc.field("temperature") == sampling.temperature) & (
-        pc.field("top_p") == sampling.top_p
-    )
-    texts, space = (
-        pa.concat_tables(shards).filter(in_setting & (pc.field("roots") > 0)),
-        space_of(shards[0]),
-    )
+    shards = [pq.read_table(folder / name, columns=columns) for name in names]
+    has_temperature = pc.field("temperature") == sampling.temperature
+    has_top_p = pc.field("top_p") == sampling.top_p
+    has_roots = pc.field("roots") > 0
+    texts = pa.concat_tables(shards).filter(has_temperature & has_top_p & has_roots)
+    space = space_of(shards[0])
     for number in range(ROOTS):
         (row,) = texts.slice(int(len(texts) * (number + shift) / ROOTS), 1).to_pylist()
-        survivals_RS = torch.tensor(row[survival_column(verifier)]).view(row["roots"], -1)
-        label = space.efficiencies(survivals_RS[row["roots"] // 2].float())[space.index(TREE)]
-        yield row | {"labelled": label}
+        survivals_RS = torch.tensor(row[labels]).view(row["roots"], -1)
+        efficiency_A = space.efficiencies(survivals_RS[row["roots"] // 2].float())
+        yield row | {"labelled": efficiency_A[space.index(TREE)]}

@@ -13,6 +13,7 @@ Legend: X texts, C cells, D depth.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -64,6 +65,8 @@ T = TypeVar("T")
 Totals = Mapping[tuple[str, str], Tensor]  # as `replays` returns
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
 IDEAL = "eq. 11, draft pass 1/10"
+# words of the measures that are only in the file
+NOT_SHOWN = ("least cell", "its own", "per second", "its selector")
 
 
 def plan(config: Config) -> list[str]:
@@ -80,14 +83,16 @@ def stage_of(config: Config) -> Stage:
     depends = {
         **inputs(config, profile),
         "clocks": {path.stem: sha256(path) for path in clocks(config, profile)},
+        "verifiers": list(config.verifiers),
     }
     outputs = config.folder / "papers.parquet", config.folder / "figure1.png"
-    return Stage("compare", config, {**depends, "verifiers": list(config.verifiers)}, outputs)
+    return Stage("compare", config, depends, outputs)
 
 
 def run(config: Config) -> None:
     stage = stage_of(config)
     table_path, picture_path = stage.outputs
+    labelled = config.verifiers[0]
     if stage.begin():
         pair = load_pair(config)
         profile = load_profile(config, pair)
@@ -96,52 +101,9 @@ def run(config: Config) -> None:
             kept = Kept(config.folder / "comparing", stage.depends, mlflow)
             stage.replace()
             profiles = all_clocks(config, profile)
-            networks = asked(config.verifiers, config.data.features)
-            modules = {
-                regressor: network(config, regressor, splits, kept)
-                for regressor in watched(networks, "training regressors")
-            }
-            combinations = [
-                *product(
-                    (name for name in config.verifiers if (name, BOTH) not in networks), profiles
-                )
-            ]
-            policies = {
-                combination: policy_of_ddte(
-                    config,
-                    modules[Network(combination[0], TREES)],
-                    *combination,
-                    profiles[combination[1]],
-                    splits,
-                    kept,
-                )
-                for combination in watched(combinations, "training policies")
-            }
-            work = dict[tuple[str, str], Callable[[], Any]]()
-            for name, sampling in product(config.verifiers, settings_of(config)):
-                verifier_modules = {
-                    regressor: module
-                    for regressor, module in modules.items()
-                    if regressor.verifier == name
-                }
-                policy_by_clock = {
-                    clock: policy
-                    for (verifier, clock), policy in policies.items()
-                    if verifier == name
-                }
-                replay = partial(
-                    replays, name, sampling, splits, profiles, verifier_modules, policy_by_clock
-                )
-                work[name, str(sampling)] = partial(kept.get, f"replay {name} {sampling}", replay)
-            for _ in zip(
-                watched(work, "replays"),
-                made(lambda get: bool(get()), work, config.processes),
-                strict=True,
-            ):
-                pass  # it is kept; each tensor that a process sent would take an open file
-            totals = {key: get() for key, get in work.items()}
+            totals = kept_replays(config, profiles, splits, kept)
             drafts = kept.get(
-                "drafts", lambda: [*map(tuple, drafted(config, pair, config.verifiers[0]))]
+                "drafts", lambda: [tuple(figure) for figure in drafted(config, pair, labelled)]
             )
             figures = [*by_depth(config, splits["test"]), *map(Figure._make, drafts)]
             figures += speeds(config, splits["test"], totals)
@@ -154,11 +116,60 @@ def run(config: Config) -> None:
     show(Table.read(table_path))
 
 
+def kept_replays(
+    config: Config,
+    profiles: Mapping[str, LatencyProfile],
+    splits: Mapping[str, Texts],
+    kept: Kept,
+) -> dict[tuple[str, str], Totals]:
+    """What `replays` returns by verifier and sampling setting, with networks that are trained
+    first."""
+    networks = asked(config.verifiers, config.data.features)
+    modules = {
+        regressor: network(config, regressor, splits, kept)
+        for regressor in watched(networks, "training regressors")
+    }
+    # bottom-up verifiers have no policy
+    with_policy = [name for name in config.verifiers if (name, BOTH) not in networks]
+    policies: dict[tuple[str, str], SelectorModule] = {}
+    for name, clock in watched(list(product(with_policy, profiles)), "training policies"):
+        policies[name, clock] = policy_of_ddte(
+            config,
+            modules[Network(name, TREES)],
+            name,
+            clock,
+            profiles[clock],
+            splits,
+            kept,
+        )
+    work: dict[tuple[str, str], Callable[[], Any]] = {}
+    for name, sampling in product(config.verifiers, settings_of(config)):
+        verifier_modules = {
+            regressor: module for regressor, module in modules.items() if regressor.verifier == name
+        }
+        policy_by_clock = {
+            clock: policy for (verifier, clock), policy in policies.items() if verifier == name
+        }
+        replay = partial(
+            replays, name, sampling, splits, profiles, verifier_modules, policy_by_clock
+        )
+        work[name, str(sampling)] = partial(kept.get, f"replay {name} {sampling}", replay)
+    for _ in zip(
+        watched(work, "replays"),
+        made(lambda get: bool(get()), work, config.processes),
+        strict=True,
+    ):
+        pass  # it is kept; each tensor that a process sent would take an open file
+    return {key: get() for key, get in work.items()}
+
+
 class Kept:
     """What a stage has computed so far, by name, in a folder that begins anew with other inputs."""
 
     def __init__(self, folder: Path, depends: Mapping[str, Any], mlflow: Any) -> None:
-        self.folder, self.mlflow, inputs_path = folder, mlflow, folder / "inputs.json"
+        self.folder = folder
+        self.mlflow = mlflow
+        inputs_path = folder / "inputs.json"
         if not inputs_path.exists() or inputs_path.read_text() != json_text(depends):
             shutil.rmtree(folder, ignore_errors=True)
             with atomically(inputs_path) as partial_path:
@@ -190,18 +201,20 @@ class Kept:
 def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProfile]:
     """Latency profiles by name: this machine's, those of `evaluate.clocks`, and DDTE's equation 11,
     by which a pass takes as long for many tokens as for one, and nothing else takes any time."""
-    free: dict[str, Any] = {"drafting": 0.0, "nucleus": 0.0, "lag": latency.NO_LAG}
-    free |= {"draft": latency.Table([1], [1], [[0.1]]), "target": latency.Table([1], [1], [[1.0]])}
-    free |= {
-        "verify": dict.fromkeys(config.verifiers, Verification()),
-        "decide": dict.fromkeys(profile.decide, 0.0),
-    }
-    ideal = replace(profile, **free)
-    return {
-        HERE: profile,
-        **{path.stem: clock_profile for path, clock_profile in clocks(config, profile).items()},
-        IDEAL: ideal,
-    }
+    profiles = {HERE: profile}
+    for path, clock_profile in clocks(config, profile).items():
+        profiles[path.stem] = clock_profile
+    profiles[IDEAL] = replace(
+        profile,
+        drafting=0.0,
+        nucleus=0.0,
+        lag=latency.NO_LAG,
+        draft=latency.Table([1], [1], [[0.1]]),
+        target=latency.Table([1], [1], [[1.0]]),
+        verify=dict.fromkeys(config.verifiers, Verification()),
+        decide=dict.fromkeys(profile.decide, 0.0),
+    )
+    return profiles
 
 
 def network(
@@ -250,16 +263,17 @@ def policy_of_ddte(
         space=OF[TREES].to_json(),
     )
 
-    def train(*place: Any) -> SelectorModule:
-        expected, settings = with_expected(splits, regressor, name), settings_of(config)
-        timed = {
-            split: [
-                Timed(expected[split].setting_of(sampling), name, profile) for sampling in settings
+    def train(folder: Path, run_id: str) -> SelectorModule:
+        expected = with_expected(splits, regressor, name)
+        timed: dict[str, list[Timed]] = {}
+        for split in OWN:
+            timed[split] = [
+                Timed(expected[split].setting_of(sampling), name, profile)
+                for sampling in settings_of(config)
             ]
-            for split in OWN
-        }
+        bases = statics(timed["train"])
         return trained(
-            verifier_config, module, expected, timed["validation"], statics(timed["train"]), *place
+            verifier_config, module, expected, timed["validation"], bases, folder, run_id
         )
 
     return kept.module(f"{name}, policy, {clock}", module, train)
@@ -271,36 +285,21 @@ def speeds(
     """Tokens per step and per second of every verifier with every method, on each clock; and its
     speed over Traversal's static trees at the root, over its own, and of selectors over that of
     i.i.d. trees alone: means over cells, the least cell, and over Traversal each cell."""
-    settings = settings_of(config)
-    texts_by_setting = [texts.setting_of(sampling) for sampling in settings]
-    cells = [
-        (str(sampling), kind)
-        for sampling, setting_texts in zip(settings, texts_by_setting, strict=True)
-        for kind in setting_texts.kind_X
-    ]
-    names, sources = (
-        list(dict.fromkeys(cells)),
-        [source for setting_texts in texts_by_setting for source in setting_texts.source_X],
-    )
-    cell_X = torch.tensor([names.index(cell) for cell in cells])
-    source_X = torch.tensor([sorted(set(sources)).index(source) for source in sources])
-    sums = {
-        (clock, name, method): torch.cat(
-            [parts[name, str(sampling)][clock, method] for sampling in settings], dim=1
-        ).T
-        for name in config.verifiers
-        for clock, method in parts[name, str(settings[0])]
-    }
-    rival = RIVAL if RIVAL[0] in config.verifiers else (config.verifiers[0], RIVAL[1])
+    names, cell_X, source_X = _cells(config, texts)
+    settings = [str(sampling) for sampling in settings_of(config)]
+    sums: dict[tuple[str, str, str], Tensor] = {}
+    for name in config.verifiers:
+        for clock, method in parts[name, settings[0]]:
+            columns_3X = [parts[name, setting][clock, method] for setting in settings]
+            sums[clock, name, method] = torch.cat(columns_3X, dim=1).T
+    rival = RIVAL
+    if RIVAL[0] not in config.verifiers:
+        rival = config.verifiers[0], RIVAL[1]
     for (clock, name, method), totals_X3 in sums.items():
         label = f"{name}: {method}"
         if clock == HERE:
-            yield replayed_figure(
-                ALL,
-                label,
-                "replayed tokens per step",
-                over_cells(totals_X3[:, ::2], cell_X, source_X),
-            )
+            per_step = over_cells(totals_X3[:, ::2], cell_X, source_X)
+            yield replayed_figure(ALL, label, "replayed tokens per step", per_step)
         if method.endswith(BY_STEPS):
             continue
         speed = over_cells(totals_X3[:, :2], cell_X, source_X)
@@ -312,12 +311,31 @@ def speeds(
             measure = f"replayed on {clock} over {words}"
             columns_X4 = torch.cat([totals_X3[:, :2], sums[clock, *other][:, :2]], dim=1)
             yield replayed_figure(ALL, label, measure, over_cells(columns_X4, cell_X, source_X))
-            of_cell = [cell_X == number for number in range(len(names))]
-            ratios = [jackknifed(columns_X4[in_cell], source_X[in_cell]) for in_cell in of_cell]
-            for (setting, kind), ratio in zip(names, ratios, strict=True) if other == rival else ():
-                yield replayed_figure(setting, label, measure, ratio, kind)
+            ratios = []
+            for number in range(len(names)):
+                in_cell = cell_X == number
+                ratios.append(jackknifed(columns_X4[in_cell], source_X[in_cell]))
+            if other == rival:
+                for (setting, kind), ratio in zip(names, ratios, strict=True):
+                    yield replayed_figure(setting, label, measure, ratio, kind)
             least = min(ratios, key=lambda ratio: ratio.value)
             yield replayed_figure(ALL, label, f"{measure}, least cell", least)
+
+
+def _cells(config: Config, texts: Texts) -> tuple[list[tuple[str, str]], Tensor, Tensor]:
+    """The cells, by setting and kind of prompts; and of each text, one setting after another, the
+    number of its cell and of its source, int64 [X]."""
+    cells: list[tuple[str, str]] = []
+    sources: list[str] = []
+    for sampling in settings_of(config):
+        setting_texts = texts.setting_of(sampling)
+        cells += [(str(sampling), kind) for kind in setting_texts.kind_X]
+        sources += setting_texts.source_X
+    names = list(dict.fromkeys(cells))
+    source_names = sorted(set(sources))
+    cell_X = torch.tensor([names.index(cell) for cell in cells])
+    source_X = torch.tensor([source_names.index(source) for source in sources])
+    return names, cell_X, source_X
 
 
 def over_cells(columns_XN: Tensor, cell_X: Tensor, source_X: Tensor) -> Ratio:
@@ -331,10 +349,9 @@ def over_cells(columns_XN: Tensor, cell_X: Tensor, source_X: Tensor) -> Ratio:
 
     def mean(sums_C: Tensor) -> Tensor:
         sums_CN = sums_C.unflatten(-1, spread_XCN.shape[1:])
-        ratio_C = (
-            speed_ratio(sums_CN) if sums_CN.shape[-1] == 4 else sums_CN[..., 0] / sums_CN[..., 1]
-        )
-        return ratio_C.nanmean(-1)
+        if sums_CN.shape[-1] == 4:
+            return speed_ratio(sums_CN).nanmean(-1)
+        return (sums_CN[..., 0] / sums_CN[..., 1]).nanmean(-1)
 
     return jackknifed(spread_XCN.flatten(1), source_X, mean)
 
@@ -346,43 +363,42 @@ def by_depth(config: Config, texts: Texts) -> Iterator[Figure]:
     for sampling, name in product(settings_of(config), config.verifiers):
         setting_texts = of_verifier({"": texts}, name, TREES)[""].setting_of(sampling)
         labels_RS = setting_texts.labels(name, slice(None), space)
-        sums_XS = torch.zeros(len(setting_texts), labels_RS.shape[1] + 1, dtype=torch.float64)
-        sums_XS.index_add_(
-            0, setting_texts.text_R, torch.nn.functional.pad(labels_RS.double(), (0, 1), value=1.0)
-        )
+        # the last column counts the roots, which are reached for sure
+        reached_RS = torch.nn.functional.pad(labels_RS.double(), (0, 1), value=1.0)
+        sums_XS = torch.zeros(len(setting_texts), reached_RS.shape[1], dtype=torch.float64)
+        sums_XS.index_add_(0, setting_texts.text_R, reached_RS)
         for K in range(1, space.max_K + 1):
-            action = Action(K, 0, space.max_L2) if K > 1 else space.chain(space.max_L2)
-            reached = [-1, *space.survival_of_AD[space.index(action)][: space.max_L2].tolist()]
-            for depth in range(1, len(reached)):
-                columns_X2 = sums_XS[:, [reached[depth], reached[depth - 1]]]
+            action = space.chain(space.max_L2)
+            if K > 1:
+                action = Action(K, 0, space.max_L2)
+            paths = space.survival_of_AD[space.index(action)][: space.max_L2].tolist()
+            above = -1  # the root's column
+            for depth, column in enumerate(paths, 1):
                 ratio = jackknifed(
-                    columns_X2,
+                    sums_XS[:, [column, above]],
                     setting_texts.source_number_X,
                     lambda sums: sums[..., 0] / sums[..., 1],
                 )
-                yield replayed_figure(
-                    str(sampling), name, f"replayed acceptance at depth {depth}, K={K}", ratio
-                )
+                above = column
+                measure = f"replayed acceptance at depth {depth}, K={K}"
+                yield replayed_figure(str(sampling), name, measure, ratio)
 
 
 def draw(found: Table, config: Config, path: Path) -> None:
     """Figure 1 of DDTE as a picture: acceptance by depth, a panel for each verifier, and the
     distance of draft and target; means over settings."""
     picture = Picture(figsize=(14, 8), layout="constrained")
-    panels = picture.subplots(2, -(-(len(config.verifiers) + 1) // 2), squeeze=False).flat
+    columns = math.ceil((len(config.verifiers) + 1) / 2)  # in two rows
+    panels = picture.subplots(2, columns, squeeze=False).flat
     figures = pandas.DataFrame(found.figures)
-    measures = (
-        figures["measure"]
-        .str.extract(r"(?P<what>.*) at depth (?P<depth>\d+)(?:, )?(?P<K>.*)")
-        .dropna()
+    measures = figures["measure"].str.extract(
+        r"(?P<what>.*) at depth (?P<depth>\d+)(?:, )?(?P<K>.*)"
     )
-    for ((what, method), rows), panel in zip(
-        measures.join(figures).groupby(["what", "method"]), panels, strict=False
-    ):
+    by_panel = measures.dropna().join(figures).groupby(["what", "method"])
+    for ((what, method), rows), panel in zip(by_panel, panels, strict=False):
         values = rows.astype({"depth": int}).pivot_table("value", "depth", "K")  # a mean
-        values.plot(
-            ax=panel, title=method, ylabel=what, ylim=(0, 2 if what.startswith("L1") else 1)
-        )
+        highest = 2 if what.startswith("L1") else 1  # of an L1 distance, and of a probability
+        values.plot(ax=panel, title=method, ylabel=what, ylim=(0, highest))
     with atomically(path) as partial_path:
         picture.savefig(partial_path, format="png")
 
@@ -390,22 +406,14 @@ def draw(found: Table, config: Config, path: Path) -> None:
 def show(found: Table) -> None:
     """Print tokens per step, and speeds over the rival's on each clock; the other figures are in
     the file."""
-    for measure in dict.fromkeys(
-        figure.measure for figure in found.figures if figure.setting == figure.kind == ALL
-    ):
-        if (
-            "least cell" in measure
-            or "its own" in measure
-            or "per second" in measure
-            or "its selector" in measure
-        ):
+    measures = [figure.measure for figure in found.figures if figure.setting == figure.kind == ALL]
+    for measure in dict.fromkeys(measures):
+        if any(words in measure for words in NOT_SHOWN):
             continue
         rows = []
         for method in found.methods(ALL, measure):
-            mean, least = (
-                found.of(ALL, method, measure),
-                found.get(ALL, method, f"{measure}, least cell"),
-            )
+            mean = found.of(ALL, method, measure)
+            least = found.get(ALL, method, f"{measure}, least cell")
             rows.append(
                 {
                     "method": method,

@@ -40,23 +40,21 @@ def depends(config: Config, pair: str) -> dict[str, Any]:
     InputError where there is no log."""
     if config.logs.files:
         return log.depends(config)
+    data = config.data.model_dump(mode="json")
+    if config.data.features == LIGHT:  # only hidden states are recorded with a stride
+        data["stride"] = 1
+    data["behaviour"] = BEHAVIOUR
+    log_digest = None if config.data.log is None else sha256(config.data.log)
+    shares = [config.prompts.validation, config.prompts.test]
     return {
         "pair": pair,
         "dtype": config.pair.dtype,
         "seed": config.seed,
         "sampling": [setting.model_dump() for setting in config.sampling],
         "verifiers": list(config.verifiers),
-        "data": {
-            **config.data.model_dump(mode="json"),
-            # only hidden states are recorded with a stride
-            **({"stride": 1} if config.data.features == LIGHT else {}),
-            "behaviour": BEHAVIOUR,
-        },
-        "log": config.data.log and sha256(config.data.log),
-        "prompts": {
-            "shares": [config.prompts.validation, config.prompts.test],
-            **prompts_depend(config, *SPLITS),
-        },
+        "data": data,
+        "log": log_digest,
+        "prompts": {"shares": shares, **prompts_depend(config, *SPLITS)},
     }
 
 
@@ -68,9 +66,9 @@ def load_traces(config: Config, pair: str) -> dict[str, Texts]:
     """The texts of every split; InputError unless they were made with this config and pair."""
     folder = traces_folder(config)
     verify(config, "data")
-    if changes := differences(
-        read_manifest(folder)["depends"], {"format": FORMAT, **depends(config, pair)}
-    ):
+    recorded = read_manifest(folder)["depends"]
+    changes = differences(recorded, {"format": FORMAT, **depends(config, pair)})
+    if changes:
         raise InputError(f"{folder}: made from other inputs ({changes}): run the data stage")
     if config.logs.files:
         return read_log_texts(folder, sha256(folder / "manifest.json"))
@@ -92,34 +90,48 @@ def timed(
 def realised(config: Config) -> list[dict[str, Any]]:
     """What decoding accepted, compared with the labels of the same steps, by verifier and style of
     the trees."""
-    folder = traces_folder(config)
-    grouped_steps: defaultdict[tuple[str, str], list[Tensor]] = defaultdict(list)
-    for name in [name for name in read_manifest(folder)["shards"] if name.startswith("train/")]:
-        table = pq.read_table(folder / name)
-        space = space_of(table)
-        for row in table.filter(
-            pc.field("step_verifier").is_valid() & (pc.field("roots") > 0)
-        ).to_pylist():
-            root_N, action_N, accepted_N = (
-                torch.tensor(row[name], dtype=torch.int64)
-                for name in ("step_root", "step_action", "step_accepted")
-            )
-            survivals_RS = torch.tensor(row[survival_column(row["step_verifier"])]).view(
-                -1, len(space.sums_SA)
-            )
-            steps_N3 = against_labels(survivals_RS[root_N], action_N, accepted_N + 1, space)
-            for action, step_3 in zip(action_N.tolist(), steps_N3, strict=True):
-                grouped_steps[row["step_verifier"], space.trees[action].style].append(step_3)
+    grouped_steps = _decoded_steps(traces_folder(config))
     rows = []
     for verifier, style in product(config.verifiers, STYLES):
-        if len(steps := grouped_steps.get((verifier, style), [])) >= FEWEST:
-            steps_N3 = torch.stack(steps)
-            tokens, expected, _ = steps_N3.mean(0).tolist()
-            figures = {"expected": expected, "realised": tokens, "z": z_of(steps_N3)}
-            rows.append(
-                {"verifier": verifier, "branches": style, "steps": len(steps_N3), **figures}
-            )
+        steps = grouped_steps.get((verifier, style), [])
+        if len(steps) < FEWEST:
+            continue
+        steps_N3 = torch.stack(steps)
+        tokens, expected, _ = steps_N3.mean(0).tolist()
+        rows.append(
+            {
+                "verifier": verifier,
+                "branches": style,
+                "steps": len(steps_N3),
+                "expected": expected,
+                "realised": tokens,
+                "z": z_of(steps_N3),
+            }
+        )
     return rows
+
+
+def _decoded_steps(folder: Path) -> dict[tuple[str, str], list[Tensor]]:
+    """The steps of the training texts that decoding wrote, as `against_labels` gives them, by
+    verifier and style."""
+    grouped_steps: defaultdict[tuple[str, str], list[Tensor]] = defaultdict(list)
+    was_decoded = pc.field("step_verifier").is_valid() & (pc.field("roots") > 0)
+    for name in read_manifest(folder)["shards"]:
+        if not name.startswith("train/"):
+            continue
+        table = pq.read_table(folder / name)
+        space = space_of(table)
+        for row in table.filter(was_decoded).to_pylist():
+            verifier = row["step_verifier"]
+            root_N = torch.tensor(row["step_root"], dtype=torch.int64)
+            action_N = torch.tensor(row["step_action"], dtype=torch.int64)
+            accepted_N = torch.tensor(row["step_accepted"], dtype=torch.int64)
+            survivals_RS = torch.tensor(row[survival_column(verifier)])
+            survivals_RS = survivals_RS.view(-1, len(space.sums_SA))
+            steps_N3 = against_labels(survivals_RS[root_N], action_N, accepted_N + 1, space)
+            for action, step_3 in zip(action_N.tolist(), steps_N3, strict=True):
+                grouped_steps[verifier, space.trees[action].style].append(step_3)
+    return grouped_steps
 
 
 def against_labels(
@@ -130,9 +142,8 @@ def against_labels(
     law_NJ = outcomes(survivals_NS, action_N, space)
     n_J = torch.arange(1, law_NJ.shape[-1] + 1, dtype=torch.float64)
     mean_N = law_NJ @ n_J
-    most_N = torch.tensor(
-        [space.trees[action].L1 + space.trees[action].L2 + 1 for action in action_N.tolist()]
-    )
+    trees = [space.trees[action] for action in action_N.tolist()]
+    most_N = torch.tensor([tree.L1 + tree.L2 + 1 for tree in trees])
     # few siblings' noise
     impossible_N = mean_N - mean_N.clamp(min=torch.ones_like(mean_N), max=most_N.double())
     variance_N = (law_NJ @ n_J**2 - mean_N**2).clamp(min=0) + impossible_N**2 + ROUNDING

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
@@ -41,26 +41,32 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data")
 
 def plan(config: Config) -> list[str]:
     if config.logs.files:
-        return [str(log := log_of(config)), *log.logs.remarks]
+        log = log_of(config)
+        return [str(log), *log.logs.remarks]
     if config.data.log is not None:
         return [f"the texts of {config.data.log}, one teacher-forced pass of each model over each"]
-    counts, settings, data = split_counts(config), len(config.sampling), config.data
-    hidden = sum(pairs.hidden_widths(config)) * data.tokens if data.features == FULL else 0
+    counts = split_counts(config)
+    settings = len(config.sampling)
+    data = config.data
+    hidden = 0
+    if data.features == FULL:
+        hidden = sum(pairs.hidden_widths(config)) * data.tokens
     tokens = config.prompts.tokens + data.tokens + BEYOND
-    bytes_by_split = {
-        split: text_bytes(
+    largest = 0
+    total = 0
+    for split, count in counts.items():
+        stride = data.stride if split == "train" else 1
+        size = text_bytes(
             tokens, data.tokens, len(config.verifiers), hidden // stride, ActionSpace.recorded()
         )
-        for split, stride in {**dict.fromkeys(counts, 1), "train": data.stride}.items()
-    }
-    total = settings * sum(count * bytes_by_split[split] for split, count in counts.items())
+        largest = max(largest, size)
+        total += settings * count * size
     texts = ", ".join(f"{count} for {split}" for split, count in counts.items())
+    limit = f"; no more once {data.seconds} s are over" if data.seconds else ""
     return [
         f"{settings} sampling settings x {sum(counts.values())} texts ({texts}) of {data.tokens} "
-        "labelled tokens; "
-        f"up to {max(bytes_by_split.values()) / 1e3:.0f} kB a text, {total / 1e6:.0f} MB in all "
-        "before compression"
-        f"{f'; no more once {data.seconds} s are over' if data.seconds else ''}"
+        f"labelled tokens; up to {largest / 1e3:.0f} kB a text, {total / 1e6:.0f} MB in all "
+        f"before compression{limit}"
     ]
 
 
@@ -68,14 +74,23 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
     """The stage with what it depends on; `pair` is the pair's fingerprint, None for the recorded
     one."""
     folder = traces_folder(config)
-    inputs = depends(config, pair or pairs.known_fingerprint(config))
-    return Stage("data", config, inputs, (folder,), hashed=(folder / "manifest.json",))
+    if pair is None:
+        pair = pairs.known_fingerprint(config)
+    return Stage(
+        "data", config, depends(config, pair), (folder,), hashed=(folder / "manifest.json",)
+    )
 
 
 def run(config: Config) -> None:
-    log = log_of(config) if config.logs.files else None
-    pair: Any = None if log else pairs.load_pair(config)
-    fingerprint, folder = (log or pair).fingerprint, traces_folder(config)
+    log: Log | None = None
+    pair: Any = None
+    if config.logs.files:
+        log = log_of(config)
+        fingerprint = log.fingerprint
+    else:
+        pair = pairs.load_pair(config)
+        fingerprint = pair.fingerprint
+    folder = traces_folder(config)
     stage = stage_of(config, fingerprint)
     work = shards(config, pair, log)
     store = TraceStore(folder, stage.depends)  # raises where there are traces of other inputs
@@ -83,17 +98,20 @@ def run(config: Config) -> None:
     if (not todo or config.data.seconds) and not stage.begin():
         return
     kinds = {name: (shard_work.split, shard_work.sampling) for name, shard_work in work.items()}
-    missing = {*kinds.values()} - {kind for name, kind in kinds.items() if store.holds(name)}
+    missing = set(kinds.values()) - {kind for name, kind in kinds.items() if store.holds(name)}
     stage.replace()
     for line in plan(config):  # a log's remarks are lines of their own
         stage.say(line)
-    plausibility, roots, started = Plausibility(), 0, time.perf_counter()
+    plausibility = Plausibility()
+    roots = 0
+    started = time.perf_counter()
     for name in set(work) - set(todo):
         _judge(config, plausibility, Plausibility(**store.manifest["shards"][name]["plausibility"]))
+    make = log.shard if log is not None else partial(make_shard, pair, pairs.recipe(config))
+    forks = pair is not None and pair.device.type == "cpu"
+    processes = config.processes if forks else 1
     bar = ticking("labelling texts", len(work), len(work) - len(todo))
     with mlflow_run(config, "data", SECTIONS) as mlflow, bar as tick:
-        make = log.shard if log else partial(make_shard, pair, pairs.recipe(config))
-        processes = config.processes if pair and pair.device.type == "cpu" else 1
         for name, shard in made(make, todo, processes):
             store.write(name, shard.table, plausibility=asdict(shard.plausibility))
             _judge(config, plausibility, shard.plausibility)
@@ -104,27 +122,38 @@ def run(config: Config) -> None:
             if config.data.seconds and seconds > config.data.seconds and not missing:
                 break
         checks = realised(config)
-        texts, size = store.total("rows"), store.total("bytes")
-        mlflow.log_metrics({"texts": texts, "bytes": size})
-        mlflow.log_metrics(
-            {f"z of decoded steps/{row['verifier']} {row['branches']}": row["z"] for row in checks}
-        )
-        mlflow.log_dict(store.manifest, "manifest.json")
-        log_traces(mlflow, folder, SPLITS)
-        summary = f"{texts} texts, {size / 1e6:.1f} MB in {folder}"
-        describe(mlflow, summary)
+        summary = _logged(mlflow, folder, store, checks)
     stage.say(summary)
     if log is None:
         stage.say(str(plausibility))
     for row in checks:
-        warning = "; warning: beyond 4 the two disagree" if abs(row["z"]) > 4 else ""
-        stage.say(
-            f"{row['verifier']}, {row['branches']}: {row['steps']} decoding steps, block "
-            "efficiency "
-            f"{row['expected']:.3f} by the labels, {row['realised']:.3f} realised, z = "
-            f"{row['z']:+.2f}{warning}"
-        )
+        stage.say(_in_words(row))
     stage.finish()
+
+
+def _logged(mlflow: Any, folder: Path, store: TraceStore, checks: list[dict[str, Any]]) -> str:
+    """What the stage has written, in words, after MLflow was told."""
+    texts = store.total("rows")
+    size = store.total("bytes")
+    mlflow.log_metrics({"texts": texts, "bytes": size})
+    distances = {}
+    for row in checks:
+        distances[f"z of decoded steps/{row['verifier']} {row['branches']}"] = row["z"]
+    mlflow.log_metrics(distances)
+    mlflow.log_dict(store.manifest, "manifest.json")
+    log_traces(mlflow, folder, SPLITS)
+    summary = f"{texts} texts, {size / 1e6:.1f} MB in {folder}"
+    describe(mlflow, summary)
+    return summary
+
+
+def _in_words(check: dict[str, Any]) -> str:
+    warning = "; warning: beyond 4 the two disagree" if abs(check["z"]) > 4 else ""
+    return (
+        f"{check['verifier']}, {check['branches']}: {check['steps']} decoding steps, block "
+        f"efficiency {check['expected']:.3f} by the labels, {check['realised']:.3f} realised, "
+        f"z = {check['z']:+.2f}{warning}"
+    )
 
 
 def _judge(config: Config, seen: Plausibility, shard: Plausibility) -> None:
@@ -138,7 +167,8 @@ def _judge(config: Config, seen: Plausibility, shard: Plausibility) -> None:
 
 
 def split_counts(config: Config) -> dict[str, int]:
-    test, validation = config.prompts.test, config.prompts.validation
+    test = config.prompts.test
+    validation = config.prompts.validation
     shares = {"train": 1 - test - validation, "validation": validation, "test": test}
     return {split: max(2, round(config.data.texts * share)) for split, share in shares.items()}
 
@@ -146,18 +176,23 @@ def split_counts(config: Config) -> dict[str, int]:
 def shards(config: Config, pair: ModelPair, log: Log | None = None) -> dict[str, Work]:
     """Shard names (within the folder of traces) and the work of each, the first ones of all splits
     and sampling settings first. The texts are a log's, if one is given, else the pair's."""
+    wholes: Iterable[Work]
+    if log is not None:
+        wholes = log.work
+    elif config.data.log is not None:
+        wholes = _of_log(config, pair, config.data.log)
+    else:
+        wholes = _of_prompts(config, pair)
     named_work: list[tuple[int, str, Work]] = []
-    numbers, size = Counter[str](), config.data.texts_per_shard
-    wholes = (
-        _of_log(config, pair, config.data.log) if config.data.log else _of_prompts(config, pair)
-    )
-    for whole in log.work if log else wholes:
-        for begin in range(0, len(whole.prompts or whole.given), size):
+    numbers = Counter[str]()
+    size = config.data.texts_per_shard
+    for whole in wholes:
+        count = len(whole.prompts) or len(whole.given)
+        for begin in range(0, count, size):
             part = slice(begin, begin + size)
             name = f"{whole.split}/part-{numbers[whole.split]:05d}.parquet"
-            named_work.append(
-                (begin, name, replace(whole, prompts=whole.prompts[part], given=whole.given[part]))
-            )
+            work = replace(whole, prompts=whole.prompts[part], given=whole.given[part])
+            named_work.append((begin, name, work))
             numbers[whole.split] += 1
     return {name: work for _, name, work in sorted(named_work, key=itemgetter(0))}
 
@@ -165,22 +200,28 @@ def shards(config: Config, pair: ModelPair, log: Log | None = None) -> dict[str,
 def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
     for split, count in split_counts(config).items():
         prompts = pairs.prompts_of(config, pair, split)
-        for sampling in (setting.build() for setting in config.sampling):
-            texts = tuple((prompts[n % len(prompts)], n // len(prompts)) for n in range(count))
-            if sampling.temperature == 0:  # all greedy texts of one prompt are the same
-                texts = texts[: len(prompts)]
-            decoded = round(config.data.decoded * len(texts)) if split == "train" else 0
-            yield Work(split, sampling, texts[:decoded], decoded=True)
+        for setting in config.sampling:
+            sampling = setting.build()
+            # all greedy texts of one prompt are the same
+            different = min(count, len(prompts)) if sampling.temperature == 0 else count
+            texts = []
+            for number in range(different):
+                continuation, prompt = divmod(number, len(prompts))
+                texts.append((prompts[prompt], continuation))
+            decoded = 0
+            if split == "train":
+                decoded = round(config.data.decoded * len(texts))
+            yield Work(split, sampling, tuple(texts[:decoded]), decoded=True)
             # shorter prompts are padded to longer ones
-            yield Work(
-                split, sampling, tuple(sorted(texts[decoded:], key=lambda text: len(text[0].text)))
-            )
+            by_length = sorted(texts[decoded:], key=lambda text: len(text[0].text))
+            yield Work(split, sampling, tuple(by_length))
 
 
 def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
     """InputError where the run lacks a text's sampling setting, a text is too long, or a split is
     empty."""
-    settings, longest = {setting.build().law: setting.build() for setting in config.sampling}, 0
+    settings = {setting.build().law: setting.build() for setting in config.sampling}
+    longest = 0
     texts: dict[tuple[str, Sampling], list[GivenText]] = {}
     given_texts, remark = apart(read_log(path, pair))
     if remark:
@@ -191,7 +232,8 @@ def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
             raise InputError(
                 f"{text.place}: {text.sampling} is not among the run's sampling settings"
             )
-        if (count := len(text.prompt_tokens) + len(text.completion)) > pair.max_positions:
+        count = len(text.prompt_tokens) + len(text.completion)
+        if count > pair.max_positions:
             raise InputError(
                 f"{text.place}: {count} tokens; the pair has {pair.max_positions} positions"
             )
@@ -201,11 +243,7 @@ def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
     pairs.check_models(pair, longest)  # no trees are drafted behind these texts
     for split, (law, sampling) in product(SPLITS, settings.items()):
         if (split, sampling) not in texts:
-            raise pairs.no_prompts(
-                config,
-                path,
-                [text.prompt for text in given_texts if text.sampling.law == law],
-                split,
-            )
+            prompts = [text.prompt for text in given_texts if text.sampling.law == law]
+            raise pairs.no_prompts(config, path, prompts, split)
     for (split, sampling), part in texts.items():
         yield Work(split, sampling, (), given=tuple(part))

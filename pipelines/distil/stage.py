@@ -33,52 +33,34 @@ OF_TEXTS = {"tokens", "context", "batch"}  # the keys that determine the texts
 
 def plan(config: Config) -> list[str]:
     settings = config.distil
-    layers, vocabulary = (
-        ", ".join(map(str, settings.layers)),
-        f"{settings.vocabulary:,}" if settings.vocabulary else "all",
-    )
+    layers = ", ".join(map(str, settings.layers))
+    vocabulary = f"{settings.vocabulary:,}" if settings.vocabulary else "all"
     tokens = batches(config) * settings.batch * settings.context
     return [
         f"{tokens:,} tokens sampled from {config.pair.target}, {settings.batch} sequences of "
-        f"{settings.context} at once; about "
-        f"{tokens / 1e3:.0f} MB for each 500 of its hidden width",
+        f"{settings.context} at once; about {tokens / 1e3:.0f} MB for each 500 of its hidden width",
         f"a draft of the target's layers {layers} that scores {vocabulary} tokens: "
-        f"{_steps(config)} steps of "
-        f"{settings.sequences} sequences",
+        f"{_steps(config)} steps of {settings.sequences} sequences",
     ]
 
 
 def _steps(config: Config) -> int:
-    return max(
-        1, config.distil.passes * batches(config) * config.distil.batch // config.distil.sequences
-    )
+    settings = config.distil
+    return max(1, settings.passes * batches(config) * settings.batch // settings.sequences)
 
 
 def run(config: Config) -> None:
-    name, settings = target_name(config), config.distil
-    tokenizer, device = load_tokenizer(name, "target"), resolve_device(config.pair.device)
+    name = target_name(config)
+    tokenizer = load_tokenizer(name, "target")
+    device = resolve_device(config.pair.device)
     prepared_prompts(config, tokenizer)
     if config.pair.threads:
         torch.set_num_threads(config.pair.threads)
     target: Any = load_model(name, "target", torch.float32, device, config.pair.device_map)
-    on_gpu = target.device.type == "cuda"
-    fast = torch.cuda.is_bf16_supported() if on_gpu else computes_in_bfloat16()
-    folder, dtype = config.folder / "distil", torch.bfloat16 if fast else DTYPES[config.pair.dtype]
-    prompts = by_split(config, all_prompts(config))
-    made_from = {
-        "target": fingerprint([target], tokenizer, eos_ids(target)),
-        "prompts": {
-            split: [[prompt.id, prompt.text] for prompt in prompts[split]]
-            for split in ("train", "validation")
-        },
-        "system": config.prompts.system,
-        "texts": {
-            **settings.model_dump(mode="json", include=OF_TEXTS),
-            "dtype": str(dtype),
-            "begun": [BEGUN, FEW],
-        },
-        "seed": config.seed,
-    }
+    dtype = _dtype_of(config, target)
+    folder = config.folder / "distil"
+    made_from = _texts_depend(config, target, tokenizer, dtype)
+    settings = config.distil
     depends = {**made_from, "draft": settings.model_dump(mode="json", exclude=OF_TEXTS)}
     stage = Stage("distil", config, depends, (folder / "draft", folder / "manifest.json"))
     if stage.begin():
@@ -98,20 +80,53 @@ def run(config: Config) -> None:
                 "target pass",
             )
         stage.finish()
+    _print_drafts(folder)
+
+
+def _dtype_of(config: Config, target: Any) -> torch.dtype:
+    """The number format in which the target writes and the draft is trained."""
+    if target.device.type == "cuda":
+        is_fast = torch.cuda.is_bf16_supported()
+    else:
+        is_fast = computes_in_bfloat16()
+    return torch.bfloat16 if is_fast else DTYPES[config.pair.dtype]
+
+
+def _texts_depend(
+    config: Config, target: Any, tokenizer: Any, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Everything that the texts depend on."""
+    prompts = by_split(config, all_prompts(config))
+    texts_by_split = {}
+    for split in ("train", "validation"):
+        texts_by_split[split] = [[prompt.id, prompt.text] for prompt in prompts[split]]
+    return {
+        "target": fingerprint([target], tokenizer, eos_ids(target)),
+        "prompts": texts_by_split,
+        "system": config.prompts.system,
+        "texts": {
+            **config.distil.model_dump(mode="json", include=OF_TEXTS),
+            "dtype": str(dtype),
+            "begun": [BEGUN, FEW],
+        },
+        "seed": config.seed,
+    }
+
+
+def _print_drafts(folder: Path) -> None:
     manifest = read_json(folder / "manifest.json", "distil")
-    rows = [
-        {
-            key: f"{row[key]:.3f}" if isinstance(row[key], float) else str(row[key])
-            for key in COMPARED
-        }
-        for row in manifest["tried"]
-    ]
+    rows = []
+    for draft in manifest["tried"]:
+        cells = {}
+        for key in COMPARED:
+            value = draft[key]
+            cells[key] = f"{value:.3f}" if isinstance(value, float) else str(value)
+        rows.append(cells)
     console.print(
         table(rows, "Drafts of this run: overlap and covered at temperature 1, on held-out prompts")
     )
-    kinds = ", ".join(
-        f"{kind} {value:.3f}" for kind, value in manifest["draft"]["overlap_by_kind"].items()
-    )
+    overlap_by_kind = manifest["draft"]["overlap_by_kind"]
+    kinds = ", ".join(f"{kind} {value:.3f}" for kind, value in overlap_by_kind.items())
     console.print(f"Overlap of the last one by kind of prompt: {kinds}", soft_wrap=True)
     console.print(
         f"To decode with the last one: pair.draft=distilled, or pair.draft={folder / 'draft'}"
@@ -127,22 +142,26 @@ def _trained(
     dtype: torch.dtype,
     mlflow: Any,
 ) -> dict[str, Any]:
-    config, settings = stage.config, stage.config.distil
-    data, began = Sequences(sorted(texts.glob("0*.safetensors"))), time.monotonic()
-    ends = [*(Template.of(tokenizer, config.prompts.system) or ((), (), ()))[1:], eos_ids(target)]
-    always = sorted({token for part in ends for token in part})
-    draft = new_draft(
-        target, settings.layers, data.most_frequent(settings.vocabulary, scored(target), always)
-    )
+    config = stage.config
+    settings = config.distil
+    data = Sequences(sorted(texts.glob("0*.safetensors")))
+    began = time.monotonic()
+    always = set(eos_ids(target))
+    template = Template.of(tokenizer, config.prompts.system)
+    if template is not None:
+        always |= {*template.to_answer, *template.to_user}
+    scored_tokens = data.most_frequent(settings.vocabulary, scored(target), sorted(always))
+    draft = new_draft(target, settings.layers, scored_tokens)
     training = folder / "training" / _digest(stage.depends)
     train(config, draft, data, _steps(config), dtype, training, mlflow.active_run().info.run_id)
     text_metrics = measured(draft, *held_out(config, texts, tokenizer, eos_ids(target)))
     for model in (draft, target):  # as they decode
         prepack(model)
-    metrics = {
-        **{
-            key: value for key, value in settings.model_dump(mode="json").items() if key in COMPARED
-        },
+    compared_settings = {
+        key: value for key, value in settings.model_dump(mode="json").items() if key in COMPARED
+    }
+    metrics: dict[str, Any] = {
+        **compared_settings,
         "tokens": int(data.drawn_BT.sum()),
         "minutes": (time.monotonic() - began) / 60,
         **text_metrics,
@@ -155,14 +174,19 @@ def _trained(
     stage.replace()
     save_draft(draft, folder / "draft")
     weights = sha256(folder / "draft" / WEIGHTS)
-    origin = {**provenance(config), "config": settings.model_dump(mode="json"), "seed": config.seed}
-    write_json(
-        folder / "draft" / "provenance.json", {"weights": weights, "draft": metrics, **origin}
-    )
+    origin = {
+        "weights": weights,
+        "draft": metrics,
+        **provenance(config),
+        "config": settings.model_dump(mode="json"),
+        "seed": config.seed,
+    }
+    write_json(folder / "draft" / "provenance.json", origin)
     write_json(folder / "manifest.json", {"draft": metrics, "tried": [*tried, metrics]})
     shutil.rmtree(folder / "training")
     return metrics
 
 
 def _digest(depends: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
+    text = json.dumps(depends, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -42,11 +42,11 @@ from selector.schema import InputError
 HELD_OUT = "held_out.safetensors"
 # of answers, by sequence in turn; a user's turn is sampled at 1
 TEMPERATURES = (1.0, 0.6, 1.0, 0.3, 0.8)
-# share of conversations that begin with tokens of a prompt, and how many tokens at most
-BEGUN, FEW = 0.75, 4
+BEGUN = 0.75  # share of conversations that begin with tokens of a prompt
+FEW = 4  # how many of these at most
 LONGEST_TURN = 96  # tokens of a user's turn that the target samples
 # stand for turns, to find what the template puts between them
-MARKS = "\x02one\x02", "\x02two\x02", "\x02three\x02"
+MARKS = ("\x02one\x02", "\x02two\x02", "\x02three\x02")
 # the largest distance of logits from a linear map, as a share of their standard deviation
 LINEAR = 0.05
 
@@ -64,7 +64,9 @@ class Template(NamedTuple):
         """None for a tokenizer without a template, or with one that cannot hold these turns."""
         if not tokenizer.chat_template:
             return None
-        turns = [] if system is None else [{"role": "system", "content": system}]
+        turns = []
+        if system is not None:
+            turns.append({"role": "system", "content": system})
         for role, mark in zip(("user", "assistant", "user"), MARKS, strict=True):
             turns.append({"role": role, "content": mark})
         try:
@@ -75,7 +77,9 @@ class Template(NamedTuple):
         if len(parts) != len(MARKS) + 1:
             return None
         part_tokens = tokenizer(parts[:3], add_special_tokens=False)["input_ids"]
-        return cls(*part_tokens) if all(part_tokens[1:]) else None
+        if not all(part_tokens[1:]):
+            return None
+        return cls(*part_tokens)
 
 
 class Start(NamedTuple):
@@ -103,11 +107,14 @@ def starts(
     template: Template | None, prompts: Sequence[list[int]], chance: random.Random
 ) -> Iterator[Start]:
     """Beginnings of sequences, without end. `prompts` are token ids without the template."""
-    temperatures, opening = cycle(TEMPERATURES), template.opening if template else []
+    temperatures = cycle(TEMPERATURES)
+    opening = [] if template is None else template.opening
     while True:
         for prompt in chance.sample(prompts, len(prompts)):
-            begun = template is None or chance.random() < BEGUN
-            few = chance.randint(1, max(1, min(len(prompt) // 2, FEW))) if begun else 0
+            few = 0
+            if template is None or chance.random() < BEGUN:
+                most = max(1, min(len(prompt) // 2, FEW))
+                few = chance.randint(1, most)
             yield Start([*opening, *prompt[:few]], template is None, next(temperatures))
 
 
@@ -124,44 +131,35 @@ def write(
     """Sample one batch of sequences of `length` tokens. Where a target without a template ends its
     text, the sequence continues with the next of the `further` beginnings. InputError where the
     target's logits are not a linear map of its last hidden state, or not finite."""
-    table, width = target.get_output_embeddings(), target.config.get_text_config().hidden_size
+    table = target.get_output_embeddings()
+    width = target.config.get_text_config().hidden_size
     # another kind would be copied at every token
     cache = StaticCache(target.config, max_cache_len=length)
     generator = torch.Generator(device=target.device).manual_seed(seed)
     rows = [_GrowingSequence(start, template, further, eos_ids(target)) for start in begun]
-    shape = len(rows), length
-    tokens_BT, drawn_BT = (
-        torch.zeros(shape, dtype=torch.int32),
-        torch.zeros(shape, dtype=torch.bool),
-    )
+    shape = (len(rows), length)
+    tokens_BT = torch.zeros(shape, dtype=torch.int32)
+    drawn_BT = torch.zeros(shape, dtype=torch.bool)
     hidden_BTD = torch.empty(*shape, width, dtype=torch.bfloat16)
-    log_total_BT, captured = torch.empty(shape), list[Tensor]()
+    log_total_BT = torch.empty(shape)
+    captured: list[Tensor] = []
     with table.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0])):
         drawn_B = torch.zeros(len(rows), dtype=torch.int64)
         for t in range(length):
-            next_tokens = [
-                row.take(token) for row, token in zip(rows, drawn_B.tolist(), strict=True)
-            ]
-            tokens_BT[:, t], drawn_BT[:, t] = (
-                torch.tensor(column) for column in zip(*next_tokens, strict=True)
-            )
-            ids_B1, positions_B1 = (
-                tokens_BT[:, t : t + 1].long().to(target.device),
-                torch.full((len(rows), 1), t),
-            )
+            tokens_BT[:, t], drawn_BT[:, t] = _next_tokens(rows, drawn_B)
+            ids_B1 = tokens_BT[:, t : t + 1].long().to(target.device)
+            positions_B1 = torch.full((len(rows), 1), t).to(target.device)
             output = target(
-                ids_B1,
-                past_key_values=cache,
-                use_cache=True,
-                position_ids=positions_B1.to(target.device),
+                ids_B1, past_key_values=cache, use_cache=True, position_ids=positions_B1
             )
-            logits_BV, hidden_BD = output.logits[:, -1].float(), captured.pop()[:, -1]
+            logits_BV = output.logits[:, -1].float()
+            hidden_BD = captured.pop()[:, -1]
             if t == 0:
                 _check_linear(target, logits_BV, hidden_BD)
-            hidden_BTD[:, t], log_total_BT[:, t] = hidden_BD.cpu(), logits_BV.logsumexp(-1).cpu()
-            temperatures_B1 = torch.tensor(
-                [[row.temperature] for row in rows], device=target.device
-            )
+            hidden_BTD[:, t] = hidden_BD.cpu()
+            log_total_BT[:, t] = logits_BV.logsumexp(-1).cpu()
+            temperatures = [[row.temperature] for row in rows]
+            temperatures_B1 = torch.tensor(temperatures, device=target.device)
             drawn_B = _sample(logits_BV.div_(temperatures_B1), generator).cpu()
             tick()
     if not log_total_BT.isfinite().all():
@@ -171,23 +169,29 @@ def write(
     return Sampled(tokens_BT, drawn_BT, hidden_BTD, log_total_BT)
 
 
+def _next_tokens(rows: Sequence[_GrowingSequence], drawn_B: Tensor) -> tuple[Tensor, Tensor]:
+    """The next token of every sequence, and whether it is the sampled one."""
+    tokens = []
+    are_drawn = []
+    for row, drawn in zip(rows, drawn_B.tolist(), strict=True):
+        token, is_drawn = row.take(drawn)
+        tokens.append(token)
+        are_drawn.append(is_drawn)
+    return torch.tensor(tokens), torch.tensor(are_drawn)
+
+
 def _sample(logits_BV: Tensor, generator: torch.Generator) -> Tensor:
     sums_BV = logits_BV.softmax(-1).cumsum(-1)
-    thresholds_B1 = (
-        torch.rand(len(sums_BV), 1, device=sums_BV.device, generator=generator) * sums_BV[:, -1:]
-    )
-    return torch.searchsorted(sums_BV, thresholds_B1, right=True)[:, 0].clamp(
-        max=sums_BV.shape[1] - 1
-    )
+    chance_B1 = torch.rand(len(sums_BV), 1, device=sums_BV.device, generator=generator)
+    thresholds_B1 = chance_B1 * sums_BV[:, -1:]
+    drawn_B = torch.searchsorted(sums_BV, thresholds_B1, right=True)[:, 0]
+    return drawn_B.clamp(max=sums_BV.shape[1] - 1)
 
 
 def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor) -> None:
     table = target.get_output_embeddings()
-    distance = (
-        (linear(hidden_BD, table.weight, getattr(table, "bias", None)).float() - logits_BV)
-        .abs()
-        .amax()
-    )
+    mapped_BV = linear(hidden_BD, table.weight, getattr(table, "bias", None)).float()
+    distance = (mapped_BV - logits_BV).abs().amax()
     if distance > LINEAR * logits_BV.std():
         raise InputError(
             f"{target.name_or_path}: its logits are no linear map of the last hidden state: no "
@@ -203,13 +207,13 @@ class _GrowingSequence:
         further: Iterator[Start],
         ends: frozenset[int],
     ) -> None:
-        self._template, self._further, self._given, self._said = (
-            template,
-            further,
-            deque(start.given),
-            0,
-        )
-        self._answers, self._temperature, self._ends = start.answers, start.temperature, ends
+        self._template = template
+        self._further = further
+        self._ends = ends
+        self._given = deque(start.given)
+        self._answers = start.answers
+        self._temperature = start.temperature
+        self._turn_length = 0  # sampled tokens
 
     @property
     def temperature(self) -> float:
@@ -220,16 +224,21 @@ class _GrowingSequence:
         not."""
         if self._given:
             return self._given.popleft(), False
-        self._said += 1
+        self._turn_length += 1
         if self._template is None:
             if drawn in self._ends:
                 self._given.extend(next(self._further).given)
             return drawn, True
-        end, *rest = self._template.to_user if self._answers else self._template.to_answer
-        too_long = not self._answers and self._said > LONGEST_TURN
-        if not (drawn == end or drawn in self._ends or too_long):
+        if self._answers:
+            end, *rest = self._template.to_user
+            is_too_long = False
+        else:
+            end, *rest = self._template.to_answer
+            is_too_long = self._turn_length > LONGEST_TURN
+        if not (drawn == end or drawn in self._ends or is_too_long):
             return drawn, True
-        self._answers, self._said = not self._answers, 0
+        self._answers = not self._answers
+        self._turn_length = 0
         self._given.extend(rest)
         return end, drawn == end
 
@@ -242,29 +251,24 @@ def batches(config: Config) -> int:
 def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer: Any) -> None:
     """Sample and store the texts that are missing, and answers to the validation prompts at
     temperature 1."""
-    settings, template = config.distil, Template.of(tokenizer, config.prompts.system)
-    prompts = [*_prompts_with_room(config, tokenizer, "train").values()]
+    settings = config.distil
+    template = Template.of(tokenizer, config.prompts.system)
+    prompts = list(_prompts_with_room(config, tokenizer, "train").values())
     paths = [folder / f"{number:05}.safetensors" for number in range(batches(config))]
     missing = [path for path in paths if not path.exists()]
-    with ticking(
-        "sampling texts",
-        len(paths) * settings.context,
-        (len(paths) - len(missing)) * settings.context,
-    ) as tick:
+    total = len(paths) * settings.context
+    done = (len(paths) - len(missing)) * settings.context
+    with ticking("sampling texts", total, done) as tick:
         for path in missing:
             seed = seed_of(config.seed, "distil", int(path.stem))
             further = starts(template, prompts, random.Random(seed))
             begun = [next(further) for _ in range(settings.batch)]
             save(write(target, template, begun, further, settings.context, seed, tick), path)
     if not (folder / HELD_OUT).exists():
-        begun = [
-            _asked(template, ids)
-            for ids in _prompts_with_room(config, tokenizer, "validation").values()
-        ]
-        further, seed = (
-            starts(template, prompts, random.Random(0)),
-            seed_of(config.seed, "distil", "held out"),
-        )
+        asked = _prompts_with_room(config, tokenizer, "validation").values()
+        begun = [_asked(template, ids) for ids in asked]
+        further = starts(template, prompts, random.Random(0))
+        seed = seed_of(config.seed, "distil", "held out")
         save(write(target, template, begun, further, settings.context, seed), folder / HELD_OUT)
 
 
@@ -273,30 +277,42 @@ def held_out(
 ) -> tuple[Sequences, Tensor, list[str]]:
     """The sequences with held-out answers; which of their tokens belong to the answer, bool [X, T],
     up to the first one in `ends`; and the kinds of the prompts."""
-    data, template = Sequences([folder / HELD_OUT]), Template.of(tokenizer, config.prompts.system)
+    data = Sequences([folder / HELD_OUT])
+    template = Template.of(tokenizer, config.prompts.system)
     answers_XT = torch.zeros_like(data.drawn_BT)
     prompts = _prompts_with_room(config, tokenizer, "validation")
     for number, ids in enumerate(prompts.values()):
         begin = len(_asked(template, ids).given)
-        drawn = data.tokens_BT[number, begin:].tolist()
-        length = next((n for n, token in enumerate(drawn, 1) if token in ends), len(drawn))
+        length = _answer_length(data.tokens_BT[number, begin:].tolist(), ends)
         answers_XT[number, begin : begin + length] = True
     return data, answers_XT, [prompt.kind for prompt in prompts]
 
 
+def _answer_length(tokens: list[int], ends: frozenset[int]) -> int:
+    for length, token in enumerate(tokens, 1):
+        if token in ends:
+            return length
+    return len(tokens)
+
+
 def _asked(template: Template | None, ids: Sequence[int]) -> Start:
-    tokens = list(ids) if template is None else [*template.opening, *ids, *template.to_answer]
+    tokens = list(ids)
+    if template is not None:
+        tokens = [*template.opening, *ids, *template.to_answer]
     return Start(tokens, True, 1.0)
 
 
 def _prompts_with_room(config: Config, tokenizer: Any, split: str) -> dict[Prompt, list[int]]:
-    prompts = by_split(config, all_prompts(config))[split]
-    texts = [prompt.text for prompt in prompts]
     longest = config.distil.context - config.distil.context // 4
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    ids_by_prompt = {
-        prompt: ids for prompt, ids in zip(prompts, encoded, strict=True) if 0 < len(ids) <= longest
-    }
+    prompts = by_split(config, all_prompts(config))[split]
+    encoded: list[list[int]] = []
+    if prompts:
+        texts = [prompt.text for prompt in prompts]
+        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    ids_by_prompt = {}
+    for prompt, ids in zip(prompts, encoded, strict=True):
+        if 0 < len(ids) <= longest:
+            ids_by_prompt[prompt] = ids
     if not ids_by_prompt:
         raise InputError(
             f"distil.context={config.distil.context}: no {split} prompt leaves room for an answer"
@@ -313,17 +329,19 @@ class Sequences(Dataset[Sampled]):
     """The sequences of some files. Hidden states are read on demand, the rest is kept in memory."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        files: list[Any] = [safe_open(path, "pt") for path in paths]
-        parts = [
-            [file.get_tensor(name) for file in files]
-            for name in ("tokens_BT", "drawn_BT", "log_total_BT")
-        ]
-        self.tokens_BT, self.drawn_BT, self._log_total_BT = map(torch.cat, parts)
-        self._places = [
-            (file, row)
-            for file, tokens_BT in zip(files, parts[0], strict=True)
-            for row in range(len(tokens_BT))
-        ]
+        tokens: list[Tensor] = []
+        drawn: list[Tensor] = []
+        log_totals: list[Tensor] = []
+        self._places: list[tuple[Any, int]] = []  # file and row of each sequence
+        for path in paths:
+            file: Any = safe_open(path, "pt")
+            tokens.append(file.get_tensor("tokens_BT"))
+            drawn.append(file.get_tensor("drawn_BT"))
+            log_totals.append(file.get_tensor("log_total_BT"))
+            self._places += [(file, row) for row in range(len(tokens[-1]))]
+        self.tokens_BT = torch.cat(tokens)
+        self.drawn_BT = torch.cat(drawn)
+        self._log_total_BT = torch.cat(log_totals)
 
     def __len__(self) -> int:
         return len(self._places)

@@ -35,10 +35,12 @@ from pipelines.distil.texts import Sampled, Sequences
 from pipelines.train.fitting import fit
 
 LONGEST = 32  # drafted tokens of the longest chain that `speed` looks at
-TIMED, BEHIND = 15, 200  # forward passes that are timed, and the tokens before them
+TIMED = 15  # forward passes that are timed
+BEHIND = 200  # the tokens before them
 EVERY = 100  # steps between checkpoints
-# warm-up: a share of the steps; last: a share of the peak rate
-WEIGHT_DECAY, WARM_UP, LAST = 0.01, 0.05, 0.02
+WEIGHT_DECAY = 0.01
+WARM_UP = 0.05  # share of the steps
+LAST = 0.02  # the last learning rate, as a share of the peak
 ELEMENTS = 1 << 21  # probabilities computed at once
 
 
@@ -47,27 +49,31 @@ class Muon(torch.optim.Optimizer):
     is in bfloat16 on every device, and takes half a minute a step on a CPU without instructions for
     that."""
 
-    momentum, iterations, polynomial = 0.95, 5, (3.4445, -4.775, 2.0315)
+    momentum = 0.95
+    iterations = 5
+    polynomial = (3.4445, -4.775, 2.0315)
 
     def __init__(self, matrices: Sequence[Tensor], rate: float) -> None:
         super().__init__(matrices, {"lr": rate})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        loss = None if closure is None else torch.enable_grad()(closure)()
+        loss = None
+        if closure is not None:
+            loss = torch.enable_grad()(closure)()
         for group in self.param_groups:
-            for matrix in (
-                parameter for parameter in group["params"] if parameter.grad is not None
-            ):
-                mean = (
-                    self.state[matrix]
-                    .setdefault("mean", torch.zeros_like(matrix))
-                    .lerp_(matrix.grad, 1 - self.momentum)
-                )
+            for matrix in group["params"]:
+                if matrix.grad is None:
+                    continue
+                state = self.state[matrix]
+                if "mean" not in state:
+                    state["mean"] = torch.zeros_like(matrix)
+                mean = state["mean"].lerp_(matrix.grad, 1 - self.momentum)
                 # updates are as large as AdamW's
                 rate = group["lr"] * 0.2 * max(matrix.shape) ** 0.5
                 matrix.mul_(1 - group["lr"] * WEIGHT_DECAY)
-                matrix.sub_(self._orthogonal(matrix.grad.lerp(mean, self.momentum)), alpha=rate)
+                update = self._orthogonal(matrix.grad.lerp(mean, self.momentum))
+                matrix.sub_(update, alpha=rate)
         return loss
 
     def _orthogonal(self, matrix: Tensor) -> Tensor:
@@ -89,23 +95,26 @@ class DistilModule(pl.LightningModule):
 
     def __init__(self, draft: Any, rate: float, steps: int) -> None:
         super().__init__()
-        self.draft, self.rate, self.steps = draft, rate, steps
+        self.draft = draft
+        self.rate = rate
+        self.steps = steps
         self.strict_loading = False  # checkpoints leave out the target's weights
         draft.requires_grad_(False)
-        self.matrices = [
-            weight.requires_grad_()
-            for weight in stored_weights(draft).values()
-            if weight.dim() == 2
-        ]
+        self.matrices: list[Tensor] = []
+        for weight in stored_weights(draft).values():
+            if weight.dim() == 2:
+                self.matrices.append(weight.requires_grad_())
 
     def forward(self, batch: Sampled) -> tuple[Tensor, Tensor, Tensor]:
         """The `distances` at the counted positions of a batch."""
-        states_BTD = self.draft.base_model(
-            batch.tokens_BT.long(), use_cache=False
-        ).last_hidden_state
-        kept = batch.counted_BT
+        output = self.draft.base_model(batch.tokens_BT.long(), use_cache=False)
+        states_BTD = output.last_hidden_state
+        counted_BT = batch.counted_BT
         return distances(
-            self.draft, states_BTD[kept], batch.hidden_BTD[kept], batch.log_total_BT[kept]
+            self.draft,
+            states_BTD[counted_BT],
+            batch.hidden_BTD[counted_BT],
+            batch.log_total_BT[counted_BT],
         )
 
     def training_step(self, batch: Sampled) -> Tensor:
@@ -201,22 +210,21 @@ def train(
 ) -> None:
     """Train a draft in place, from the last checkpoint in `folder` if there is one. The MLflow run
     gets the curves."""
-    settings, seed = config.distil, config.seed
+    settings = config.distil
+    seed = config.seed
     pl.seed_everything(seed, verbose=False)
     checkpoints = ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_train_steps=EVERY)
-    last, order = folder / "last.ckpt", torch.Generator().manual_seed(seed)
+    order = torch.Generator().manual_seed(seed)
     loader: DataLoader[Sampled] = DataLoader(
         data, settings.sequences, shuffle=True, drop_last=True, generator=order
     )
+    last = folder / "last.ckpt"
+    resumed_from = str(last) if last.exists() else None
     fit(
         DistilModule(draft, settings.rate, steps),
         run_id,
         [checkpoints],
-        {
-            "train_dataloaders": loader,
-            "ckpt_path": str(last) if last.exists() else None,
-            "weights_only": False,
-        },
+        {"train_dataloaders": loader, "ckpt_path": resumed_from, "weights_only": False},
         max_steps=steps,
         max_epochs=settings.passes,
         accelerator="cpu" if draft.device.type == "cpu" else "gpu",
@@ -232,17 +240,20 @@ def measured(
 ) -> dict[str, float | dict[str, float]]:
     """`overlap`, `overlap_by_kind` of the prompts, and `covered` of `distances`: means over the
     tokens of answers."""
-    module, covered, overlap = DistilModule(draft, 0.0, 1), MeanMetric(), MeanMetric()
+    module = DistilModule(draft, 0.0, 1)
+    covered = MeanMetric()
+    overlap = MeanMetric()
     by_kind: defaultdict[str, MeanMetric] = defaultdict(MeanMetric)
     for number, (answer_T, kind) in enumerate(zip(answers_XT, kinds, strict=True)):
-        if tokens := int(answer_T.sum()):
-            sequence = held_out[number]._replace(drawn_BT=answer_T)
-            _, accepted, covered_share = module(
-                Sampled(*(tensor.unsqueeze(0).to(draft.device) for tensor in sequence))
-            )
-            covered.update(covered_share.cpu(), tokens)
-            for mean in (overlap, by_kind[kind]):
-                mean.update(accepted.cpu(), tokens)
+        tokens = int(answer_T.sum())
+        if tokens == 0:
+            continue
+        sequence = held_out[number]._replace(drawn_BT=answer_T)
+        batch = Sampled(*(tensor.unsqueeze(0).to(draft.device) for tensor in sequence))
+        _, accepted, covered_share = module(batch)
+        covered.update(covered_share.cpu(), tokens)
+        overlap.update(accepted.cpu(), tokens)
+        by_kind[kind].update(accepted.cpu(), tokens)
     overlap_by_kind = {kind: float(mean.compute()) for kind, mean in sorted(by_kind.items())}
     return {
         "overlap": float(overlap.compute()),
@@ -254,19 +265,19 @@ def measured(
 def speed(overlap: float, cost: float) -> float:
     """The largest `(1 + a + .. + a^l) / (1 + l c)` over chain lengths l: a overlap, c cost (arXiv
     2211.17192)."""
-    return max(
-        sum(overlap**n for n in range(length + 1)) / (1 + length * cost)
-        for length in range(LONGEST + 1)
-    )
+    speeds = []
+    for length in range(LONGEST + 1):
+        tokens = sum(overlap**n for n in range(length + 1))
+        speeds.append(tokens / (1 + length * cost))
+    return max(speeds)
 
 
 @torch.inference_mode()
 def cost(draft: PreTrainedModel, target: PreTrainedModel) -> float:
     """The time of a draft's forward pass of one token over that of a target's: medians of
     alternating passes."""
-    text = torch.randint(
-        scored(target), (BEHIND,), generator=torch.Generator().manual_seed(0)
-    ).tolist()
+    generator = torch.Generator().manual_seed(0)
+    text = torch.randint(scored(target), (BEHIND,), generator=generator).tolist()
     models = [CachedModel(model) for model in (draft, target)]
     for model in models:
         model.fill(text)
@@ -277,5 +288,5 @@ def cost(draft: PreTrainedModel, target: PreTrainedModel) -> float:
             model.extend([token])
             model.check()  # a GPU has then finished
             model_seconds.append(time.perf_counter() - began)
-    draft_seconds, target_seconds = map(statistics.median, seconds)
-    return draft_seconds / target_seconds
+    draft_seconds, target_seconds = seconds
+    return statistics.median(draft_seconds) / statistics.median(target_seconds)

@@ -31,11 +31,12 @@ from pipelines.evaluate.gains import (
 from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
 from pipelines.evaluate.table import ALL, Figure, Table, replayed
 from pipelines.latency.stage import load_profile
-from pipelines.pair.log import log_of, why_untrained
+from pipelines.pair.log import Log, log_of, why_untrained
 from pipelines.run import watched
 from pipelines.tracking import metric_name
 from pipelines.train.result import build, chosen_of, load_module, load_result
 from selector.runtime.selector import Selector, Tuned
+from selector.train.data import Texts
 
 TIMED_DECISIONS = 200
 CONTEXT = 8000  # tokens of context at which decisions are timed
@@ -45,29 +46,14 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     """What `evaluation.json` holds of a run on a log, and its figures."""
     log = log_of(config)
     data = load_traces(config, log.fingerprint)
-    outcome: dict[str, Any] = {
-        "drafter": log.labeller.drafter,
-        "texts": {name: len(texts) for name, texts in data.items()},
-        "roots": {name: int(texts.size_X.sum()) for name, texts in data.items()},
-        "dense": log.is_dense,
-        # without a drafter there are no hits
-        "levels": list(LEVELS)[: 1 if log.labeller.drafter == NO_DRAFTER else 2],
-        "accepted": {  # of the drafter's longest chain, by the number of its tokens
-            name: texts.survivals[VERIFIER].float().nanmean(0).cumsum(0).tolist()
-            for name, texts in data.items()
-        },
-        "by_batch": [],
-        "exported": not why_untrained(config),
-        "why": why_untrained(config),
-    }
+    outcome = _contents(config, log, data)
     if not outcome["exported"]:
         return {"logs": outcome, "summary": None}, Table([])
-    result, profile, sampling = (
-        load_result(config),
-        load_profile(config),
-        config.sampling[0].build(),
-    )
-    module, rows = load_module(config, result), chosen_of(result)["modes"]
+    result = load_result(config)
+    profile = load_profile(config)
+    sampling = config.sampling[0].build()
+    module = load_module(config, result)
+    rows = chosen_of(result)["modes"]
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", data)
     outcome["decision_seconds"] = _decision_seconds(selector, log.splits["test"], sampling)
@@ -77,13 +63,35 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     for batch, modes in watched(tuned.items(), "replay, by batch size"):
         test = timed(data["test"], sampling, VERIFIER, profile, batch)
         taken = {level: outcome["decision_seconds"][level][str(batch)] for level in LEVELS}
-        compared_modes = modes._replace(
-            selector={level: modes.selector[level] for level in outcome["levels"]}
-        )
+        selector_modes = {level: modes.selector[level] for level in outcome["levels"]}
+        compared_modes = modes._replace(selector=selector_modes)
         batch_figures = list(measured(compared_modes, test, predicted, profile, taken))
         outcome["by_batch"] += entries(Table(batch_figures), compared_modes)
         figures += batch_figures
     return {"logs": outcome, "summary": None}, Table(figures)
+
+
+def _contents(config: Config, log: Log, data: dict[str, Texts]) -> dict[str, Any]:
+    """What a log holds, before anything is replayed."""
+    levels = list(LEVELS)
+    if log.labeller.drafter == NO_DRAFTER:
+        levels = levels[:1]  # without a drafter there are no hits
+    accepted = {}
+    for name, texts in data.items():
+        mean_S = texts.survivals[VERIFIER].float().nanmean(0)
+        accepted[name] = mean_S.cumsum(0).tolist()
+    return {
+        "drafter": log.labeller.drafter,
+        "texts": {name: len(texts) for name, texts in data.items()},
+        "roots": {name: int(texts.size_X.sum()) for name, texts in data.items()},
+        "dense": log.is_dense,
+        "levels": levels,
+        # of the drafter's longest chain, by the number of its tokens
+        "accepted": accepted,
+        "by_batch": [],
+        "exported": not why_untrained(config),
+        "why": why_untrained(config),
+    }
 
 
 def _decision_seconds(
@@ -93,68 +101,85 @@ def _decision_seconds(
     together, features included, one process after another; the requests have contexts of `CONTEXT`
     tokens and one new token each."""
     steps = {mode.batch: max(TIMED_DECISIONS, 5 * mode.batch) for mode in selector.modes}
-    tokens = np.resize(
-        np.concatenate([text.tokens for text in texts]), CONTEXT + 2 * max(steps.values())
-    ).tolist()
-    seconds: dict[str, Any] = {"context": CONTEXT, **{level: {} for level in LEVELS}}
+    text_tokens = np.concatenate([text.tokens for text in texts])
+    tokens = np.resize(text_tokens, CONTEXT + 2 * max(steps.values())).tolist()
+    seconds: dict[str, Any] = {"context": CONTEXT}
+    for level in LEVELS:
+        seconds[level] = {}
     for mode in selector.modes:
         knowledge = DrafterKnowledge(tokens[:CONTEXT], sampling, selector.tokens)
-        tuned, step_seconds = Tuned(mode, selector), []
+        tuned = Tuned(mode, selector)
+        step_seconds = []
         for begin in range(CONTEXT, CONTEXT + steps[mode.batch], mode.batch):
-            start, features = time.perf_counter(), []
+            start = time.perf_counter()
+            features = []
             # their texts are one, a token longer each time
             for token in tokens[begin : begin + mode.batch]:
                 knowledge.committed([token], [1.0])
                 features.append(knowledge.features(mode.level))
-            tuned.select_jointly(features) if mode.batch > 1 else tuned.select(features[0])
+            if mode.batch > 1:
+                tuned.select_jointly(features)
+            else:
+                tuned.select(features[0])
             step_seconds.append(time.perf_counter() - start)
         seconds[mode.level][str(mode.batch)] = float(np.median(step_seconds))
     return seconds
 
 
 def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
-    texts, roots, accepted = (logs[key] for key in ("texts", "roots", "accepted"))
+    texts = logs["texts"]
     yield (
         f"{logs['drafter']}: {sum(texts.values())} texts, {texts['test']} held out, "
-        f"{roots['test']:,} positions."
+        f"{logs['roots']['test']:,} positions."
     )
     if not logs["dense"]:
         yield (
             "The log holds only what its own steps drafted: no other policy can be replayed on it."
         )
-    if depth := len(accepted["test"]):
-        training, others = (
-            f"{accepted[name][-1]:.2f}".replace("nan", "unknown") for name in ("train", "test")
-        )
+    depth = len(logs["accepted"]["test"])
+    if depth:
+        training = _mean_accepted(logs, "train")
+        others = _mean_accepted(logs, "test")
         yield (
             f"Accepted of a chain of {depth}: {training} tokens on average on training texts, "
             f"{others} on others."
         )
     for setting, level in product(settings(table), logs["levels"]):
-        selector_name, words = selector_at(level), LEVELS[level]
-        over = {
-            rival: table.of(setting, selector_name, replayed(rival)).text(3)
-            for rival in (PLAIN, COPYING, FIXED)
-        }
-        gains = f"{over[COPYING]} of the lookup rule, {over[FIXED]} of the best fixed length"
-        yield f"{setting}, {words}: {over[PLAIN]} times plain decoding, {gains}."
-        yield (
-            "  with its decisions "
-            f"{table.of(setting, selector_name + CHARGED, replayed(COPYING)).text(3)} of the rule"
-        )
-        if figure := table.get(setting, selector_name + ONE_LENGTH, replayed(FIXED)):
-            yield f"  with one length for all requests {figure.text(3)} of the fixed one"
-    for level in logs["levels"] if logs["exported"] else ():
-        latencies = logs["decision_seconds"]
-        times = ", ".join(
-            f"{1e3 * seconds:.2f} ms at {batch}" for batch, seconds in latencies[level].items()
-        )
-        yield (
-            f"All decisions of a step, {LEVELS[level]}, features at {latencies['context']:,} "
-            f"tokens included: {times}."
-        )
+        yield from _gains_in_words(table, setting, level)
+    if logs["exported"]:
+        for level in logs["levels"]:
+            yield _seconds_in_words(logs["decision_seconds"], level)
     if logs["why"]:
         yield logs["why"]
+
+
+def _mean_accepted(logs: dict[str, Any], split: str) -> str:
+    """How many tokens of the longest chain are accepted."""
+    return f"{logs['accepted'][split][-1]:.2f}".replace("nan", "unknown")
+
+
+def _gains_in_words(table: Table, setting: str, level: str) -> Iterator[str]:
+    selector_name = selector_at(level)
+    over_plain = table.of(setting, selector_name, replayed(PLAIN)).text(3)
+    over_rule = table.of(setting, selector_name, replayed(COPYING)).text(3)
+    over_fixed = table.of(setting, selector_name, replayed(FIXED)).text(3)
+    yield (
+        f"{setting}, {LEVELS[level]}: {over_plain} times plain decoding, {over_rule} of the lookup "
+        f"rule, {over_fixed} of the best fixed length."
+    )
+    charged = table.of(setting, selector_name + CHARGED, replayed(COPYING))
+    yield f"  with its decisions {charged.text(3)} of the rule"
+    one_length = table.get(setting, selector_name + ONE_LENGTH, replayed(FIXED))
+    if one_length:
+        yield f"  with one length for all requests {one_length.text(3)} of the fixed one"
+
+
+def _seconds_in_words(latencies: dict[str, Any], level: str) -> str:
+    times = [f"{1e3 * seconds:.2f} ms at {batch}" for batch, seconds in latencies[level].items()]
+    return (
+        f"All decisions of a step, {LEVELS[level]}, features at {latencies['context']:,} "
+        f"tokens included: {', '.join(times)}."
+    )
 
 
 def settings(table: Table) -> list[str]:
@@ -170,20 +195,19 @@ def settings(table: Table) -> list[str]:
 def metrics(table: Table) -> dict[str, float]:
     """For MLflow: the speed of every selector over the lookup rule and the best fixed length by
     setting."""
-    measures, tuned_settings = (replayed(COPYING), replayed(FIXED)), settings(table)
-    speeds = [
-        figure
-        for figure in table.figures
-        if figure.setting in tuned_settings
-        and figure.kind == ALL
-        and figure.method.startswith(SELECTOR)
-    ]
-    speed_by_name = {
-        f"test/{speed.setting}/{speed.method}/{speed.measure}": speed
-        for speed in speeds
-        if speed.measure in measures
-    }
-    return {metric_name(name): speed.value for name, speed in speed_by_name.items()}
+    measures = replayed(COPYING), replayed(FIXED)
+    tuned_settings = settings(table)
+    speeds: dict[str, float] = {}
+    for figure in table.figures:
+        if (
+            figure.setting in tuned_settings
+            and figure.kind == ALL
+            and figure.method.startswith(SELECTOR)
+            and figure.measure in measures
+        ):
+            name = f"test/{figure.setting}/{figure.method}/{figure.measure}"
+            speeds[metric_name(name)] = figure.value
+    return speeds
 
 
 def methods(table: Table, setting: str) -> Iterator[dict[str, str]]:
@@ -193,15 +217,14 @@ def methods(table: Table, setting: str) -> Iterator[dict[str, str]]:
     for method in names:
         over = {"over plain decoding": table.get(setting, method, replayed(PLAIN))}
         for level, words in LEVELS.items():
-            if (selector_name := selector_at(level)) in names:
-                over[f"selector over it, {words}"] = table.get(
-                    setting, selector_name, replayed(method)
-                )
+            selector_name = selector_at(level)
+            if selector_name in names:
+                figure = table.get(setting, selector_name, replayed(method))
+                over[f"selector over it, {words}"] = figure
         for kind in table.kinds(setting)[1:]:
-            over[f"over the {COPYING}, {kind}"] = table.get(
-                setting, method, replayed(COPYING), kind
-            )
-        yield {
-            "method": method,
-            **{name: figure.text(3) if figure else "" for name, figure in over.items()},
-        }
+            figure = table.get(setting, method, replayed(COPYING), kind)
+            over[f"over the {COPYING}, {kind}"] = figure
+        cells = {"method": method}
+        for name, figure in over.items():
+            cells[name] = figure.text(3) if figure else ""
+        yield cells

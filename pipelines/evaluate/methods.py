@@ -7,6 +7,7 @@ Legend: A actions, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -43,15 +44,18 @@ from selector.train.module import SelectorModule
 from selector.train.replay import Replayed
 from selector.train.tuning import StaticTable, replay_mode
 
-PLAIN, SELECTOR, STATIC = "plain decoding", "selector", "static tree"
+PLAIN = "plain decoding"
+SELECTOR = "selector"
+STATIC = "static tree"
 AT_ROOT = f"{STATIC}, traversal at the root"
-CHAIN, BRANCHING = "static chain", f"{STATIC} with branches"
-BEST_STATIC, COPYING, NETWORK = f"best {STATIC}", "lookup rule", "network"
-ASSISTED, ASSISTED_TUNED, PROMPT_LOOKUP = (
-    "assisted generation",
-    "assisted generation, tuned",
-    "prompt lookup",
-)
+CHAIN = "static chain"
+BRANCHING = f"{STATIC} with branches"
+BEST_STATIC = f"best {STATIC}"
+COPYING = "lookup rule"
+NETWORK = "network"
+ASSISTED = "assisted generation"
+ASSISTED_TUNED = "assisted generation, tuned"
+PROMPT_LOOKUP = "prompt lookup"
 CHECKED = (Action(1, 4, 0), Action(2, 2, 3), Action(4, 0, 6))  # drafted in the greedy check
 
 
@@ -86,10 +90,11 @@ class Method:
         """What is drafted, in words; empty where a network decides."""
         if self.mode.decider == decision.NETWORK:
             return ""
-        rule, tree = self.mode.rule, str(self.mode.action)
-        return (
-            f"copies of {rule.length} after a match of {rule.least}, else {tree}" if rule else tree
-        )
+        rule = self.mode.rule
+        tree = str(self.mode.action)
+        if rule:
+            return f"copies of {rule.length} after a match of {rule.least}, else {tree}"
+        return tree
 
     @property
     def is_decoded(self) -> bool:
@@ -104,19 +109,19 @@ class Method:
         if self.mode.decider == decision.NETWORK:
             return self.name
         action = self.mode.action
-        verifier = styled(get_verifier(self.verifier), action.style).name if action.drafts else ""
+        verifier = ""
+        if action.drafts:
+            verifier = styled(get_verifier(self.verifier), action.style).name
         return verifier, action, self.mode.rule
 
     def decode(
         self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int
     ) -> Decoding:
         """Continue a prompt's token ids by at most `limit` new ones."""
-        decoder = Decoder(
-            pair, sampling, get_verifier(self.verifier), self.chooser or Tuned(self.mode)
-        )
-        decoded = decoder.decode(
-            prompt, limit, torch.Generator(device=pair.device).manual_seed(seed)
-        )
+        chooser = self.chooser or Tuned(self.mode)
+        decoder = Decoder(pair, sampling, get_verifier(self.verifier), chooser)
+        generator = torch.Generator(device=pair.device).manual_seed(seed)
+        decoded = decoder.decode(prompt, limit, generator)
         steps = decoded.steps
         return Decoding(
             tokens=len(decoded.tokens),
@@ -132,11 +137,12 @@ class Method:
     def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
         """Expected steps and time on labelled texts of one sampling setting, by a machine's latency
         profile."""
-        timed, module = Timed(texts, self.verifier, profile), self.network
-        predicted = module.predictions(texts, self.mode) if module else {}
-        return replay_mode(
-            timed, predicted, self.mode, module is not None and not module.is_regressor
-        )
+        timed = Timed(texts, self.verifier, profile)
+        module = self.network
+        if module is None:
+            return replay_mode(timed, {}, self.mode)
+        predicted = module.predictions(texts, self.mode)
+        return replay_mode(timed, predicted, self.mode, policy=not module.is_regressor)
 
 
 def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfile) -> list[Method]:
@@ -144,16 +150,13 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     verifier; with Traversal, of chains and trees without a trunk; of chains; of trees with
     branches; and overall."""
     timed = {name: Timed(texts, name, profile) for name in verifiers}
-    tables, first = (
-        {name: StaticTable.of(timed_texts) for name, timed_texts in timed.items()},
-        timed[verifiers[0]],
-    )
-    trees_A = first.space.trees
+    tables = {name: StaticTable.of(timed_texts) for name, timed_texts in timed.items()}
+    trees_A = texts.space.trees
 
     def best(
-        among: Iterable[str], kind: Callable[[Action], bool] = lambda _: True
+        among: Iterable[str], is_allowed: Callable[[Action], bool] = lambda _: True
     ) -> tuple[str, Action]:
-        allowed_A = torch.tensor(list(map(kind, trees_A)))
+        allowed_A = torch.tensor([is_allowed(tree) for tree in trees_A])
         fastest = {name: tables[name].best(allowed_A) for name in among}
         name = max(fastest, key=lambda name: float(tables[name].speeds()[fastest[name]]))
         return name, trees_A[fastest[name]]
@@ -161,7 +164,9 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     overall = best(tables)
     trees: dict[str, tuple[str, Action]] = {PLAIN: (verifiers[0], EMPTY)}
     # the tree of the other verifier is the best static one
-    trees |= {f"{STATIC}, {name}": best([name]) for name in tables if name != overall[0]}
+    for name in tables:
+        if name != overall[0]:
+            trees[f"{STATIC}, {name}"] = best([name])
     if "traversal" in tables:
         trees[AT_ROOT] = best(
             ["traversal"], lambda tree: tree.style == IID and (tree.L1 == 0 or tree.K == 1)
@@ -169,9 +174,9 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     trees[CHAIN] = best(tables, lambda tree: tree.K == 1 and tree != EMPTY)
     trees[BRANCHING] = best(tables, lambda tree: tree.K > 1)
     trees[BEST_STATIC] = overall
+    sampling = timed[verifiers[0]].sampling
     return [
-        Method(name, verifier, Mode(first.sampling, action))
-        for name, (verifier, action) in trees.items()
+        Method(name, verifier, Mode(sampling, action)) for name, (verifier, action) in trees.items()
     ]
 
 
@@ -216,29 +221,31 @@ class Assistant:
             }
         generate = generation(pair, sampling, prompt, limit, **drafts)
         torch.manual_seed(seed)
-        hooked = _forward_seconds(pair, pair.target), _forward_seconds(pair, pair.draft)
         with (
-            hooked[0] as passes,
-            hooked[1] as drafted,
+            _forward_seconds(pair, pair.target) as target_seconds,
+            _forward_seconds(pair, pair.draft) as draft_seconds,
             quiet(),
             without_own_settings(pair.target, pair.draft),
         ):
             if self.tokens and not self.match:
                 draft_config = pair.draft.generation_config
-                draft_config.num_assistant_tokens, draft_config.num_assistant_tokens_schedule = (
-                    self.tokens,
-                    "constant",
-                )
+                draft_config.num_assistant_tokens = self.tokens
+                draft_config.num_assistant_tokens_schedule = "constant"
                 draft_config.assistant_confidence_threshold = 0.0
             start = time.perf_counter()
             text = generate()[0, len(prompt) :].tolist()  # which waits for a GPU
             seconds = time.perf_counter() - start
-        seconds -= sum(
-            durations[0] - statistics.median(durations)
-            for durations in (passes, drafted)
-            if durations
+        prefills = 0.0
+        for durations in (target_seconds, draft_seconds):
+            if durations:
+                prefills += durations[0] - statistics.median(durations)
+        return Decoding(
+            tokens=len(text),
+            seconds=seconds - prefills,
+            steps=len(target_seconds),
+            block_tokens=len(text),
+            text=text,
         )
-        return Decoding(len(text), seconds, len(passes), len(text), text=text)
 
 
 CHAINS = tuple(map(Assistant, (1, 2, 4, 8)))
@@ -250,10 +257,9 @@ def tuned_assistants(
 ) -> list[Assistant]:
     """The library's default, and the fastest of the `CHAINS` and of the `LOOKUPS` on some
     prompts."""
-    return [
-        Assistant(),
-        *(_fastest(ways, pair, sampling, prompts, limit, seed) for ways in (CHAINS, LOOKUPS)),
-    ]
+    chains = _fastest(CHAINS, pair, sampling, prompts, limit, seed)
+    lookups = _fastest(LOOKUPS, pair, sampling, prompts, limit, seed)
+    return [Assistant(), chains, lookups]
 
 
 def _fastest(
@@ -265,7 +271,8 @@ def _fastest(
     seed: int,
 ) -> Assistant:
     # by successive halving: after every second prompt the slower half is dropped
-    left, tokens_of = list(ways), Counter[Assistant]()
+    left = list(ways)
+    tokens_of = Counter[Assistant]()
     seconds_of: defaultdict[Assistant, float] = defaultdict(float)
     left[0].decode(pair, sampling, prompts[0], limit, seed)  # the first call is slower
     for number, prompt in enumerate(prompts, 1):
@@ -276,13 +283,14 @@ def _fastest(
             tokens_of[way] += decoded.tokens
         if number % 2 == 0:
             left.sort(key=lambda way: seconds_of[way] / tokens_of[way])
-            left = left[: -(-len(left) // 2)]
+            left = left[: math.ceil(len(left) / 2)]
     return min(left, key=lambda way: seconds_of[way] / tokens_of[way])
 
 
 @contextmanager
 def _forward_seconds(pair: ModelPair, model: PreTrainedModel) -> Iterator[list[float]]:
-    began, taken = [0.0], list[float]()
+    began = [0.0]
+    taken: list[float] = []
     before = model.register_forward_pre_hook(lambda *_: began.append(now(pair)))
     after = model.register_forward_hook(lambda *_: taken.append(now(pair) - began[-1]))
     with before, after:
@@ -294,9 +302,11 @@ def generation(
 ) -> Callable[[], torch.Tensor]:
     """The call of the target's `generate()` that continues a prompt."""
     inputs = torch.tensor([prompt], device=pair.device)
-    pad, eos = next(iter(pair.eos_ids), 0), sorted(pair.eos_ids) or None
     config = GenerationConfig(
-        max_new_tokens=limit, eos_token_id=eos, pad_token_id=pad, **sampling.generation
+        max_new_tokens=limit,
+        eos_token_id=sorted(pair.eos_ids) or None,
+        pad_token_id=next(iter(pair.eos_ids), 0),
+        **sampling.generation,
     )
     generate: Any = pair.target.generate
     return partial(
@@ -312,48 +322,51 @@ def greedy_check(pair: ModelPair, config: Config, prompts: list[Prompt]) -> dict
     all other figures would mean nothing."""
     result: dict[str, Any] = {"prompts": len(prompts), "continuations": 0, "tokens": 0, "ties": []}
     limit = config.data.tokens
-    ways = list(product((pair, replace(pair, draft=pair.target)), CHECKED, config.verifiers))
+    drafting_pairs = pair, replace(pair, draft=pair.target)
+    ways = list(product(drafting_pairs, CHECKED, config.verifiers))
+    count = max(len(prompts), len(ways))
     expected: dict[str, list[int]] = {}
-    for number in watched(
-        range(max(len(prompts), len(ways))), "comparing greedy texts with generate()"
-    ):
-        prompt, (drafting, action, name) = prompts[number % len(prompts)], ways[number % len(ways)]
+    for number in watched(range(count), "comparing greedy texts with generate()"):
+        prompt = prompts[number % len(prompts)]
+        drafting_pair, action, name = ways[number % len(ways)]
         tokens = encode(config, pair, prompt)
         if prompt.id not in expected:
             generate = generation(pair, Sampling(0), tokens, limit)
             # it loses its end-of-sequence tokens, which `generate` has
             with without_own_settings(pair.target):
                 expected[prompt.id] = generate()[0, len(tokens) :].tolist()
-        text, sampling = expected[prompt.id], Sampling(0, draft_temperature=1.0)
-        decoder = Decoder(drafting, sampling, get_verifier(name), FixedTree(action))
-        decoded_tokens = decoder.decode(
-            tokens, limit, torch.Generator(device=pair.device).manual_seed(0)
-        ).tokens
+        text = expected[prompt.id]
+        sampling = Sampling(0, draft_temperature=1.0)
+        decoder = Decoder(drafting_pair, sampling, get_verifier(name), FixedTree(action))
+        generator = torch.Generator(device=pair.device).manual_seed(0)
+        decoded_tokens = decoder.decode(tokens, limit, generator).tokens
         result["continuations"] += 1
         result["tokens"] += len(text)
         if decoded_tokens != text:
-            pairs = list(zip(decoded_tokens, text, strict=False))
-            at = next(
-                (
-                    index
-                    for index, (decoded_token, expected_token) in enumerate(pairs)
-                    if decoded_token != expected_token
-                ),
-                len(pairs),
-            )
+            at = _first_difference(decoded_tokens, text)
             divergence = f"prompt {prompt.id}, token {at} with {name} on {action}"
-            if at == len(pairs) or not _tied(pair, tokens + text[:at], *pairs[at]):
+            is_prefix = at == min(len(decoded_tokens), len(text))
+            if is_prefix or not _tied(pair, tokens + text[:at], decoded_tokens[at], text[at]):
                 raise InputError(f"greedy decoding with trees is not generate()'s: {divergence}")
             result["ties"].append(divergence)
     return result
 
 
+def _first_difference(tokens: list[int], others: list[int]) -> int:
+    """The first place where two texts differ; the end of the shorter one if they agree to there."""
+    at = 0
+    for token, other in zip(tokens, others, strict=False):
+        if token != other:
+            break
+        at += 1
+    return at
+
+
 @torch.inference_mode()
 def _tied(pair: ModelPair, context: list[int], found: int, expected: int) -> bool:
     logits_V = pair.target(torch.tensor([context], device=pair.device)).logits[0, -1].float()
-    return abs(float(logits_V[found] - logits_V[expected])) <= tie(
-        float(logits_V.max()), pair.target.dtype
-    )
+    distance = abs(float(logits_V[found] - logits_V[expected]))
+    return distance <= tie(float(logits_V.max()), pair.target.dtype)
 
 
 def greedy_summary(greedy: dict[str, Any]) -> str:
@@ -361,5 +374,7 @@ def greedy_summary(greedy: dict[str, Any]) -> str:
         f"all {greedy['continuations']} continuations of {greedy['prompts']} prompts are those of "
         "generate()"
     )
-    ties = f"; at a tie of the logits diverge {'; '.join(greedy['ties'])}" if greedy["ties"] else ""
-    return f"greedy decoding with trees: {same}{ties}"
+    words = f"greedy decoding with trees: {same}"
+    if greedy["ties"]:
+        words += f"; at a tie of the logits diverge {'; '.join(greedy['ties'])}"
+    return words

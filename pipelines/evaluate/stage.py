@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,14 +70,15 @@ SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evalua
 
 
 def plan(config: Config) -> list[str]:
-    if config.logs.files:
-        return ["replay of the held-out texts by batch size"] if not why_untrained(config) else []
-    return [
-        f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings with "
-        "every method, in "
-        f"{config.evaluate.rounds} rounds where text is greedy, {config.data.tokens} tokens "
-        "each; then replay"
-    ]
+    if not config.logs.files:
+        return [
+            f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings with "
+            f"every method, in {config.evaluate.rounds} rounds where text is greedy, "
+            f"{config.data.tokens} tokens each; then replay"
+        ]
+    if why_untrained(config):
+        return []
+    return ["replay of the held-out texts by batch size"]
 
 
 def stage_of(config: Config) -> Stage:
@@ -84,13 +86,10 @@ def stage_of(config: Config) -> Stage:
     can be trained."""
     if config.logs.files:
         verify(config, "data")
-        shards = {
-            name: shard["sha256"]
-            for name, shard in read_manifest(traces_folder(config))["shards"].items()
-        }
-        return Stage(
-            "evaluate", config, {"traces": shards, **known_digest(config)}, Evaluation.files(config)
-        )
+        shards = read_manifest(traces_folder(config))["shards"]
+        hashes = {name: shard["sha256"] for name, shard in shards.items()}
+        depends = {"traces": hashes, **known_digest(config)}
+        return Stage("evaluate", config, depends, Evaluation.files(config))
     profile = load_profile(config)
     inputs = {
         "evaluate": config.evaluate.model_dump(mode="json"),
@@ -114,7 +113,8 @@ def run(config: Config) -> None:
     stage = stage_of(config)
     if not stage.begin():
         if pair:
-            show(title(config, earlier := Evaluation.read(config)), earlier)
+            earlier = Evaluation.read(config)
+            show(title(config, earlier), earlier)
         return
     with mlflow_run(config, "evaluate", SECTIONS) as mlflow:
         evaluation = _decoded(stage, pair) if pair else Evaluation(*evaluated(config))
@@ -132,7 +132,8 @@ def run(config: Config) -> None:
 
 def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     config = stage.config
-    result, profile = load_result(config), load_profile(config, pair)
+    result = load_result(config)
+    profile = load_profile(config, pair)
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
     splits = load_traces(config, profile.pair)
     module = load_module(config, result)
@@ -140,45 +141,53 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     replayed = list(replays(compared, splits["test"], profile))
     for path, clock in clocks(config, profile).items():
         replayed += _on_clock(config, clock, splits, module, path.stem)
-    contenders: Contenders = {
-        key: [contender for contender in setting_methods if contender.is_decoded]
-        for key, setting_methods in compared.items()
-    }
-    if config.evaluate.assisted:
-        tuning_prompts = [
-            encode(config, pair, prompt)
-            for prompt in prompts_of(config, pair, "train")[:TUNING_PROMPTS]
+    contenders: Contenders = {}
+    only_replayed = []
+    for sampling, setting_methods in compared.items():
+        contenders[sampling] = [method for method in setting_methods if method.is_decoded]
+        only_replayed += [
+            _described(method, sampling) for method in setting_methods if not method.is_decoded
         ]
-        for setting in watched(config.sampling, "tuning transformers' own methods"):
-            sampling = setting.build()
-            seed = seed_of(config.seed, sampling, "assisted")
-            contenders[sampling] += methods.tuned_assistants(
-                pair, sampling, tuning_prompts, config.data.tokens, seed
-            )
+    if config.evaluate.assisted:
+        for sampling, assistants in _assistants(config, pair).items():
+            contenders[sampling] += assistants
     greedy = methods.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
-    decoded = decode_prompts(
-        config, pair, prompts, contenders, Journal(config.folder / PARTIAL, stage.depends)
-    )
+    journal = Journal(config.folder / PARTIAL, stage.depends)
+    decoded = decode_prompts(config, pair, prompts, contenders, journal)
     table = Table([*figures(decoded), *replayed])
     outcome = {
         "summary": summary(config, table, decoded),
         "methods": entries(table, decoded),
-        "replayed": [
-            _described(method, key)
-            for key, setting_methods in compared.items()
-            for method in setting_methods
-            if not method.is_decoded
-        ],
+        "replayed": only_replayed,
         "decisions": chosen_of(result)["modes"],
         "greedy": greedy,
     }
     return Evaluation(outcome, table)
 
 
+def _assistants(config: Config, pair: ModelPair) -> dict[Sampling, list[Assistant]]:
+    """Transformers' own methods, tuned for every sampling setting."""
+    prompts = prompts_of(config, pair, "train")[:TUNING_PROMPTS]
+    tuning_prompts = [encode(config, pair, prompt) for prompt in prompts]
+    assistants: dict[Sampling, list[Assistant]] = {}
+    for setting in watched(config.sampling, "tuning transformers' own methods"):
+        sampling = setting.build()
+        seed = seed_of(config.seed, sampling, "assisted")
+        assistants[sampling] = methods.tuned_assistants(
+            pair, sampling, tuning_prompts, config.data.tokens, seed
+        )
+    return assistants
+
+
 def _described(method: Method | Assistant, sampling: Sampling) -> dict[str, Any]:
-    setting = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-    description = {"method": method.name, "verifier": method.verifier, "drafts": method.drafts}
-    return {"setting": setting_name(**setting), **setting, **description}
+    return {
+        "setting": setting_name(sampling.temperature, sampling.top_p),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "method": method.name,
+        "verifier": method.verifier,
+        "drafts": method.drafts,
+    }
 
 
 def _compared(
@@ -190,19 +199,18 @@ def _compared(
 ) -> dict[Sampling, list[Method]]:
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", splits)
-    verifier, judged = config.train.verifier, _judged(config, profile, splits, module)
+    verifier = config.train.verifier
+    judged = _judged(config, profile, splits, module)
     methods_by_setting: dict[Sampling, list[Method]] = {}
-    for mode in map(Mode.of, watched(chosen_of(result)["modes"], "choosing the methods")):
+    for row in watched(chosen_of(result)["modes"], "choosing the methods"):
+        mode = Mode.of(row)
         texts = splits["train"].setting_of(mode.sampling)
-        *other_methods, best = methods.static_methods(texts, config.verifiers, profile)
+        static_methods = methods.static_methods(texts, config.verifiers, profile)
+        best = static_methods[-1]
+        rule = tune_lookup_rule(Timed(texts, best.verifier, profile), best.mode)
         methods_by_setting[mode.sampling] = [
-            *other_methods,
-            best,
-            Method(
-                methods.COPYING,
-                best.verifier,
-                tune_lookup_rule(Timed(texts, best.verifier, profile), best.mode),
-            ),
+            *static_methods,
+            Method(methods.COPYING, best.verifier, rule),
             Method(methods.SELECTOR, verifier, mode, module, Tuned(mode, selector)),
             # whatever is exported
             Method(methods.NETWORK, verifier, judged[mode.sampling].mode, module),
@@ -214,19 +222,18 @@ def clocks(config: Config, profile: LatencyProfile) -> dict[Path, LatencyProfile
     """The step times of other machines and pairs for single requests, with this machine's
     decisions; InputError where a file cannot be read, and where two have the same name, which is
     that of their figures."""
-    if repeated := [
-        name for name, n in Counter(path.stem for path in config.evaluate.clocks).items() if n > 1
-    ]:
-        raise InputError(f"evaluate.clocks: several files are called {repeated[0]}")
-    profile_options = False, profile.pair, config.verifiers
-    profiles = {
-        path: profile_of(read_timings(path), str(path), *profile_options)
-        for path in config.evaluate.clocks
-    }
-    return {
-        path: replace(clock_profile.at_batch(1), decide=profile.decide)
-        for path, clock_profile in profiles.items()
-    }
+    counts = Counter(path.stem for path in config.evaluate.clocks)
+    for name, count in counts.items():
+        if count > 1:
+            raise InputError(f"evaluate.clocks: several files are called {name}")
+    profiles = {}
+    for path in config.evaluate.clocks:
+        timings = read_timings(path)
+        clock_profile = profile_of(
+            timings, str(path), stepped=False, pair=profile.pair, verifiers=config.verifiers
+        )
+        profiles[path] = replace(clock_profile.at_batch(1), decide=profile.decide)
+    return profiles
 
 
 def _on_clock(
@@ -240,7 +247,9 @@ def _on_clock(
     there."""
     methods_by_setting: dict[Sampling, list[Method]] = {}
     for setting, judged in _judged(config, profile, splits, module).items():
-        mode = judged.mode if judged.pays and module.is_regressor else judged.mode.static_only()
+        mode = judged.mode
+        if not (judged.pays and module.is_regressor):
+            mode = mode.static_only()
         static_methods = methods.static_methods(
             splits["train"].setting_of(setting), config.verifiers, profile
         )
@@ -254,10 +263,10 @@ def _on_clock(
 def _judged(
     config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
 ) -> dict[Sampling, Judged]:
-    train, validation = (
-        by_setting(config, splits[name], profile) for name in ("train", "validation")
-    )
-    return dict(zip(settings_of(config), judge(module, validation, statics(train)), strict=True))
+    train = by_setting(config, splits["train"], profile)
+    validation = by_setting(config, splits["validation"], profile)
+    judged = judge(module, validation, statics(train))
+    return dict(zip(settings_of(config), judged, strict=True))
 
 
 def decode_prompts(
@@ -265,33 +274,35 @@ def decode_prompts(
 ) -> Rows:
     """Every prompt under every setting with every method; those that the journal already holds are
     not decoded."""
-    finished = {
-        (row["prompt"], row["temperature"], row["top_p"])
-        for rows in journal.entries
-        for row in rows
-    }
-    tasks = [(prompt, setting) for prompt in prompts for setting in config.sampling]
+    finished: set[tuple[str, float, float]] = set()
+    for rows in journal.entries:
+        finished.update((row["prompt"], row["temperature"], row["top_p"]) for row in rows)
+    tasks = list(product(prompts, config.sampling))
     todo = [
-        (prompt, sampling)
-        for prompt, sampling in tasks
-        if (prompt.id, sampling.temperature, sampling.top_p) not in finished
+        (prompt, setting)
+        for prompt, setting in tasks
+        if (prompt.id, setting.temperature, setting.top_p) not in finished
     ]
     with ticking("decoding held-out prompts", len(tasks), len(tasks) - len(todo)) as tick:
         # a process decodes its first tokens more slowly than the others, so these are not used
         if todo:
-            _decode_all(config, pair, *todo[0], among, min(WARM_UP, config.data.tokens))
+            prompt, setting = todo[0]
+            _decode_all(config, pair, prompt, setting, among, min(WARM_UP, config.data.tokens))
         for prompt, setting in todo:
             journal.add(_decode_all(config, pair, prompt, setting, among, config.data.tokens))
             tick()
-    return [row for rows in journal.entries for row in rows]
+    return list(chain.from_iterable(journal.entries))
 
 
 def turns(items: Sequence[T], rounds: int) -> list[list[T]]:
     """The items once in each round, rotated so that each of them takes different places: every
     place once in as many rounds as there are items."""
     step = max(1, len(items) // rounds)
-    shifts = (number * step % len(items) for number in range(rounds))
-    return [[*items[shift:], *items[:shift]] for shift in shifts]
+    rotated = []
+    for number in range(rounds):
+        shift = number * step % len(items)
+        rotated.append([*items[shift:], *items[:shift]])
+    return rotated
 
 
 def _decode_all(
@@ -316,17 +327,14 @@ def _decode_all(
             decodings[method.identity].append(method.decode(pair, sampling, tokens, limit, seed))
     rows = []
     for method in contenders:
-        method_decodings, description = decodings[method.identity], _described(method, sampling)
-        row = {
-            "prompt": prompt.id,
-            "kind": prompt.kind,
-            "source": prompt.source,
-            **description,
-            **vars(method_decodings[0]),
-        }
+        method_decodings = decodings[method.identity]
         rows.append(
             {
-                **row,
+                "prompt": prompt.id,
+                "kind": prompt.kind,
+                "source": prompt.source,
+                **_described(method, sampling),
+                **vars(method_decodings[0]),
                 "rounds": [[decoding.tokens, decoding.seconds] for decoding in method_decodings],
             }
         )

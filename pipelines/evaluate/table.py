@@ -36,10 +36,16 @@ from selector.train.data import Texts
 from selector.train.replay import Ratio, ratio_of_speeds
 
 Rows = list[dict[str, Any]]  # of the journal
-DRAFTED, COPIED, TARGET = ORIGINS = ("drafted", "copied", "target")  # of new tokens
+# where new tokens come from
+DRAFTED = "drafted"
+COPIED = "copied"
+TARGET = "target"
+ORIGINS = (DRAFTED, COPIED, TARGET)
 ALL = "all"  # kinds of prompts
 ON = "replayed on"  # the clock of another machine
-TOKENS_PER_SECOND, EFFICIENCY, SHARE = "tokens per second", "tokens per step", "share"
+TOKENS_PER_SECOND = "tokens per second"
+EFFICIENCY = "tokens per step"
+SHARE = "share"
 # by figure of the summary: the method that the selector's speed is compared with
 FIGURES = {
     "ratio_vs_assisted_generation": ASSISTED,
@@ -64,7 +70,9 @@ def paired(logs_XR: Tensor, source_X: Tensor) -> tuple[float, list[float]]:
     means_G = sums_G / group_X.bincount()
     value = math.exp(means_G.mean())
     if len(names) == 1:
-        return value, [1.0, 1.0] if value == 1 else [0.0, math.inf]
+        if value == 1:
+            return value, [1.0, 1.0]
+        return value, [0.0, math.inf]
     error = float(means_G.std()) / math.sqrt(len(names))
     factor = math.exp(stats.t.isf((1 - LEVEL) / 2, len(names) - 1) * error)
     return value, [value / factor, value * factor]
@@ -109,9 +117,12 @@ def shares(rows: Rows) -> dict[str, float] | None:
         for values, (begin, end) in zip(row["drafted"], places, strict=True):
             accepted = COPIED if Action.of(values).copies else DRAFTED
             counts[accepted] += max(0, min(end - 1, row["tokens"]) - begin)
-            counts[TARGET] += end <= row["tokens"]
+            if end <= row["tokens"]:
+                counts[TARGET] += 1
     total = sum(counts.values())
-    return {origin: count / total for origin, count in counts.items()} if total else None
+    if not total:
+        return None
+    return {origin: count / total for origin, count in counts.items()}
 
 
 def setting_name(temperature: float, top_p: float) -> str:
@@ -125,16 +136,19 @@ def decoded(rival: str) -> str:
 
 def replayed(rival: str, clock: str = "") -> str:
     """The measure of a replayed speed over a rival's; `clock` is that of another machine."""
-    return f"{f'{ON} {clock}' if clock else 'replayed'} over {rival}"
+    if clock:
+        return f"{ON} {clock} over {rival}"
+    return f"replayed over {rival}"
 
 
 def replayed_figure(
     setting: str, method: str, measure: str, ratio: Ratio, kind: str = ALL
 ) -> Figure:
-    bounds = (
-        (ratio.value - ratio.error, ratio.value + ratio.error) if math.isfinite(ratio.error) else ()
-    )
-    return Figure(setting, method, kind, measure, ratio.value, *bounds)
+    if not math.isfinite(ratio.error):
+        return Figure(setting, method, kind, measure, ratio.value)
+    low = ratio.value - ratio.error
+    high = ratio.value + ratio.error
+    return Figure(setting, method, kind, measure, ratio.value, low, high)
 
 
 def compared(
@@ -148,11 +162,11 @@ def compared(
     """The replayed speed of every method over each of the `bases`, and of the selectors over every
     method."""
     for name, replay in replays.items():
-        for rival in replays if name.startswith(SELECTOR) else bases:
+        rivals: Collection[str] = replays if name.startswith(SELECTOR) else bases
+        for rival in rivals:
             if rival != name:
-                yield replayed_figure(
-                    setting, name, replayed(rival, clock), over(replay, replays[rival]), kind
-                )
+                ratio = over(replay, replays[rival])
+                yield replayed_figure(setting, name, replayed(rival, clock), ratio, kind)
 
 
 class Table:
@@ -196,10 +210,9 @@ class Table:
 
     @classmethod
     def read(cls, path: Path) -> Table:
-        rows = pandas.read_parquet(path).astype(object)
-        return cls(
-            map(Figure._make, rows.where(rows.notna(), None).itertuples(index=False, name=None))
-        )
+        frame = pandas.read_parquet(path).astype(object)
+        frame = frame.where(frame.notna(), None)
+        return cls(map(Figure._make, frame.itertuples(index=False, name=None)))
 
 
 def replays(
@@ -207,9 +220,10 @@ def replays(
 ) -> Iterator[Figure]:
     """The speed of every method over plain decoding and the best static tree, and of the selector
     over each of the others; `clock` names another machine's profile."""
-    for setting, setting_methods in watched(
-        methods.items(), f"replaying held-out texts{clock and f', {clock}'}"
-    ):
+    words = "replaying held-out texts"
+    if clock:
+        words += f", {clock}"
+    for setting, setting_methods in watched(methods.items(), words):
         setting_texts = texts.setting_of(setting)
         replay_by_method = {
             method.name: method.replay(setting_texts, profile) for method in setting_methods
@@ -223,7 +237,9 @@ def figures(rows: Rows) -> Iterator[Figure]:
     for setting in dict.fromkeys(row["setting"] for row in rows):
         setting_rows = [row for row in rows if row["setting"] == setting]
         kinds = sorted({row["kind"] for row in setting_rows})
-        for kind in (ALL, *kinds) if len(kinds) > 1 else (ALL,):
+        if len(kinds) == 1:
+            kinds = []  # its figures are those of all kinds
+        for kind in [ALL, *kinds]:
             rows_by_method: dict[str, Rows] = {}
             for row in setting_rows:
                 if kind in (ALL, row["kind"]):
@@ -234,14 +250,15 @@ def figures(rows: Rows) -> Iterator[Figure]:
 def _of_kind(setting: str, kind: str, methods: dict[str, Rows]) -> Iterator[Figure]:
     for method, rows in methods.items():
         at = setting, method, kind
-        tokens_XR, seconds_XR = torch.tensor(
-            [row["rounds"] for row in rows], dtype=torch.float64
-        ).unbind(-1)
+        rounds_XR2 = torch.tensor([row["rounds"] for row in rows], dtype=torch.float64)
+        tokens_XR, seconds_XR = rounds_XR2.unbind(-1)
         yield Figure(*at, TOKENS_PER_SECOND, *_interval((tokens_XR / seconds_XR).log(), rows))
         yield Figure(*at, EFFICIENCY, total(rows, "tokens") / total(rows, "steps"))
-        for origin, share in (shares(rows) or {}).items():
+        share_by_origin = shares(rows) or {}
+        for origin, share in share_by_origin.items():
             yield Figure(*at, f"{SHARE} {origin}", share)
-        for rival in methods if method == SELECTOR else (PLAIN, BEST_STATIC):
+        rivals: Collection[str] = methods if method == SELECTOR else (PLAIN, BEST_STATIC)
+        for rival in rivals:
             if rival != method:
                 yield Figure(*at, decoded(rival), *over(rows, methods[rival]))
 
@@ -259,47 +276,57 @@ def over(mine: Rows, other: Rows) -> tuple[float, float | None, float | None]:
 
 def _interval(logs_XR: Tensor, rows: Rows) -> tuple[float, float | None, float | None]:
     names = sorted({row["source"] for row in rows})
-    value, (low, high) = paired(logs_XR, torch.tensor([names.index(row["source"]) for row in rows]))
-    return (value, low, high) if math.isfinite(high) else (value, None, None)
+    source_X = torch.tensor([names.index(row["source"]) for row in rows])
+    value, (low, high) = paired(logs_XR, source_X)
+    if math.isfinite(high):
+        return value, low, high
+    return value, None, None
 
 
 def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
     """The selector's speed over its rivals', as means over sampling settings and for each; and its
     decisions' share of the time. A bound or an error that a single source leaves open is None."""
     selector_rows = [row for row in rows if row["method"] == SELECTOR]
+    seconds = total(selector_rows, "seconds")
     outcome: dict[str, Any] = {
-        "selector_time_share": total(selector_rows, "select_seconds")
-        / total(selector_rows, "seconds")
+        "selector_time_share": total(selector_rows, "select_seconds") / seconds
     }
+    for name, values in _ratios(table).items():
+        if values:
+            outcome[name] = statistics.mean(values)
+    outcome["by_setting"] = []
+    for sampling in config.sampling:
+        setting = setting_name(sampling.temperature, sampling.top_p)
+        wall = table.of(setting, SELECTOR, decoded(BEST_STATIC))
+        replay = table.of(setting, SELECTOR, replayed(BEST_STATIC))
+        outcome["by_setting"].append(
+            {
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "wall_ratio": wall.value,
+                "wall_interval_95": [wall.low, wall.high],
+                "replay_ratio": replay.value,
+                "replay_error": None if replay.high is None else replay.high - replay.value,
+            }
+        )
+    return outcome
+
+
+def _ratios(table: Table) -> dict[str, list[float]]:
+    """The selector's speed over its rivals' under each setting, by figure of the summary."""
     selector_figures = [
         figure for figure in table.figures if (figure.method, figure.kind) == (SELECTOR, ALL)
     ]
-    ratios = {
-        name: [figure.value for figure in selector_figures if figure.measure == decoded(rival)]
-        for name, rival in FIGURES.items()
-    }
+    ratios: dict[str, list[float]] = {}
+    for name, rival in FIGURES.items():
+        measure = decoded(rival)
+        ratios[name] = [figure.value for figure in selector_figures if figure.measure == measure]
     ratios["ratio_vs_static_traversal_gpu_like"] = [
         figure.value
         for figure in selector_figures
         if figure.measure.startswith(ON) and figure.measure.endswith(f" over {AT_ROOT}")
     ]
-    outcome |= {name: statistics.mean(values) for name, values in ratios.items() if values}
-    outcome["by_setting"] = []
-    for sampling in config.sampling:
-        setting = setting_name(sampling.temperature, sampling.top_p)
-        wall, replay = (
-            table.of(setting, SELECTOR, measure_over(BEST_STATIC))
-            for measure_over in (decoded, replayed)
-        )
-        entry: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        entry |= {
-            "wall_ratio": wall.value,
-            "wall_interval_95": [wall.low, wall.high],
-            "replay_ratio": replay.value,
-        }
-        entry["replay_error"] = None if replay.high is None else replay.high - replay.value
-        outcome["by_setting"].append(entry)
-    return outcome
+    return ratios
 
 
 def entries(table: Table, rows: Rows) -> Rows:
@@ -309,19 +336,22 @@ def entries(table: Table, rows: Rows) -> Rows:
     listed = []
     for at, method_rows in rows_by_method.items():
         per_second = table.of(*at, TOKENS_PER_SECOND)
-        entry = {
-            key: method_rows[0][key]
-            for key in ("setting", "method", "verifier", "drafts", "temperature", "top_p")
-        }
-        entry |= {
-            "tokens_per_second": per_second.value,
-            "interval_95": [per_second.low, per_second.high],
-        }
-        entry |= {
-            "block_efficiency": table.of(*at, EFFICIENCY).value,
-            "tokens": total(method_rows, "tokens"),
-        }
-        listed.append(entry | {"prompts": len(method_rows)})
+        first_row = method_rows[0]
+        listed.append(
+            {
+                "setting": first_row["setting"],
+                "method": first_row["method"],
+                "verifier": first_row["verifier"],
+                "drafts": first_row["drafts"],
+                "temperature": first_row["temperature"],
+                "top_p": first_row["top_p"],
+                "tokens_per_second": per_second.value,
+                "interval_95": [per_second.low, per_second.high],
+                "block_efficiency": table.of(*at, EFFICIENCY).value,
+                "tokens": total(method_rows, "tokens"),
+                "prompts": len(method_rows),
+            }
+        )
     return listed
 
 

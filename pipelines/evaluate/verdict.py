@@ -41,10 +41,9 @@ Cells = dict[str, str]  # of one row of a table, by column
 SHOWN = ("method", "drafts", "tokens/step", "decoded", "replayed")
 NOTE = (
     "Decoded: held-out prompts, two methods compared on the same prompt in the same round, with "
-    "95% intervals over "
-    "sources. Replayed: held-out texts, ± one standard error over sources. Neither includes the "
-    "training seed or the "
-    "choice of the pair. Best static tree: the fastest tree of all verifiers on the training texts."
+    "95% intervals over sources. Replayed: held-out texts, ± one standard error over sources. "
+    "Neither includes the training seed or the choice of the pair. Best static tree: the fastest "
+    "tree of all verifiers on the training texts."
 )
 
 
@@ -73,10 +72,10 @@ class Evaluation:
     @property
     def settings(self) -> list[tuple[str, Mode]]:
         """The sampling settings, and what decides under each of them."""
-        rows = zip(self.found["summary"]["by_setting"], self.found["decisions"], strict=True)
-        return [
-            (setting_name(row["temperature"], row["top_p"]), Mode.of(mode)) for row, mode in rows
-        ]
+        rows = self.found["summary"]["by_setting"]
+        names = [setting_name(row["temperature"], row["top_p"]) for row in rows]
+        modes = [Mode.of(decision_row) for decision_row in self.found["decisions"]]
+        return list(zip(names, modes, strict=True))
 
 
 def title(config: Config, evaluation: Evaluation) -> str:
@@ -84,14 +83,15 @@ def title(config: Config, evaluation: Evaluation) -> str:
         return (
             f"{config.name}: what a selector gains on logs of {evaluation.found['logs']['drafter']}"
         )
-    target, draft = (
-        name.rstrip("/").rpartition("/")[2] for name in (config.pair.target, config.pair.draft)
-    )
-    is_default = config.pair.draft == Pair.model_fields["draft"].default
-    return (
-        f"{config.name}: {target} with {'its draft' if is_default else draft} on "
-        f"{load_profile(config).device}"
-    )
+    target = _last_part(config.pair.target)
+    draft = _last_part(config.pair.draft)
+    if config.pair.draft == Pair.model_fields["draft"].default:
+        draft = "its draft"
+    return f"{config.name}: {target} with {draft} on {load_profile(config).device}"
+
+
+def _last_part(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def metrics(evaluation: Evaluation) -> dict[str, float]:
@@ -102,13 +102,11 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
     rows = evaluation.found["summary"]["by_setting"]
     speeds = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
-        selector_figures = [
-            figure
-            for figure in evaluation.table.figures
-            if figure[:3] == (setting, SELECTOR, figures.ALL)
-        ]
-        measured = {metric_name(figure.measure): figure.value for figure in selector_figures}
-        speeds |= named({EXPORTED: row["replay_ratio"], **measured}, row)
+        measured = {EXPORTED: row["replay_ratio"]}
+        for figure in evaluation.table.figures:
+            if figure[:3] == (setting, SELECTOR, figures.ALL):
+                measured[metric_name(figure.measure)] = figure.value
+        speeds |= named(measured, row)
     return speeds
 
 
@@ -125,33 +123,30 @@ def verdicts(evaluation: Evaluation) -> list[str]:
 
 
 def _verdict(found: Table, setting: str, mode: Mode) -> str:
-    name, replay, wall = (
-        exported(mode),
-        *(found.of(setting, SELECTOR, over(PLAIN)) for over in (replayed, decoded)),
-    )
+    name = exported(mode)
+    replay = found.of(setting, SELECTOR, replayed(PLAIN))
+    wall = found.of(setting, SELECTOR, decoded(PLAIN))
     text = (
         f"the {name} is exported. It is {replay} times as fast as plain decoding in replay and "
-        f"{wall} times in "
+        f"{wall} times in decoding."
     )
-    text += "decoding."
     if name == PLAIN:
         text = "plain decoding is exported: on the validation texts nothing was surely faster."
-    if wall.high is not None and wall.high < 1:
+    if _is_loss(wall):
         text = f"A LOSS, so plain decoding is exported: {text.replace('is exported', 'was chosen')}"
-    others = [
-        found.get(setting, rival, replayed(PLAIN))
-        for rival in (BEST_STATIC, COPYING, NETWORK)
-        if rival != name
-    ]
-    best = max(filter(None, others), key=lambda rival: rival.value)
+    rivals = []
+    for rival in (BEST_STATIC, COPYING, NETWORK):
+        figure = found.get(setting, rival, replayed(PLAIN))
+        if rival != name and figure is not None:
+            rivals.append(figure)
+    best = max(rivals, key=lambda figure: figure.value)
     if round(best.value, 2) > round(replay.value, 2):
         text += f" The {best.method} is faster in replay: {best} times."
-    gains = [
-        f"over the {method} {_stands(found.of(setting, SELECTOR, decoded(method)))}"
-        for method in (COPYING, BEST_STATIC)
-    ]
+    over_rule = _stands(found.of(setting, SELECTOR, decoded(COPYING)))
+    over_static = _stands(found.of(setting, SELECTOR, decoded(BEST_STATIC)))
     return (
-        f"{text} In wall-clock time, prompt by prompt, the selector's gain {' and '.join(gains)}."
+        f"{text} In wall-clock time, prompt by prompt, the selector's gain over the {COPYING} "
+        f"{over_rule} and over the {BEST_STATIC} {over_static}."
     )
 
 
@@ -160,44 +155,52 @@ def _stands(ratio: Figure) -> str:
         return "is zero (both decode alike)"
     if ratio.low is None or ratio.high is None:
         return f"has no interval ({ratio.text(3)})"
-    words = (
-        "is there"
-        if ratio.low > 1
-        else "is a loss"
-        if ratio.high < 1
-        else "cannot be told from none"
-    )
+    if ratio.low > 1:
+        words = "is there"
+    elif ratio.high < 1:
+        words = "is a loss"
+    else:
+        words = "cannot be told from none"
     return f"{words} ({ratio.text(3)})"
+
+
+def _is_loss(ratio: Figure) -> bool:
+    """Whether it is surely below 1."""
+    return ratio.high is not None and ratio.high < 1
 
 
 def losses(evaluation: Evaluation) -> list[Sampling]:
     """The sampling settings under which the selector was surely slower than plain decoding, which
     is exported there."""
-    walls = (
-        (mode, evaluation.table.of(setting, SELECTOR, decoded(PLAIN)))
-        for setting, mode in evaluation.settings
-    )
-    return [mode.sampling for mode, wall in walls if wall.high is not None and wall.high < 1]
+    lost = []
+    for setting, mode in evaluation.settings:
+        wall = evaluation.table.of(setting, SELECTOR, decoded(PLAIN))
+        if _is_loss(wall):
+            lost.append(mode.sampling)
+    return lost
 
 
 def exported(mode: Mode) -> str:
     if mode.decider == decision.NETWORK:
         return NETWORK
-    return COPYING if mode.decider == decision.RULE else PLAIN if mode.action == EMPTY else STATIC
+    if mode.decider == decision.RULE:
+        return COPYING
+    return PLAIN if mode.action == EMPTY else STATIC
 
 
 def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
     """By sampling setting every method, the fastest first: its speed over plain decoding, the
     selector's over it."""
-    results, rows_by_setting = evaluation.table, dict[str, list[tuple[float, Cells]]]()
+    results = evaluation.table
     if "logs" in evaluation.found:
-        return {
-            log_setting: list(logged.methods(results, log_setting))
-            for log_setting in logged.settings(results)
-        }
+        log_settings = logged.settings(results)
+        return {name: list(logged.methods(results, name)) for name in log_settings}
+    rows_by_setting: dict[str, list[tuple[float, Cells]]] = {}
     for entry in [*evaluation.found["methods"], *evaluation.found["replayed"]]:
-        setting, name = entry["setting"], entry["method"]
-        wall, replay = (results.get(setting, name, over(PLAIN)) for over in (decoded, replayed))
+        setting = entry["setting"]
+        name = entry["method"]
+        wall = results.get(setting, name, decoded(PLAIN))
+        replay = results.get(setting, name, replayed(PLAIN))
         speed = wall or replay
         cells = {
             "method": _label(entry),
@@ -210,10 +213,11 @@ def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
             "tokens/s": _text(results.get(setting, name, figures.TOKENS_PER_SECOND), 0),
         }
         rows_by_setting.setdefault(setting, []).append((speed.value if speed else 1.0, cells))
-    return {
-        setting: [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
-        for setting, rows in rows_by_setting.items()
-    }
+    sorted_cells = {}
+    for setting, rows in rows_by_setting.items():
+        rows.sort(key=lambda row: -row[0])
+        sorted_cells[setting] = [cells for _, cells in rows]
+    return sorted_cells
 
 
 def _text(figure: Figure | None, digits: int = 2) -> str:
@@ -221,7 +225,8 @@ def _text(figure: Figure | None, digits: int = 2) -> str:
 
 
 def _label(entry: dict[str, Any]) -> str:
-    method, verifier = entry["method"], entry["verifier"]
+    method = entry["method"]
+    verifier = entry["verifier"]
     needless = method == PLAIN or verifier == "transformers" or method.startswith(f"{STATIC}, ")
     return method if needless else f"{method} ({verifier})"
 
@@ -229,14 +234,14 @@ def _label(entry: dict[str, Any]) -> str:
 def origins(evaluation: Evaluation) -> list[Cells]:
     """What the selector's tokens came from by sampling setting and kind of prompts, and its decoded
     speed there."""
-    results, rows = evaluation.table, list[Cells]()
+    results = evaluation.table
+    rows: list[Cells] = []
     for setting, _ in evaluation.settings:
         for kind in results.kinds(setting):
             cells = {"setting": setting, "prompts": kind}
             for origin in figures.ORIGINS:
-                cells[origin] = (
-                    f"{results.of(setting, SELECTOR, f'{figures.SHARE} {origin}', kind).value:.0%}"
-                )
+                share = results.of(setting, SELECTOR, f"{figures.SHARE} {origin}", kind)
+                cells[origin] = f"{share.value:.0%}"
             for words, rival in (("over plain", PLAIN), ("over the rule", COPYING)):
                 cells[words] = _text(results.get(setting, SELECTOR, decoded(rival), kind))
             rows.append(cells)
@@ -252,7 +257,9 @@ def show_words(title: str, evaluation: Evaluation) -> None:
 def show(title: str, evaluation: Evaluation) -> None:
     show_words(title, evaluation)
     for setting, rows in methods(evaluation).items():
-        shown = [{name: row[name] for name in SHOWN} for row in rows]
+        shown = []
+        for row in rows:
+            shown.append({name: row[name] for name in SHOWN})
         console.print(table(shown, f"{setting}: speed of all methods over plain decoding"))
     console.print(NOTE, soft_wrap=True)
     console.print(
@@ -264,15 +271,17 @@ def next_step(config: Config, evaluation: Evaluation) -> tuple[str, str]:
     """What to do with the run's output; and a program that decodes with the exported selector,
     where there is one."""
     if "logs" in evaluation.found:
-        return "docs/logs.md says how an engine decides with the selector." * evaluation.found[
-            "logs"
-        ]["exported"], ""
+        if evaluation.found["logs"]["exported"]:
+            return "docs/logs.md says how an engine decides with the selector.", ""
+        return "", ""
     if all(exported(mode) == PLAIN for _, mode in evaluation.settings):
         return "Decode without a draft: drafting does not pay with this pair on this machine.", ""
-    folder, pair = config.folder / "selector", config.pair
+    folder = config.folder / "selector"
     if not (folder / "config.json").exists():
         return "`espalier export` packages the selector.", ""
     generation = config.sampling[0].build().generation
+    settings = [f"{key}={value!r}" for key, value in generation.items() if value is not None]
+    pair = config.pair
     target, draft = pair_names(config)
     program = SNIPPET.format(
         target=pair.target if pair.target == SMOLLM2 else target,
@@ -281,8 +290,6 @@ def next_step(config: Config, evaluation: Evaluation) -> tuple[str, str]:
         dtype=pair.dtype,
         inputs=ASKED if config.prompts.chat else BEGUN,
         selector=folder,
-        settings=", ".join(
-            f"{key}={value!r}" for key, value in generation.items() if value is not None
-        ),
+        settings=", ".join(settings),
     )
     return f"The exported selector is {folder.resolve()}. This program decodes with it:", program

@@ -68,9 +68,13 @@ class Settings:
     def ranges(self) -> list[tuple[int, int, int]]:
         """First and last batch size, and their length. A size between two timed ones is padded to
         the larger one."""
-        last = [list(alike)[-1] for _, alike in groupby(self.lengths, key=lambda best: best.length)]
-        firsts = [1, *(best.batch + 1 for best in last)]
-        return [(first, best.batch, best.length) for first, best in zip(firsts, last, strict=False)]
+        ranges = []
+        first = 1
+        for length, alike in groupby(self.lengths, key=lambda best: best.length):
+            *_, last = alike
+            ranges.append((first, last.batch, length))
+            first = last.batch + 1
+        return ranges
 
     @property
     def longest(self) -> int:
@@ -98,9 +102,9 @@ class Engine:
     def files(self, settings: Settings) -> dict[str, str]:
         """The files' contents by name, that of the settings first."""
         sampling = settings.sampling
-        name = f"temperature-{sampling.temperature:g}" + (
-            f"-top_p-{sampling.top_p:g}" if sampling.top_p < 1 else ""
-        )
+        name = f"temperature-{sampling.temperature:g}"
+        if sampling.top_p < 1:
+            name += f"-top_p-{sampling.top_p:g}"
         predicted = json.dumps([asdict(best) for best in settings.lengths], indent=1) + "\n"
         return {
             f"{name}.{self.suffix}": self.macros.settings(settings),
@@ -108,7 +112,8 @@ class Engine:
         }
 
     def command(self, settings: Settings, folder: Path) -> str:
-        return str(self.macros.command(settings, str(folder / next(iter(self.files(settings))))))
+        settings_file = next(iter(self.files(settings)))
+        return str(self.macros.command(settings, str(folder / settings_file)))
 
     @property
     def macros(self) -> Any:
@@ -128,10 +133,8 @@ class Engine:
 
     def refusal(self, sampling: Sampling) -> str:
         """Why it cannot serve a sampling setting as the labels suppose; empty if it can."""
-        same_temperature, sampled = (
-            sampling.draft_temperature in (None, sampling.temperature),
-            sampling.draft.temperature > 0,
-        )
+        same_temperature = sampling.draft_temperature in (None, sampling.temperature)
+        sampled = sampling.draft.temperature > 0
         if sampling.temperature and sampling.min_p:
             return "the engine does not apply min_p where it speculates"
         if sampled and not same_temperature:
@@ -164,38 +167,40 @@ def best_lengths(
     """
     assert profile.batches is not None
     sizes = profile.batches.sizes
-    longest_timed = [
-        min(int(target.sizes[-1]) - 1, ActionSpace.default().depth)
-        for target in profile.batches.target
-    ]
+    deepest = ActionSpace.default().depth
+    longest_timed = [min(int(target.sizes[-1]) - 1, deepest) for target in profile.batches.target]
     replays = [_replay_of_chains(texts, verifiers[0], profile.at_batch(batch)) for batch in sizes]
 
     def fastest(longest: int) -> list[tuple[int, Replayed]]:
         """By batch size; fewer where the engine takes none of the lengths that were timed."""
         fastest_replays = []
         for timed, replayed in zip(longest_timed, replays, strict=True):
-            lengths = range(longest if engine.one_length else 0, min(longest, timed) + 1)
+            shortest = longest if engine.one_length else 0
+            lengths = range(shortest, min(longest, timed) + 1)
             tried = [(length, replayed(length, longest)) for length in lengths]
-            fastest_replays += (
-                [max(tried, key=lambda candidate: candidate[1].speed)] if tried else []
-            )
+            if tried:
+                fastest_replays.append(max(tried, key=lambda candidate: candidate[1].speed))
         return fastest_replays
 
-    tables = [
-        table for table in map(fastest, range(max(longest_timed) + 1)) if len(table) == len(sizes)
-    ]
-    best = max(tables, key=lambda table: sum(math.log(replayed.speed) for _, replayed in table))
+    tables = [fastest(longest) for longest in range(max(longest_timed) + 1)]
+    best = max(
+        [table for table in tables if len(table) == len(sizes)],
+        key=lambda table: sum(math.log(replayed.speed) for _, replayed in table),
+    )
     result = []
     for batch, timed, (length, fastest_replay) in zip(sizes, longest_timed, best, strict=True):
         gain = None
         if engine.default <= timed:
-            default_replay = _replay_of_chains(texts, verifiers[1], profile.at_batch(batch))(
-                engine.default, engine.default
-            )
+            default_replays = _replay_of_chains(texts, verifiers[1], profile.at_batch(batch))
+            default_replay = default_replays(engine.default, engine.default)
             gain = ratio_of_speeds(fastest_replay, default_replay, texts.source_number_X)
         result.append(
             BestLength(
-                batch, length, fastest_replay.block_efficiency, batch * fastest_replay.speed, gain
+                batch=batch,
+                length=length,
+                tokens_per_step=fastest_replay.block_efficiency,
+                tokens_per_second=batch * fastest_replay.speed,
+                gain=gain,
             )
         )
     return result
@@ -204,8 +209,10 @@ def best_lengths(
 def _replay_of_chains(
     texts: Texts, verifier: str, profile: LatencyProfile
 ) -> Callable[[int, int], Replayed]:
-    timed = Timed(replace(texts, space=replace(ActionSpace.default(), max_K=1)), verifier, profile)
-    seconds_RA, drafting_RA = timed.seconds(), timed.on(replace(profile, target=FREE)).seconds()
+    chains = replace(ActionSpace.default(), max_K=1)
+    timed = Timed(replace(texts, space=chains), verifier, profile)
+    seconds_RA = timed.seconds()
+    drafting_RA = timed.on(replace(profile, target=FREE)).seconds()
 
     @cache
     def replayed(length: int, passes: int) -> Replayed:
@@ -223,19 +230,19 @@ def _replay_of_chains(
 
 def serve(config: Config, name: str) -> None:
     """Write an engine's settings under `engines/<name>/`, for each sampling setting."""
-    timings_path, folder = engine_path(config), config.folder / "engines" / name
-    engine, pair = ENGINES[name], pair_names(config)
+    timings_path = engine_path(config)
+    folder = config.folder / "engines" / name
+    engine = ENGINES[name]
+    pair = pair_names(config)
     if not timings_path.exists():
         raise InputError(
             f"{timings_path}: no engine's times there: espalier latency --from timings.csv"
         )
     profile = LatencyProfile.load(timings_path)
+    shards = read_manifest(traces_folder(config))["shards"]
     depends = {
         "latency": sha256(timings_path),
-        "traces": {
-            file: shard["sha256"]
-            for file, shard in read_manifest(traces_folder(config))["shards"].items()
-        },
+        "traces": {file: shard["sha256"] for file, shard in shards.items()},
         "pair": list(pair),
         "read": engine.read,
     }
@@ -244,17 +251,11 @@ def serve(config: Config, name: str) -> None:
     if not stage.begin():
         return
     sections = []
-    for sampling in (setting.build() for setting in config.sampling):
-        refused, lengths, verifiers = engine.refusal(sampling), list[BestLength](), ("", "")
-        if not refused:
-            verifiers = engine.verifiers(config.verifiers, sampling.temperature)
-            lengths = best_lengths(engine, texts.setting_of(sampling), verifiers, profile)
-            refused = (
-                "" if any(best.length for best in lengths) else "drafting pays at no batch size"
-            )
+    for setting in config.sampling:
+        settings, refused = _settings(config, engine, pair, texts, setting.build(), profile)
         if refused:
-            stage.say(f"{sampling}: nothing is written, {refused}")
-        sections.append((Settings(*pair, verifiers[0] in BLOCK, sampling, lengths), refused))
+            stage.say(f"{settings.sampling}: nothing is written, {refused}")
+        sections.append((settings, refused))
     page = TEMPLATES.get_template("README.j2")
     files = {
         "README.md": page.render(
@@ -262,7 +263,8 @@ def serve(config: Config, name: str) -> None:
         )
     }
     for settings, refused in sections:
-        files |= {} if refused else engine.files(settings)
+        if not refused:
+            files |= engine.files(settings)
     with mlflow_run(config, f"export-{name}", ("sampling", "verifiers")) as mlflow:
         stage.replace()
         with atomically(folder) as partial_path:
@@ -272,3 +274,23 @@ def serve(config: Config, name: str) -> None:
         mlflow.log_artifacts(str(folder), f"engines/{name}")
     stage.say(f"{folder}: README.md says how to use it, and what it is predicted to gain")
     stage.finish()
+
+
+def _settings(
+    config: Config,
+    engine: Engine,
+    pair: tuple[str, str],
+    texts: Texts,
+    sampling: Sampling,
+    profile: LatencyProfile,
+) -> tuple[Settings, str]:
+    """What an engine is told under one sampling setting, and why it is told nothing; empty where it
+    is."""
+    refused = engine.refusal(sampling)
+    if refused:
+        return Settings(*pair, False, sampling, []), refused
+    verifiers = engine.verifiers(config.verifiers, sampling.temperature)
+    lengths = best_lengths(engine, texts.setting_of(sampling), verifiers, profile)
+    if not any(best.length for best in lengths):
+        refused = "drafting pays at no batch size"
+    return Settings(*pair, verifiers[0] in BLOCK, sampling, lengths), refused

@@ -25,14 +25,17 @@ class Registered:
         are not used."""
         features = self.config["features"]
         names = [scalar["name"] for scalar in features["scalars"]]
-        names = names if set(names) <= set(frame.columns) else names[: features["early"]]
-        inputs = {
-            name: np.stack(list(frame[name])) for name in features["hidden_states"] if name in frame
-        }
+        if not set(names) <= set(frame.columns):
+            names = names[: features["early"]]
+        inputs = {}
+        for name in features["hidden_states"]:
+            if name in frame:
+                inputs[name] = np.stack(list(frame[name]))
         inputs["scalars"] = frame[names].to_numpy()
-        index_B, _ = self.module(
-            {name: torch.from_numpy(values.astype(np.float32)) for name, values in inputs.items()}
-        )
+        tensors = {
+            name: torch.from_numpy(values.astype(np.float32)) for name, values in inputs.items()
+        }
+        index_B, _ = self.module(tensors)
         chosen = [self.config["actions"][index] for index in index_B.tolist()]
         return type(frame)(chosen, columns=["K", "L1", "L2", "style"])
 

@@ -38,27 +38,25 @@ the alias, a run's name, is that of its last one. `load_selector("models:/{MODEL
 def plan(config: Config) -> list[str]:
     if why_untrained(config):
         return []
-    engine = (
-        [f"write {config.folder / 'engines' / config.export.engine}"]
-        if config.export.engine
-        else []
-    )
-    return [
-        *engine,
+    lines = []
+    if config.export.engine:
+        lines.append(f"write {config.folder / 'engines' / config.export.engine}")
+    lines.append(
         f"write {config.folder / 'selector'} and compare it with the trained module on "
-        "validation texts",
-    ]
+        "validation texts"
+    )
+    return lines
 
 
 def stage_of(config: Config) -> Stage:
     """The stage with what it depends on; InputError before the end of training, or with another's
     evaluation."""
-    decides, evaluation = decision_digest(config, load_result(config)), list[str]()
-    path = config.folder / "evaluation.json"
-    if path.exists():
-        require(config, "evaluate", decides)  # the figures must be this selector's
-        evaluation = [*map(sha256, Evaluation.files(config))]
-    inputs = {**decides, "evaluation": evaluation, "latency": load_profile(config).to_json()}
+    digest = decision_digest(config, load_result(config))
+    evaluation: list[str] = []
+    if (config.folder / "evaluation.json").exists():
+        require(config, "evaluate", digest)  # the figures must be this selector's
+        evaluation = [sha256(path) for path in Evaluation.files(config)]
+    inputs = {**digest, "evaluation": evaluation, "latency": load_profile(config).to_json()}
     return Stage("export", config, inputs, (config.folder / "selector",))
 
 
@@ -69,27 +67,20 @@ def run(config: Config) -> None:
             return  # an engine's table needs no training
     if why_untrained(config):
         return
-    stage, path = stage_of(config), config.folder / "evaluation.json"
+    stage = stage_of(config)
     if not stage.begin():
         return
-    evaluation, (folder,) = Evaluation.read(config) if path.exists() else None, stage.outputs
+    evaluation = None
+    if (config.folder / "evaluation.json").exists():
+        evaluation = Evaluation.read(config)
+    (folder,) = stage.outputs
     with mlflow_run(config, "export", SECTIONS) as mlflow:
         stage.replace()
         splits = load_traces(config, load_profile(config).pair)
         summary = evaluation.found["summary"] if evaluation else None  # a log's has none
-        selector = build(
-            config, folder, splits, summary, losses(evaluation) if evaluation and summary else []
-        )
-        figures: dict[str, str] = {}  # the selector's speed over the best static tree
-        for row in (summary or {}).get("by_setting", []):
-            replayed = Ratio(
-                row["replay_ratio"],
-                math.inf if row["replay_error"] is None else row["replay_error"],
-            )
-            figures |= named({EXPORTED: str(replayed)}, row)
-        if config.logs.files and evaluation:
-            gains = metrics(evaluation.table)
-            figures = {name.replace("/", " "): f"{value:.3f}" for name, value in gains.items()}
+        lost = losses(evaluation) if evaluation and summary else []
+        selector = build(config, folder, splits, summary, lost)
+        figures = _figures(config, evaluation)
         register(stage, mlflow, selector, folder, figures)
         compared = selector.config.metrics["actions_compared"]
         comparison = (
@@ -102,6 +93,22 @@ def run(config: Config) -> None:
     stage.finish()
 
 
+def _figures(config: Config, evaluation: Evaluation | None) -> dict[str, str]:
+    """The selector's speed over the best static tree; a log's over the lookup rule and the best
+    fixed length."""
+    if evaluation is None:
+        return {}
+    if config.logs.files:
+        gains = metrics(evaluation.table)
+        return {name.replace("/", " "): f"{value:.3f}" for name, value in gains.items()}
+    summary = evaluation.found["summary"] or {}
+    figures: dict[str, str] = {}
+    for row in summary.get("by_setting", []):
+        error = math.inf if row["replay_error"] is None else row["replay_error"]
+        figures |= named({EXPORTED: str(Ratio(row["replay_ratio"], error))}, row)
+    return figures
+
+
 def register(
     stage: Stage, mlflow: Any, selector: Selector, folder: Path, figures: dict[str, str]
 ) -> None:
@@ -111,7 +118,8 @@ def register(
     from mlflow.models import ModelSignature
     from mlflow.types.schema import Array, ColSpec, Schema
 
-    selector_config, names = selector.config, selector.schema.names
+    selector_config = selector.config
+    names = selector.schema.names
     example = pd.DataFrame(list(zip(*selector_config.ranges, strict=True)), columns=list(names))
     columns = [
         ColSpec("double", name, required=index < selector.schema.first)
@@ -120,7 +128,8 @@ def register(
     for name, width in selector_config.hidden_states.items():
         example[name] = [[0.0] * width] * len(example)
         columns.append(ColSpec(Array("double"), name, required=False))
-    chosen = [*(ColSpec("long", name) for name in ("K", "L1", "L2")), ColSpec("string", "style")]
+    chosen = [ColSpec("long", name) for name in ("K", "L1", "L2")]
+    chosen.append(ColSpec("string", "style"))
     logged = mlflow.pyfunc.log_model(
         name="selector",
         loader_module=CODE.stem,
@@ -136,14 +145,11 @@ def register(
         "objective": selector_config.objective,
         **figures,
     }
-    description = "\n".join(
-        [f"{selector}\n", *(f"- {name}: {value}" for name, value in figures.items())]
-    )
-    client, alias, run_id = (
-        mlflow.MlflowClient(),
-        alias_of(stage.config.name),
-        mlflow.active_run().info.run_id,
-    )
+    lines = [f"- {name}: {value}" for name, value in figures.items()]
+    description = "\n".join([f"{selector}\n", *lines])
+    client = mlflow.MlflowClient()
+    alias = alias_of(stage.config.name)
+    run_id = mlflow.active_run().info.run_id
     facts = {"description": description, "tags": tags, "model_id": logged.model_id}
     try:
         try:
@@ -163,4 +169,6 @@ def alias_of(name: str) -> str:
     """The alias of a run's last export. MLflow allows no dots, and keeps `latest` and names such as
     `v2` to itself."""
     alias = re.sub(r"\W", "-", name)
-    return f"run-{alias}" if re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE) else alias
+    if re.fullmatch(r"latest|v\d+", alias, re.IGNORECASE):
+        return f"run-{alias}"
+    return alias

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle, islice, product, repeat
+from itertools import cycle, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +38,40 @@ from selector.train.module import SelectorModule
 
 SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train")
 TREES = (
-    *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 8, 8)),
-    *((2, 0, 2), (2, 2, 4), (2, 4, 2), (2, 8, 8), (3, 0, 4), (3, 4, 4), (3, 2, 8)),
-    *((4, 0, 1), (4, 0, 4), (4, 0, 8), (4, 4, 2), (4, 4, 8), (4, 8, 4)),
+    (1, 0, 0),
+    (1, 1, 0),
+    (1, 2, 0),
+    (1, 4, 0),
+    (1, 8, 0),
+    (1, 8, 8),
+    (2, 0, 2),
+    (2, 2, 4),
+    (2, 4, 2),
+    (2, 8, 8),
+    (3, 0, 4),
+    (3, 4, 4),
+    (3, 2, 8),
+    (4, 0, 1),
+    (4, 0, 4),
+    (4, 0, 8),
+    (4, 4, 2),
+    (4, 4, 8),
+    (4, 8, 4),
 )
 OTHERS = (
-    *((1, 3, 0), (1, 6, 0), (1, 8, 4), (2, 0, 6), (2, 3, 3), (2, 6, 8)),
-    *((3, 1, 6), (3, 6, 2), (4, 1, 3), (4, 0, 6), (4, 2, 6)),
+    (1, 3, 0),
+    (1, 6, 0),
+    (1, 8, 4),
+    (2, 0, 6),
+    (2, 3, 3),
+    (2, 6, 8),
+    (3, 1, 6),
+    (3, 6, 2),
+    (4, 1, 3),
+    (4, 0, 6),
+    (4, 2, 6),
 )
-GREEDY_TREES = (4, 0, 1), (3, 0, 2), (2, 2, 4), (4, 0, 4)
+GREEDY_TREES = ((4, 0, 1), (3, 0, 2), (2, 2, 4), (4, 0, 4))
 FITTED = [
     *map(Action.of, TREES),
     *(Action(*shape, GREEDY) for shape in GREEDY_TREES),
@@ -67,11 +92,15 @@ def profile_path(config: Config) -> Path:
 def context_lengths(config: Config) -> tuple[int, ...]:
     """The contexts that are timed, in tokens, ascending: a short prompt, half-way through the text
     of a prompt of mean length, and the end of the longest text. Times are linear in between."""
-    tokenizer, form, new = pairs.tokenizer_of(config), config.prompts.form, config.data.tokens
+    tokenizer = pairs.tokenizer_of(config)
+    form = config.prompts.form
+    new = config.data.tokens
     kept, _ = form.fit(tokenizer, pairs.all_prompts(config))
     ordered = sorted(len(form.cut(tokenizer, ids)) for ids in form.whole(tokenizer, kept))
-    short, mean = max(1, ordered[len(ordered) // 10]), sum(ordered) // len(ordered) + new // 2
-    return tuple(sorted({short, max(short, mean), max(short, ordered[-1]) + new}))
+    short = max(1, ordered[len(ordered) // 10])
+    middle = max(short, sum(ordered) // len(ordered) + new // 2)
+    longest = max(short, ordered[-1]) + new
+    return tuple(sorted({short, middle, longest}))
 
 
 def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfile:
@@ -98,24 +127,33 @@ def decision_seconds(
     tenth. The lookup rule decides at the level `match`, else an untrained network, which may choose
     chains and lookups. `data.tokens` new tokens are decoded, and every step drafts `DRAFTED` of
     them. InputError where they end too early."""
-    space, verifier = ActionSpace.of_pairs(), config.train.verifier
-    level_and_widths = (FULL, pairs.hidden_widths(config)) if level == FULL else (LIGHT, [])
+    space = ActionSpace.of_pairs()
+    verifier = config.train.verifier
+    network_level = LIGHT
+    hidden_widths: list[int] = []
+    if level == FULL:
+        network_level = FULL
+        hidden_widths = pairs.hidden_widths(config)
     module = SelectorModule(
-        "regressor", *level_and_widths, config.train.network, space=space.to_json()
+        "regressor", network_level, hidden_widths, config.train.network, space=space.to_json()
     ).eval()
-    chains = map(space.index, map(space.chain, range(space.depth + 1)))
-    allowed = (*chains, *range(len(space.trees), len(space)))
-    rule = LookupRule(2, space.lookups[-1]) if level == MATCH else None
+    chains = [space.index(space.chain(length)) for length in range(space.depth + 1)]
+    lookups = range(len(space.trees), len(space))
+    rule: LookupRule | None = None
+    feature_levels: tuple[str, ...] = (level,)
+    if level == MATCH:
+        rule = LookupRule(2, space.lookups[-1])
+        feature_levels = ()
     mode = Mode(
-        Sampling(), space.chain(4), () if rule else (level,), 100.0, allowed=allowed, rule=rule
+        Sampling(), space.chain(4), feature_levels, 100.0, allowed=(*chains, *lookups), rule=rule
     )
-    selector = Selector(
-        module.state_dict(), config_of(module, verifier, mode.action, [mode]), profile, [mode]
-    )
+    selector_config = config_of(module, verifier, mode.action, [mode])
+    selector = Selector(module.state_dict(), selector_config, profile, [mode])
     chooser = Overruled(Tuned(mode, selector), repeat(space.chain(DRAFTED)))
     decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)
-    if not (steps := decoder.decode(prompt, config.data.tokens, generator).steps[2:]):
+    steps = decoder.decode(prompt, config.data.tokens, generator).steps[2:]
+    if not steps:
         raise InputError(
             "prompts: their continuations end before a third decoding step, which could be timed"
         )
@@ -125,15 +163,13 @@ def decision_seconds(
 def plan(config: Config) -> list[str]:
     path = config.latency.timings
     if config.logs.files or reads_only(config):
-        return (
-            [f"read {len(timings.read_timings(path))} step times of an engine from {path}"]
-            if path
-            else []
-        )
-    return [
-        f"{config.latency.repeats} decoding steps with each of {len(FITTED + CHECKED)} trees and "
-        "lookups"
-    ]
+        if path is None:
+            return []
+        count = len(timings.read_timings(path))
+        return [f"read {count} step times of an engine from {path}"]
+    repeats = config.latency.repeats
+    count = len(FITTED + CHECKED)
+    return [f"{repeats} decoding steps with each of {count} trees and lookups"]
 
 
 def reads_only(config: Config) -> bool:
@@ -150,67 +186,90 @@ def run(config: Config) -> None:
         return
     pair = pairs.load_pair(config)
     if path is not None:
-        pair_and_output = pair.fingerprint, timings.engine_path(config)
-        timings.run(timings.stage_of(config, "engine-latency", path, *pair_and_output), path)
+        engine_stage = timings.stage_of(
+            config, "engine-latency", path, pair.fingerprint, timings.engine_path(config)
+        )
+        timings.run(engine_stage, path)
         if reads_only(config):
             return
     stage = stage_of(config, pair.fingerprint)
     if not stage.begin():
         return
-    prompts = [
-        pairs.encode(config, pair, prompt)
-        for prompt in pairs.prompts_of(config, pair, "train")[:PROMPTS]
-    ]
-    lengths, tokens = context_lengths(config), [token for prompt in prompts for token in prompt]
-    # they grow to these
-    texts = [list(islice(cycle(tokens), max(2, length - timing.GROWN))) for length in lengths]
+    prompts = []
+    for prompt in pairs.prompts_of(config, pair, "train")[:PROMPTS]:
+        prompts.append(pairs.encode(config, pair, prompt))
+    lengths = context_lengths(config)
     with mlflow_run(config, "latency", SECTIONS) as mlflow:
-        # they differ only at branches
-        other_verifiers = [name for name in config.verifiers if name != config.train.verifier]
-        cases: list[timing.Case] = [*product([config.train.verifier], FITTED + CHECKED)]
-        cases += product(
-            other_verifiers, (each for each in FITTED if each.K > 1 and each.style == IID)
-        )
-        steps = config.latency.repeats * len(cases)
-        with ticking("timing decoding steps", steps) as tick:
-            samples = timing.real_steps(pair, cases, texts, lengths[-1], steps, tick)
-        fitted = [each for each in samples if each.step.action in FITTED]
+        samples = _timed_steps(config, pair, prompts, lengths)
+        fitted = [sample for sample in samples if sample.step.action in FITTED]
         profile = timing.fitted(pair, fitted, lengths, stage.depends["device"])
-        profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0))
-        decide = {
-            level: decision_seconds(config, pair, profile, level, prompts[0])
-            for level in watched(DECISIONS, "timing decisions")
-        }
-        profile = replace(profile, decide=decide, distinct=distinct(config, pair, prompts))
-        rows, matrices = (
-            check(profile, config.train.verifier, samples),
-            timing.matrix_seconds(pair.target),
-        )
+        profile = _with_decisions(config, pair, profile, prompts)
+        rows = check(profile, config.train.verifier, samples)
+        matrices = timing.matrix_seconds(pair.target)
         stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows, "matrices": matrices})
         mlflow.log_artifact(str(profile_path(config)))
         for row in rows:
-            mlflow.log_metric(
-                f"predicted over measured/{row['action']}".translate(PLAIN), row["ratio"]
-            )
+            name = f"predicted over measured/{row['action']}".translate(PLAIN)
+            mlflow.log_metric(name, row["ratio"])
         describe(mlflow, in_words(profile))
     if matrices:
         console.print(of_matrices(matrices))
     console.print(summary(profile, rows))
-    if doubt := unsteady(rows):
+    doubt = unsteady(rows)
+    if doubt:
         stage.say(f"warning: {doubt} (remove {profile_path(config)} first)")
     stage.finish()
+
+
+def _timed_steps(
+    config: Config, pair: ModelPair, prompts: list[list[int]], lengths: Sequence[int]
+) -> list[timing.Sample]:
+    """Decoding steps with all actions, behind texts that grow to the `lengths`."""
+    tokens = [token for prompt in prompts for token in prompt]
+    texts = []
+    for length in lengths:
+        texts.append(list(islice(cycle(tokens), max(2, length - timing.GROWN))))
+    cases: list[timing.Case] = []
+    for action in FITTED + CHECKED:
+        cases.append((config.train.verifier, action))
+    branching = [action for action in FITTED if action.K > 1 and action.style == IID]
+    for verifier in config.verifiers:
+        if verifier != config.train.verifier:  # the others differ only at branches
+            cases += [(verifier, action) for action in branching]
+    steps = config.latency.repeats * len(cases)
+    with ticking("timing decoding steps", steps) as tick:
+        return timing.real_steps(pair, cases, texts, lengths[-1], steps, tick)
+
+
+def _with_decisions(
+    config: Config, pair: ModelPair, profile: LatencyProfile, prompts: list[list[int]]
+) -> LatencyProfile:
+    """The profile with the times of decisions, and the counts of distinct nodes."""
+    profile = replace(profile, decide=dict.fromkeys(DECISIONS, 0.0))
+    decide = {}
+    for level in watched(DECISIONS, "timing decisions"):
+        decide[level] = decision_seconds(config, pair, profile, level, prompts[0])
+    return replace(profile, decide=decide, distinct=distinct(config, pair, prompts))
 
 
 def stage_of(config: Config, pair: str | None = None) -> Stage:
     """The stage with what it depends on. `pair` is the pair's fingerprint: the recorded one if it
     is not given."""
     if config.logs.files and config.latency.timings:
-        path_pair_output = config.latency.timings, log_of(config).fingerprint, profile_path(config)
-        return timings.stage_of(config, "latency", *path_pair_output)
+        return timings.stage_of(
+            config,
+            "latency",
+            config.latency.timings,
+            log_of(config).fingerprint,
+            profile_path(config),
+        )
+    device = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    if pair is None:
+        pair = pairs.known_fingerprint(config)
     depends = {
-        "device": timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads),
-        "pair": pair or pairs.known_fingerprint(config),
+        "device": device,
+        "pair": pair,
         "repeats": config.latency.repeats,
         "lengths": list(context_lengths(config)),
         "verifiers": list(config.verifiers),
@@ -231,30 +290,37 @@ def check(
     of the fit."""
     rows = []
     for action in CHECKED:
-        if action_samples := [
-            sample
-            for sample in samples
-            if (sample.verifier, sample.step.action, sample.lag) == (verifier, action, 0)
-        ]:
-            predicted, measured = timing.times(profile, action_samples)
-            row = {
+        action_samples = []
+        for sample in samples:
+            is_checked = sample.verifier == verifier and sample.step.action == action
+            if is_checked and sample.lag == 0:
+                action_samples.append(sample)
+        if not action_samples:
+            continue
+        predicted, measured = timing.times(profile, action_samples)
+        rows.append(
+            {
                 "action": str(action),
                 "predicted": predicted,
                 "measured": measured,
                 "ratio": predicted / measured,
+                "steps": len(action_samples),
             }
-            rows.append({**row, "steps": len(action_samples)})
+        )
     return rows
 
 
 def unsteady(rows: list[dict[str, Any]]) -> str:
     """A warning where predicted step times are far from measured ones, else an empty string."""
-    error = statistics.mean(abs(row["ratio"] - 1) for row in rows) if rows else 0.0
-    words = (
-        f"predicted step times are {error:.0%} away from measured ones, in the mean: measure again "
-        "at a quiet hour"
-    )
-    return words if error > UNSTEADY else ""
+    if not rows:
+        return ""
+    error = statistics.mean(abs(row["ratio"] - 1) for row in rows)
+    if error > UNSTEADY:
+        return (
+            f"predicted step times are {error:.0%} away from measured ones, in the mean: measure "
+            "again at a quiet hour"
+        )
+    return ""
 
 
 def distinct(
@@ -264,9 +330,8 @@ def distinct(
     nodes_by_setting = {}
     for setting in watched(config.sampling, "counting distinct nodes"):
         sampling = setting.build()
-        written = generated_by_target(
-            pair, prompts, config.data.tokens, sampling, seed_of(config.seed, "distinct")
-        )
+        seed = seed_of(config.seed, "distinct")
+        written = generated_by_target(pair, prompts, config.data.tokens, sampling, seed)
         texts = [(text.tokens, text.start) for text in written]
         nodes_by_setting[str(sampling)] = distinct_nodes(
             pair.draft, texts, sampling.draft, config.seed
@@ -275,34 +340,31 @@ def distinct(
 
 
 def in_words(profile: LatencyProfile) -> str:
-    length, verifier = (
-        profile.draft.lengths[len(profile.draft.lengths) // 2],
-        next(iter(profile.verify)),
+    lengths = profile.draft.lengths
+    length = lengths[len(lengths) // 2]
+    verifier = next(iter(profile.verify))
+    milliseconds = []
+    for drafted in (0, 1, 8):
+        seconds = profile.action_seconds(Action(1, drafted, 0), length, verifier)
+        milliseconds.append(f"{1e3 * seconds:.2f} ms")
+    plain, with_one, with_eight = milliseconds
+    decisions = []
+    for level, seconds in profile.decide.items():
+        decisions.append(f"{1e3 * seconds:.3f} ms ({level})")
+    return (
+        f"a step of {plain} plain, {with_one} with one drafted token, {with_eight} with eight;\n"
+        f"a decision {', '.join(decisions)}"
     )
-    chains = (
-        1e3 * profile.action_seconds(Action(1, drafted, 0), length, verifier)
-        for drafted in (0, 1, 8)
-    )
-    steps = (
-        "a step of {:.2f} ms plain, {:.2f} ms with one drafted token, {:.2f} ms with eight".format(
-            *chains
-        )
-    )
-    decisions = ", ".join(
-        f"{1e3 * seconds:.3f} ms ({level})" for level, seconds in profile.decide.items()
-    )
-    return f"{steps};\na decision {decisions}"
 
 
 def of_matrices(matrices: list[dict[str, float]]) -> Table:
     rows = []
     for times in matrices:
-        cells = {
-            f"{name} ms": f"{1e3 * seconds:.1f}"
-            for name, seconds in times.items()
-            if name != "rows"
-        }
-        rows.append({"rows": f"{times['rows']:.0f}", **cells})
+        cells = {"rows": f"{times['rows']:.0f}"}
+        for name, seconds in times.items():
+            if name != "rows":
+                cells[f"{name} ms"] = f"{1e3 * seconds:.1f}"
+        rows.append(cells)
     title = (
         "The target's matrices, by rows: as torch multiplies them, and laid out once, as they are "
         "used here"
@@ -313,6 +375,12 @@ def of_matrices(matrices: list[dict[str, float]]) -> Table:
 def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:
     cells = []
     for row in rows:
-        times = {f"{key} ms": f"{1e3 * row[key]:.2f}" for key in ("predicted", "measured")}
-        cells.append({"action": row["action"], **times, "ratio": f"{row['ratio']:.2f}"})
+        cells.append(
+            {
+                "action": row["action"],
+                "predicted ms": f"{1e3 * row['predicted']:.2f}",
+                "measured ms": f"{1e3 * row['measured']:.2f}",
+                "ratio": f"{row['ratio']:.2f}",
+            }
+        )
     return table(cells, f"Step times on {profile.device}\n{in_words(profile)}")

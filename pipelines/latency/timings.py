@@ -39,7 +39,9 @@ def engine_path(config: Config) -> Path:
 def run(stage: Stage, path: Path, drafts: bool = True) -> None:
     """Read an engine's step times into the profile that is the stage's output; `drafts` as in
     `profile_of`."""
-    rows, config, (output,) = read_timings(path), stage.config, stage.outputs
+    rows = read_timings(path)
+    config = stage.config
+    (output,) = stage.outputs
     profile = profile_of(
         rows, str(path), config.latency.stepped, stage.depends["pair"], config.verifiers, drafts
     )
@@ -47,19 +49,25 @@ def run(stage: Stage, path: Path, drafts: bool = True) -> None:
         return
     stage.replace()
     write_json(output, profile.to_json())
-    if remark := misfit(rows if drafts else rows[rows["passes"] == 0], profile):
+    fitted_rows = rows if drafts else rows[rows["passes"] == 0]
+    remark = misfit(fitted_rows, profile)
+    if remark:
         stage.say(remark)
-    stage.say(
-        f"{output}: {len(rows)} timed steps, of up to {rows['batch'].max()} requests together"
-    )
+    largest = rows["batch"].max()
+    stage.say(f"{output}: {len(rows)} timed steps, of up to {largest} requests together")
     stage.finish()
 
 
 def stage_of(config: Config, name: str, path: Path, pair: str, output: Path) -> Stage:
     """The stage with what it depends on: the step times in `path` (else InputError), and the pair's
     fingerprint."""
-    depends = {"timings": sha256(path), "stepped": config.latency.stepped, "pair": pair}
-    return Stage(name, config, {**depends, "verifiers": list(config.verifiers)}, (output,))
+    depends = {
+        "timings": sha256(path),
+        "stepped": config.latency.stepped,
+        "pair": pair,
+        "verifiers": list(config.verifiers),
+    }
+    return Stage(name, config, depends, (output,))
 
 
 def read_timings(path: Path) -> pd.DataFrame:
@@ -68,18 +76,17 @@ def read_timings(path: Path) -> pd.DataFrame:
     try:
         # pandas would drop the cells beyond the header
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = TypeAdapter(list[Row]).validate_python(
-                [*csv.DictReader(file, restkey="a cell too many")]
-            )
+            cells = list(csv.DictReader(file, restkey="a cell too many"))
+            rows = TypeAdapter(list[Row]).validate_python(cells)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except ValidationError as error:
-        first, (number, column) = error.errors()[0], error.errors()[0]["loc"]
+        first = error.errors()[0]
+        number, column = first["loc"]
         raise InputError(f"{path} line {int(number) + 2}: {column}: {first['msg']}") from error
     except (ValueError, csv.Error) as error:
-        raise InputError(
-            f"{path}: not a CSV file in UTF-8: {' '.join(str(error).split())}"
-        ) from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: not a CSV file in UTF-8: {reason}") from error
     frame = pd.DataFrame([row.model_dump() for row in rows], columns=list(Row.model_fields))
     repeated = frame.duplicated(list(Row.model_fields)[:-1])
     if repeated.any():
@@ -102,29 +109,16 @@ def profile_of(
     `selector.latency.along`. Without a drafter (`drafts`), only rows without draft passes count.
     Verification is part of the timed steps, so it costs nothing more. InputError where drafting
     cannot be told from it, or one of them would take no time."""
-    rows = rows if drafts else rows[rows["passes"] == 0]
+    if not drafts:
+        rows = rows[rows["passes"] == 0]
     if rows.empty:
         raise InputError(f"{name}: no rows")
-    draft, target = list[Table](), list[Table]()
-    for batch, together in rows.groupby("batch"):
-        steps = {
-            int(context): _steps(own, f"{name}: batch {batch}, context {context}", drafts)
-            for context, own in together.groupby("context")
-        }
-        # a step's first draft pass has width 2 (`draft_passes`), and what drafting costs once per
-        # step goes with it
-        draft.append(
-            Table(list(steps), [1, 2], [[own, own + once] for own, once, _ in steps.values()])
-        )
-        timed = [(list(seconds), list(seconds.values())) for *_, seconds in steps.values()]
-        sizes = sorted({size for own, _ in timed for size in own})
-        target.append(
-            Table(
-                list(steps),
-                sizes,
-                [[along(*own, size, stepped) for size in sizes] for own in timed],
-            )
-        )
+    draft: list[Table] = []
+    target: list[Table] = []
+    for batch, batch_rows in rows.groupby("batch"):
+        draft_table, target_table = _tables(batch_rows, f"{name}: batch {batch}", stepped, drafts)
+        draft.append(draft_table)
+        target.append(target_table)
     return LatencyProfile(
         device=f"an engine: {name}",
         pair=pair,
@@ -134,6 +128,30 @@ def profile_of(
         decide=dict.fromkeys(LEVELS, 0.0),
         batches=Batches(sorted(set(rows["batch"].tolist())), draft, target, stepped),
     )
+
+
+def _tables(rows: pd.DataFrame, place: str, stepped: bool, drafts: bool) -> tuple[Table, Table]:
+    """The seconds of the draft's passes, and of the rest of a step, for one batch size."""
+    lengths: list[int] = []
+    draft_seconds: list[list[float]] = []
+    timed: list[tuple[list[Any], list[float]]] = []
+    for context, context_rows in rows.groupby("context"):
+        pass_seconds, once, seconds_by_size = _steps(
+            context_rows, f"{place}, context {context}", drafts
+        )
+        lengths.append(int(context))
+        # a step's first draft pass has width 2 (`draft_passes`), and what drafting costs once per
+        # step goes with it
+        draft_seconds.append([pass_seconds, pass_seconds + once])
+        timed.append((list(seconds_by_size), list(seconds_by_size.values())))
+    all_sizes: set[Any] = set()
+    for context_sizes, _ in timed:
+        all_sizes |= set(context_sizes)
+    sizes = sorted(all_sizes)
+    target_seconds: list[list[float]] = []
+    for sizes_and_seconds in timed:
+        target_seconds.append([along(*sizes_and_seconds, size, stepped) for size in sizes])
+    return Table(lengths, [1, 2], draft_seconds), Table(list(lengths), sizes, target_seconds)
 
 
 def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, dict[Any, float]]:
@@ -146,67 +164,86 @@ def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, 
     without `once` where all rows have as many draft passes, or where it would be below 0.
     """
     sizes = sorted(set(rows["verified"].tolist()) - {0})
-    if not sizes or sizes[0] < 1:
-        raise InputError(
-            f"{place}: "
-            f"{'a row verifies less than a token' if sizes else 'no row verifies anything'}"
-        )
-    plain, drafted = rows[rows["passes"] == 0], rows[rows["passes"] > 0]
+    if not sizes:
+        raise InputError(f"{place}: no row verifies anything")
+    if sizes[0] < 1:
+        raise InputError(f"{place}: a row verifies less than a token")
+    plain = rows[rows["passes"] == 0]
+    drafted = rows[rows["passes"] > 0]
     target = plain[plain["verified"] > 0].groupby("verified")["seconds"].mean().to_dict()
-    left = drafted["seconds"] - drafted["verified"].map(target).fillna(0)
     unknown = [size for size in sizes if size not in target]
-    draft = once = 0.0
-    for constant in (True, False) if drafts and drafted["passes"].nunique() > 1 else (False,):
-        columns = [drafted["passes"]] * drafts + [drafted["passes"] > 0] * constant
-        columns += [drafted["verified"] == size for size in unknown]
-        if not columns:
-            break
-        solution, _, rank, _ = np.linalg.lstsq(
-            np.stack(columns, axis=1).astype(float), left.to_numpy()
-        )
-        if rank == len(columns) and not (constant and solution[1] < 0):
-            draft, once = (
-                (float(solution[0]) if drafts else 0.0),
-                float(solution[1]) if constant else 0.0,
-            )
-            target |= dict(zip(unknown, solution[drafts + constant :].tolist(), strict=True))
-            break
-    else:
+    left = drafted["seconds"] - drafted["verified"].map(target).fillna(0)
+    fit = None
+    if drafts and drafted["passes"].nunique() > 1:
+        fit = _least_squares(drafted, left, unknown, drafts, with_once=True)
+    if fit is None:
+        fit = _least_squares(drafted, left, unknown, drafts, with_once=False)
+    if fit is None:
         raise InputError(
             f"{place}: drafting cannot be told from verification: add a row of 0 verified tokens"
         )
+    draft, once, unknown_seconds = fit
+    target |= dict(zip(unknown, unknown_seconds, strict=True))
     if draft < -1e-12 or min(target.values()) < 1e-12:
         raise InputError(
             f"{place}: by least squares, a pass of the draft or the target takes no time"
         )
-    return (
-        max(0.0, draft),
-        once,
-        {
-            verified if verified % 1 else int(verified): target[verified]
-            for verified in sorted(target)
-        },
-    )
+    seconds_by_size = {}
+    for verified in sorted(target):
+        # means of tokens are seldom whole
+        size = verified if verified % 1 else int(verified)
+        seconds_by_size[size] = target[verified]
+    return max(0.0, draft), once, seconds_by_size
+
+
+def _least_squares(
+    drafted: pd.DataFrame, left: pd.Series, unknown: list[float], drafts: bool, with_once: bool
+) -> tuple[float, float, list[float]] | None:
+    """Seconds of a draft pass, of drafting once per step, and of the rest of a step by the
+    `unknown` numbers of verified tokens, fitted to what is `left` of the steps' times; None where
+    they are not determined, or `once` would be below 0."""
+    columns = []
+    if drafts:
+        columns.append(drafted["passes"])
+    if with_once:
+        columns.append(drafted["passes"] > 0)
+    constants = len(columns)
+    columns += [drafted["verified"] == size for size in unknown]
+    if not columns:
+        return 0.0, 0.0, []
+    matrix = np.stack(columns, axis=1).astype(float)
+    solution, _, rank, _ = np.linalg.lstsq(matrix, left.to_numpy())
+    if rank < len(columns):
+        return None
+    draft = once = 0.0
+    if drafts:
+        draft = float(solution[0])
+    if with_once:
+        once = float(solution[1])
+    if once < 0:
+        return None
+    return draft, once, solution[constants:].tolist()
 
 
 def misfit(rows: pd.DataFrame, profile: LatencyProfile) -> str:
     """A remark on the row that the profile misses most, empty where that is little."""
-    worst, worst_row = 0.0, ""
+    worst = 0.0
+    worst_row = ""
     profiles = {batch: profile.at_batch(batch) for batch in rows["batch"].unique().tolist()}
     for row in rows[rows["verified"] > 0].itertuples(index=False):
-        batch_profile, length = profiles[row.batch], row.context
-        predicted = batch_profile.target.at(length, row.verified) + (
-            row.passes > 0
-        ) * batch_profile.draft.at(length, 2)
-        predicted += max(row.passes - 1, 0) * batch_profile.draft.at(length, 1)
-        if (error := abs(predicted / row.seconds - 1)) > worst:
-            worst, worst_row = (
-                error,
+        batch_profile = profiles[row.batch]
+        length = row.context
+        predicted = batch_profile.target.at(length, row.verified)
+        if row.passes > 0:
+            predicted += batch_profile.draft.at(length, 2)
+            predicted += (row.passes - 1) * batch_profile.draft.at(length, 1)
+        error = abs(predicted / row.seconds - 1)
+        if error > worst:
+            worst = error
+            worst_row = (
                 f"batch {row.batch}, context {length}, {row.verified:g} verified, {row.passes} "
-                "passes",
+                "passes"
             )
-    return (
-        f"the step times miss a row by {worst:.1%}, the most ({worst_row})"
-        if worst > MISFIT
-        else ""
-    )
+    if worst > MISFIT:
+        return f"the step times miss a row by {worst:.1%}, the most ({worst_row})"
+    return ""

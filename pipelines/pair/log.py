@@ -50,11 +50,14 @@ class Log:
     def is_dense(self) -> bool:
         """Whether it is known at every position what would have been accepted, so that every policy
         can be replayed."""
-        survivals = (text.of(self.labeller.drafter) for text in self.logs.all)
-        return not self.labeller.space.depth or all(
-            survivals_RD.shape[1] > 0 and not (survivals_RD != survivals_RD).any()
-            for survivals_RD in survivals
-        )
+        if not self.labeller.space.depth:
+            return True
+        for text in self.logs.all:
+            survivals_RD = text.of(self.labeller.drafter)
+            # NaN stands for what is not known
+            if survivals_RD.shape[1] == 0 or (survivals_RD != survivals_RD).any():
+                return False
+        return True
 
     @property
     def work(self) -> list[Work]:
@@ -69,13 +72,14 @@ class Log:
         return Shard(self.labeller.table(work.given), Plausibility())
 
     def __str__(self) -> str:
-        roots, labeller = sum(text.roots for text in self.logs.all), self.labeller
-        texts = (
-            f"{len(self.logs.all)} texts, {len(self.splits['test'])} held out, {roots:,} positions"
-        )
+        texts = self.logs.all
+        roots = sum(text.roots for text in texts)
+        held_out = len(self.splits["test"])
+        drafter = self.labeller.drafter
+        depth = self.labeller.space.depth
         return (
-            f"{texts}; {labeller.drafter} of up to {labeller.space.depth} tokens, lookups of up to "
-            f"{LONGEST_LOOKUP}"
+            f"{len(texts)} texts, {held_out} held out, {roots:,} positions; "
+            f"{drafter} of up to {depth} tokens, lookups of up to {LONGEST_LOOKUP}"
         )
 
 
@@ -90,7 +94,8 @@ def _read(config: Config, _: tuple[str, ...]) -> Log:
     logs = read_all(config.logs.files, config.logs.test, sampling)
     drafter = drafter_of(logs.all, config.logs.drafter)
     logs = logs.of(drafter)
-    space = ActionSpace.chains(max(text.of(drafter).shape[1] for text in logs.all), LONGEST_LOOKUP)
+    longest_chain = max(text.of(drafter).shape[1] for text in logs.all)
+    space = ActionSpace.chains(longest_chain, LONGEST_LOOKUP)
     splits = splits_of(logs, config.prompts.validation, config.prompts.test)
     return Log(logs, splits, Labeller(drafter, space, sampling))
 
@@ -99,8 +104,8 @@ def files_of(config: Config) -> dict[str, str]:
     """The checksums of the logs by path."""
     checksums = {}
     for path in [*config.logs.files, *config.logs.test]:
-        # it would be empty once it is read
-        if path.exists() and not (path.is_file() or path.is_dir()):
+        is_pipe = path.exists() and not (path.is_file() or path.is_dir())
+        if is_pipe:  # it would be empty once it is read
             raise InputError(f"{path}: a pipe, no file: write the log to a file first")
         manifest = path / "manifest.json"
         checksums[str(path)] = sha256(manifest if manifest.exists() else path)
@@ -114,7 +119,7 @@ def depends(config: Config) -> dict[str, Any]:
         "sampling": [setting.model_dump() for setting in config.sampling],
         "verifiers": list(config.verifiers),
         "log": files_of(config),
-        "held out": list(map(str, config.logs.test)),
+        "held out": [str(path) for path in config.logs.test],
         "prompts": {"shares": [config.prompts.validation, config.prompts.test]},
     }
 
@@ -126,4 +131,6 @@ def why_untrained(config: Config) -> str:
         return ""
     if not (log_of(config).is_dense or config.logs.force):
         return UNMEASURED
-    return "" if config.latency.timings else TIMELESS
+    if config.latency.timings is None:
+        return TIMELESS
+    return ""

@@ -47,15 +47,16 @@ def target_name(config: Config) -> str:
 def pair_names(config: Config) -> tuple[str, str]:
     """Directories or hub ids of the target and its draft. InputError where a GGUF file cannot be
     converted, or a draft is not distilled yet."""
-    target, pair = target_name(config), config.pair
-    if pair.draft == SMOLLM2:
+    target = target_name(config)
+    draft = config.pair.draft
+    if draft == SMOLLM2:
         return target, str(SHIPPED)
-    if pair.draft == DISTILLED:
+    if draft == DISTILLED:
         folder = config.folder / "distil" / "draft"
         if not folder.is_dir():
             raise InputError(f"{folder} does not exist: run the distil stage first")
         return target, str(folder)
-    return target, resolved(pair.draft, "draft")
+    return target, resolved(draft, "draft")
 
 
 def load_pair(config: Config) -> ModelPair:
@@ -65,17 +66,14 @@ def load_pair(config: Config) -> ModelPair:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     pair = ModelPair.load(*pair_names(config), settings.device, settings.dtype, settings.device_map)
-    needed, available = (
-        config.prompts.tokens + config.data.tokens + BEYOND + DEPTH,
-        pair.max_positions,
-    )
+    needed = config.prompts.tokens + config.data.tokens + BEYOND + DEPTH
+    available = pair.max_positions
     if needed > available:
         most_tokens = available - needed + config.prompts.tokens
+        advice = f": set prompts.tokens={most_tokens}" if most_tokens >= 2 else ""
         raise InputError(
             f"prompts.tokens={config.prompts.tokens} and data.tokens={config.data.tokens} ask "
-            f"for up to {needed} "
-            f"positions; the pair has {available}"
-            + (f": set prompts.tokens={most_tokens}" if most_tokens >= 2 else "")
+            f"for up to {needed} positions; the pair has {available}{advice}"
         )
     check_models(pair, needed)
     return pair
@@ -88,7 +86,8 @@ def known_fingerprint(config: Config) -> str:
         return log_of(config).fingerprint
     for stage, key in (("latency", "pair"), ("pair", "fingerprint")):
         with suppress(InputError):
-            if isinstance(fingerprint := read_record(config, stage)["depends"].get(key), str):
+            fingerprint = read_record(config, stage)["depends"].get(key)
+            if isinstance(fingerprint, str):
                 return fingerprint
     raise InputError(f"{config.folder}: run the latency stage first")
 
@@ -108,25 +107,31 @@ def tokenizer_of(config: Config) -> Any:
 def hidden_widths(config: Config) -> list[int]:
     """Widths of the hidden-state features, the target's and twice the draft's, from the models'
     configs alone."""
-    names = pair_names(config)
-    target, draft = (
-        int(text_config(*name_and_role).hidden_size)
-        for name_and_role in zip(names, ("target", "draft"), strict=True)
-    )
-    return [target, draft, draft]
+    target, draft = pair_names(config)
+    target_width = int(text_config(target, "target").hidden_size)
+    draft_width = int(text_config(draft, "draft").hidden_size)
+    return [target_width, draft_width, draft_width]
 
 
 def recipe(config: Config) -> Recipe:
-    data, form = config.data, config.prompts.form
-    hidden = data.features == FULL
+    data = config.data
     return Recipe(
-        config.verifiers, form, data.tokens, data.siblings, data.stride, hidden, config.seed
+        config.verifiers,
+        config.prompts.form,
+        data.tokens,
+        data.siblings,
+        data.stride,
+        data.features == FULL,
+        config.seed,
     )
 
 
 def prompts_path(config: Config) -> Path:
-    written = config.folder / "pair" / "prompts.jsonl"
-    return config.prompts.file or (written if config.prompts.sets else PROMPTS)
+    if config.prompts.file is not None:
+        return config.prompts.file
+    if config.prompts.sets:
+        return config.folder / "pair" / "prompts.jsonl"
+    return PROMPTS
 
 
 def all_prompts(config: Config) -> list[Prompt]:
@@ -143,9 +148,8 @@ def all_prompts(config: Config) -> list[Prompt]:
 def by_split(config: Config, prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
     prompts_by_split: dict[str, list[Prompt]] = {split: [] for split in SPLITS}
     for prompt in prompts:
-        prompts_by_split[split_of(prompt, config.prompts.validation, config.prompts.test)].append(
-            prompt
-        )
+        split = split_of(prompt, config.prompts.validation, config.prompts.test)
+        prompts_by_split[split].append(prompt)
     return prompts_by_split
 
 
@@ -185,12 +189,12 @@ def prompts_depend(config: Config, *splits: str) -> dict[str, Any]:
     """What determines the prompt tokens of some splits, except the pair: the prompts' form and a
     hash of all texts."""
     prompts_by_split = by_split(config, sorted(all_prompts(config), key=lambda prompt: prompt.id))
-    lines = "\0".join(
-        f"{p.id}\0{p.kind}\0{p.source}\0{p.text}"
-        for split in splits
-        for p in prompts_by_split[split]
-    )
-    return {**asdict(config.prompts.form), "texts": hashlib.sha256(lines.encode()).hexdigest()[:16]}
+    fields: list[str] = []
+    for split in splits:
+        for prompt in prompts_by_split[split]:
+            fields += [prompt.id, prompt.kind, prompt.source, prompt.text]
+    digest = hashlib.sha256("\0".join(fields).encode()).hexdigest()
+    return {**asdict(config.prompts.form), "texts": digest[:16]}
 
 
 def plan(config: Config) -> list[str]:
@@ -202,20 +206,19 @@ def plan(config: Config) -> list[str]:
         return [models, f"{len(all_prompts(config))} prompts of {prompts_path(config)}"]
     if all(dataset.file is not None for dataset in sets):
         with suppress(InputError):
-            return [
-                models,
-                *(remark for _, remark in _taken_from_sets(config, tokenizer_of(config))),
-            ]
-    lines = (
-        f"{dataset.name}: {dataset.prompts or 'all'} prompts from "
-        f"{dataset.file or SETS[dataset.name].hub}"
-        for dataset in sets
-    )
-    return [models, *lines]
+            remarks = [remark for _, remark in _taken_from_sets(config, tokenizer_of(config))]
+            return [models, *remarks]
+    lines = [models]
+    for dataset in sets:
+        count = dataset.prompts or "all"
+        origin = dataset.file or SETS[dataset.name].hub
+        lines.append(f"{dataset.name}: {count} prompts from {origin}")
+    return lines
 
 
 def run(config: Config) -> None:
-    pair, names = load_pair(config), {"target": config.pair.target, "draft": config.pair.draft}
+    pair = load_pair(config)
+    names = {"target": config.pair.target, "draft": config.pair.draft}
     stage = Stage("pair", config, {"pair": names, "fingerprint": pair.fingerprint}, ())
     stage.say(f"{config.pair.target} and {config.pair.draft} load and share their vocabulary")
     stage.finish()
@@ -237,15 +240,14 @@ def prepared_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
 
 
 def _write_prompts(config: Config, tokenizer: Any, path: Path) -> None:
-    files = [
-        dataset.file
-        for dataset in config.prompts.sets
-        if dataset.file is not None and dataset.file.is_file()
-    ]
+    checksums = {}
+    for dataset in config.prompts.sets:
+        if dataset.file is not None and dataset.file.is_file():
+            checksums[str(dataset.file)] = sha256(dataset.file)
     inputs = {
         "pair": config.pair.target,
         "template": tokenizer.chat_template if config.prompts.chat else None,
-        "files": {str(file): sha256(file) for file in files},
+        "files": checksums,
         "prompts": config.prompts.model_dump(
             mode="json", include={"sets", "tokens", "longer", "chat", "system"}
         ),
@@ -267,10 +269,10 @@ def _taken_from_sets(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prom
     for dataset in config.prompts.sets:
         prompts, records = read_set(dataset.name, dataset.file, dataset.kind)
         kept, remark = config.prompts.form.fit(tokenizer, prompts)
-        if len(kept) < (dataset.prompts or 1):
+        least = 1 if dataset.prompts is None else dataset.prompts
+        if len(kept) < least:
             raise InputError(
-                f"prompts.sets: {dataset.name} gives {len(kept)} prompts, "
-                f"not {dataset.prompts or 1}: {remark}"
+                f"prompts.sets: {dataset.name} gives {len(kept)} prompts, not {least}: {remark}"
             )
         taken = take_evenly(kept, dataset.prompts)
         kinds = Counter(prompt.kind for prompt in taken)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import base64
 import io
 import json
+from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Picture
 
 from data_gen.traces import read_manifest
 from pipelines.config import Config
 from pipelines.data.recorded import realised, traces_folder
 from pipelines.evaluate import verdict
 from pipelines.evaluate.methods import BEST_STATIC, SELECTOR, greedy_summary
-from pipelines.evaluate.table import decoded, replayed
+from pipelines.evaluate.table import Figure, decoded, replayed
 from pipelines.evaluate.verdict import Evaluation
 from pipelines.latency.stage import profile_path
 from pipelines.run import Stage, console, provenance, require, templates_beside, verify
@@ -36,19 +37,22 @@ def stage_of(config: Config) -> Stage:
     """The stage with what it depends on; InputError unless there is an evaluation of this
     selector."""
     verify(config, "evaluate")
-    path, figures = Evaluation.files(config)
+    path, table_path = Evaluation.files(config)
     if not path.exists():
         raise InputError(f"{path} does not exist: run the evaluate stage first")
     require(config, "evaluate", known_digest(config))
-    artefact = config.folder / "selector" / "config.json"
     manifest = read_manifest(traces_folder(config))
     depends = {
-        "evaluation": [sha256(path), sha256(figures)],
-        "latency": sha256(profile_path(config)) if profile_path(config).exists() else None,
-        "artefact": sha256(artefact) if artefact.exists() else None,
+        "evaluation": [sha256(path), sha256(table_path)],
+        "latency": _hash_if_there(profile_path(config)),
+        "artefact": _hash_if_there(config.folder / "selector" / "config.json"),
         "traces": {name: shard["sha256"] for name, shard in manifest["shards"].items()},
     }
     return Stage("report", config, depends, (config.folder / "report.html",))
+
+
+def _hash_if_there(path: Path) -> str | None:
+    return sha256(path) if path.exists() else None
 
 
 def run(config: Config) -> None:
@@ -79,9 +83,14 @@ def page(config: Config, evaluation: Evaluation) -> None:
         "provenance": json.dumps(provenance(config), indent=1),
     }
     if not config.logs.files:
-        values |= {"program": program, "note": verdict.NOTE, "labels": realised(config)}
-        values |= {"pictures": ratios(evaluation), "origins": verdict.origins(evaluation)}
-        values["greedy"] = greedy_summary(evaluation.found["greedy"])
+        values |= {
+            "program": program,
+            "note": verdict.NOTE,
+            "labels": realised(config),
+            "pictures": ratios(evaluation),
+            "origins": verdict.origins(evaluation),
+            "greedy": greedy_summary(evaluation.found["greedy"]),
+        }
     template = TEMPLATES.get_template("logs.j2" if config.logs.files else "run.j2")
     with atomically(config.folder / "report.html") as partial_path:
         partial_path.write_text(template.render(values), encoding="utf-8")
@@ -90,36 +99,40 @@ def page(config: Config, evaluation: Evaluation) -> None:
 def ratios(evaluation: Evaluation) -> dict[str, str]:
     """For each sampling setting a plot (base64 PNG) by its description: every method's speed over
     the best tree."""
-    table, pictures = evaluation.table, {}
+    table = evaluation.table
+    pictures = {}
     for setting, _ in evaluation.settings:
-        speeds = [
-            table.of(setting, name, decoded(BEST_STATIC))
-            for name in table.methods(setting, decoded(BEST_STATIC))
-        ]
+        names = table.methods(setting, decoded(BEST_STATIC))
+        speeds = [table.of(setting, name, decoded(BEST_STATIC)) for name in names]
         speeds.sort(key=lambda speed: speed.method == SELECTOR)  # the selector on top
-        replays = {
-            speed.method: table.get(setting, speed.method, replayed(BEST_STATIC))
-            for speed in speeds
-        }
+        replays = {name: table.get(setting, name, replayed(BEST_STATIC)) for name in names}
         words = f"Speed of every method over the best static tree's at {setting}. "
         words += f"The selector's: decoded {speeds[-1]}, replayed {replays[SELECTOR]}."
-        right = 1.5 * max(
-            speed.value for speed in (*speeds, *replays.values()) if speed is not None
-        )
-        figure, buffer = Figure(figsize=(6, 0.32 * len(speeds) + 1)), io.BytesIO()
-        axis = figure.subplots()
-        axis.axvline(1, color="#888", linewidth=1)
-        for y, speed in enumerate(speeds):
-            colour = "tab:orange" if speed.method == SELECTOR else "tab:blue"
-            low, high = speed.low or 0.0, min(speed.high or 2 * right, 2 * right)
-            spread = [[speed.value - low], [high - speed.value]]
-            axis.errorbar(
-                speed.value, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5
-            )
-            if (replay := replays[speed.method]) is not None:
-                axis.plot(replay.value, y, "D", color=colour, markerfacecolor="white", markersize=5)
-        axis.set(title=setting, xlabel="speed over the best static tree", xlim=(0, right))
-        axis.set(yticks=range(len(speeds)), yticklabels=[speed.method for speed in speeds])
-        figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight")
-        pictures[words] = base64.b64encode(buffer.getvalue()).decode()
+        png = _png(setting, speeds, replays)
+        pictures[words] = base64.b64encode(png).decode()
     return pictures
+
+
+def _png(setting: str, speeds: list[Figure], replays: dict[str, Figure | None]) -> bytes:
+    """A plot of decoded speeds with their intervals, the first one below, and of replayed ones as
+    white diamonds."""
+    values = [speed.value for speed in speeds]
+    values += [replay.value for replay in replays.values() if replay is not None]
+    right = 1.5 * max(values)
+    picture = Picture(figsize=(6, 0.32 * len(speeds) + 1))
+    axis = picture.subplots()
+    axis.axvline(1, color="#888", linewidth=1)
+    for y, speed in enumerate(speeds):
+        colour = "tab:orange" if speed.method == SELECTOR else "tab:blue"
+        low = speed.low or 0.0
+        high = min(speed.high or 2 * right, 2 * right)
+        spread = [[speed.value - low], [high - speed.value]]
+        axis.errorbar(speed.value, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
+        replay = replays[speed.method]
+        if replay is not None:
+            axis.plot(replay.value, y, "D", color=colour, markerfacecolor="white", markersize=5)
+    axis.set(title=setting, xlabel="speed over the best static tree", xlim=(0, right))
+    axis.set(yticks=range(len(speeds)), yticklabels=[speed.method for speed in speeds])
+    buffer = io.BytesIO()
+    picture.savefig(buffer, format="png", dpi=110, bbox_inches="tight")
+    return buffer.getvalue()

@@ -28,8 +28,9 @@ from selector.train.module import Roots, SelectorModule
 
 OWN = ("train", "validation")  # the splits that training reads
 MONITOR = "validation/replay"
-# peak learning rates: up to this batch size, and the highest
-RATE, BATCH, FASTEST = 3e-3, 256, 1e-2
+RATE = 3e-3  # peak learning rate up to the batch size `BATCH`
+BATCH = 256
+FASTEST = 1e-2  # the highest peak learning rate
 POLICY_NETWORK = {"width": 128, "hidden": [512, 32]}  # DDTE, app. E
 REMARKS = (  # Lightning's warnings that do not apply to data in memory and a reused folder
     ".*does not have many workers.*",
@@ -46,16 +47,18 @@ def module_of(
     """An untrained module: a regressor with the network of `config.train`, or a policy with the
     paper's. `further` arguments are those of `SelectorModule`."""
     pl.seed_everything(config.seed, verbose=False)
-    rate = config.train.learning_rate or min(
-        FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5
-    )
+    rate = config.train.learning_rate
+    if rate is None:
+        rate = min(FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5)
     network = config.train.network if objective == "regressor" else POLICY_NETWORK
     return SelectorModule(objective, level, hidden_widths, network, rate, **further)
 
 
 def seen(level: str, texts: Texts) -> tuple[str, list[int]]:
     """A feature level, and the widths of the hidden states that it has in the traces."""
-    return level, [texts.hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else []
+    if level != FULL:
+        return level, []
+    return level, [texts.hidden[name].shape[1] for name in HIDDEN_STATES]
 
 
 def fitted(
@@ -78,7 +81,11 @@ def fitted(
     )
     module.begin_at(texts["train"], verifier, roots.rows["train"])
     module.judged = judged
-    monitor, mode = (MONITOR, "max") if judged else ("validation/loss", "min")
+    monitor = MONITOR
+    mode = "max"
+    if not judged:
+        monitor = "validation/loss"
+        mode = "min"
     checkpoints = ModelCheckpoint(
         folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False
     )
@@ -92,9 +99,8 @@ def fitted(
         num_sanity_val_steps=0,
         log_every_n_steps=50,
     )
-    return SelectorModule.load_from_checkpoint(
-        checkpoints.best_model_path, map_location="cpu"
-    ).eval()
+    best = SelectorModule.load_from_checkpoint(checkpoints.best_model_path, map_location="cpu")
+    return best.eval()
 
 
 def fit(

@@ -7,7 +7,6 @@ each; `bases` are the modes of the best static trees.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -42,7 +41,9 @@ def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Ti
     cases = []
     for setting in settings_of(config):
         whole = Timed(texts.setting_of(setting), config.train.verifier, profile)
-        sizes = profile.batches.sizes if profile.batches else [1]
+        sizes = [1]
+        if profile.batches:
+            sizes = profile.batches.sizes
         cases += [whole.on(profile.at_batch(batch), batch) for batch in sizes]
     return cases
 
@@ -62,26 +63,26 @@ def step_times(
     setting_R = texts.setting_X[texts.text_R]
     for base in bases:
         in_setting_R = setting_R == texts.settings.index(base.sampling)
-        case, at = timed(texts, base.sampling, verifier, profile), module.space.index(base.action)
+        case = timed(texts, base.sampling, verifier, profile)
+        static = module.space.index(base.action)
         seconds_RA[in_setting_R] = case.seconds((module.level,))
-        efficiency_RA = module.space.efficiencies(
-            case.texts.labels(verifier, slice(None), module.space)
-        )
-        speed_R[in_setting_R] = efficiency_RA[:, at] / case.seconds_of(
-            torch.full((len(efficiency_RA),), at)
-        )
+        survivals_RS = case.texts.labels(verifier, slice(None), module.space)
+        efficiency_RA = module.space.efficiencies(survivals_RS)
+        static_R = torch.full((len(efficiency_RA),), static)
+        speed_R[in_setting_R] = efficiency_RA[:, static] / case.seconds_of(static_R)
     return seconds_RA, speed_R
 
 
 def judge(module: SelectorModule, texts: list[Timed], bases: list[Mode]) -> list[Judged]:
     """A module's best mode in every case, by each of its `ways` of asking, and its speed over the
     best static tree."""
+    is_policy = not module.is_regressor
     judged = []
-    for (case, base), (levels, level) in product(zip(texts, bases, strict=True), module.ways):
-        predicted = {name: module.scores(case.texts, name) for name in levels}
-        judged.append(
-            tuning.tune_mode(case, predicted, replace(base, level=level), not module.is_regressor)
-        )
+    for case, base in zip(texts, bases, strict=True):
+        for levels, level in module.ways:
+            predicted = {name: module.scores(case.texts, name) for name in levels}
+            mode = replace(base, level=level)
+            judged.append(tuning.tune_mode(case, predicted, mode, is_policy))
     return judged
 
 
@@ -97,9 +98,8 @@ def judge_jointly(
     where one length serves them all, in tokens per second. `profile` is that of all batch sizes."""
     batches = MixedBatches(own, profile, own.batch)
     begin = batches.replay(decide(own, {}, rule.mode).action_R).speed
-    price, common = (
-        batches.speed_of(predicted_RA, begin, common=is_common) for is_common in (False, True)
-    )
+    price = batches.speed_of(predicted_RA, begin, common=False)
+    common = batches.speed_of(predicted_RA, begin, common=True)
     mode = replace(alone.mode, joint=price, allowed=())
     return _among(batches, mode, batches.select(predicted_RA, price), base), common
 
@@ -107,19 +107,17 @@ def judge_jointly(
 def _among(batches: MixedBatches, mode: Mode, replayed: Replayed, base: Mode) -> Judged:
     """A mode as it is judged by the replay of requests with different texts."""
     static = batches.replay(decide(batches.timed, {}, base).action_R)
-    return Judged(
-        mode, ratio_of_speeds(replayed, static), replayed, torch.arange(len(replayed.tokens_X))
-    )
+    ratio = ratio_of_speeds(replayed, static)
+    return Judged(mode, ratio, replayed, torch.arange(len(replayed.tokens_X)))
 
 
 def lead(texts: Timed, rule: Mode) -> float:
     """How many times the rule's speed a network must have: one that drafts must gain more than step
     times say."""
-    return (
-        DRAFTING
-        if texts.texts.schema is LOG and texts.space.depth and not rule.action.drafts
-        else 1.0
-    )
+    is_log_of_drafts = texts.texts.schema is LOG and texts.space.depth > 0
+    if is_log_of_drafts and not rule.action.drafts:
+        return DRAFTING
+    return 1.0
 
 
 def judge_rules(
@@ -129,25 +127,23 @@ def judge_rules(
     requests have different texts. A log's drafts with a model only where that is surely ahead of
     copies alone by `DRAFTING`."""
 
-    def judged_rule(own: Timed, judged: Timed, base: Mode, drafts: bool = True) -> Judged:
-        if own.batch == 1:
-            return judge_mode(judged, {}, tune_lookup_rule(own, base, drafts), base.action)
-        tuned_batches, judged_batches = (
-            MixedBatches(case, profile, case.batch) for case in (own, judged)
-        )
-        mode = tune_lookup_rule(own, base, drafts, tuned_batches)
-        return _among(
-            judged_batches, mode, judged_batches.replay(decide(judged, {}, mode).action_R), base
-        )
+    def judged_rule(case: Timed, judged: Timed, base: Mode, drafts: bool = True) -> Judged:
+        if case.batch == 1:
+            return judge_mode(judged, {}, tune_lookup_rule(case, base, drafts), base.action)
+        tuned_batches = MixedBatches(case, profile, case.batch)
+        judged_batches = MixedBatches(judged, profile, judged.batch)
+        mode = tune_lookup_rule(case, base, drafts, tuned_batches)
+        replayed = judged_batches.replay(decide(judged, {}, mode).action_R)
+        return _among(judged_batches, mode, replayed, base)
 
     rules = []
-    for own, judged, base in watched(
-        [*zip(train, others, bases, strict=True)], "tuning lookup rules"
-    ):
-        rule = judged_rule(own, judged, base)
-        if own.texts.schema is LOG and rule.mode.action.drafts:
-            alone = judged_rule(own, judged, base, drafts=False)
-            rule = rule if rule.is_ahead_of(alone, DRAFTING) else alone
+    cases = list(zip(train, others, bases, strict=True))
+    for case, judged, base in watched(cases, "tuning lookup rules"):
+        rule = judged_rule(case, judged, base)
+        if case.texts.schema is LOG and rule.mode.action.drafts:
+            alone = judged_rule(case, judged, base, drafts=False)
+            if not rule.is_ahead_of(alone, DRAFTING):
+                rule = alone
         rules.append(rule)
     return rules
 
@@ -161,18 +157,16 @@ def keep_if_ahead(
     `lead` lets it only copy; else the tree. Beyond the `longest` text of the network's training,
     unless that is 0, the rule decides."""
     unsure = times > 1 and static.action.drafts  # the tree is not that far ahead of copies alone
-    if (
-        judged.is_ahead_of(rule, times)
-        if unsure or rule.ratio.value > 1
-        else judged.ratio.is_ahead(tuning.SURE, times)
-    ):
-        return replace(
-            judged,
-            mode=replace(
-                judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest
-            ),
-        )
-    return rule if unsure or rule.ratio.is_ahead(tuning.TIE) else Judged(static, Ratio(1.0, 0.0))
+    if unsure or rule.ratio.value > 1:
+        is_ahead = judged.is_ahead_of(rule, times)
+    else:
+        is_ahead = judged.ratio.is_ahead(tuning.SURE, times)
+    if is_ahead:
+        mode = replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest)
+        return replace(judged, mode=mode)
+    if unsure or rule.ratio.is_ahead(tuning.TIE):
+        return rule
+    return Judged(static, Ratio(1.0, 0.0))
 
 
 def untuned(module: SelectorModule, timed: Timed) -> list[Mode]:
@@ -182,9 +176,12 @@ def untuned(module: SelectorModule, timed: Timed) -> list[Mode]:
     trees = timed.space.trees
     efficiency_A = module.scores(timed.texts).mean(0)[: len(trees)]
     speed_A = efficiency_A / timed.seconds().mean(0)[: len(trees)]
-    best, efficiencies = int(speed_A.argmax()), tuple(efficiency_A.tolist())
+    best = int(speed_A.argmax())
     fixed = Mode(
-        timed.sampling, trees[best], speed=float(speed_A[best]), mean_efficiency=efficiencies
+        timed.sampling,
+        trees[best],
+        speed=float(speed_A[best]),
+        mean_efficiency=tuple(efficiency_A.tolist()),
     )
     return [
         replace(fixed, batch=timed.batch, feature_levels=(level,), level=level)

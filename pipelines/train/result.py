@@ -39,25 +39,24 @@ TIE = 1e-3  # tokens; the artefact sums in another order than the module
 
 
 def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
+    schema = LOG if config.logs.files else PAIR
+    shards = read_manifest(traces_folder(config))["shards"]
     return {
         "train": config.train.model_dump(mode="json"),
         "seed": config.seed,
         "stride": config.data.stride,
-        "scalars": (LOG if config.logs.files else PAIR).fingerprint,
-        "traces": {
-            name: s["sha256"] for name, s in read_manifest(traces_folder(config))["shards"].items()
-        },
+        "scalars": schema.fingerprint,
+        "traces": {name: shard["sha256"] for name, shard in shards.items()},
         "latency": profile.to_json(),
     }
 
 
 def known_digest(config: Config) -> dict[str, str]:
     """`decision_digest` of the run; for a log on which nothing can be trained, why."""
-    return (
-        {"untrained": why}
-        if (why := why_untrained(config))
-        else decision_digest(config, load_result(config))
-    )
+    why = why_untrained(config)
+    if why:
+        return {"untrained": why}
+    return decision_digest(config, load_result(config))
 
 
 def load_result(config: Config) -> dict[str, Any]:
@@ -84,7 +83,10 @@ def load_module(config: Config, result: dict[str, Any]) -> SelectorModule:
     # their scale is infinite
     unseen_F = torch.tensor([not scalar.learned for scalar in module.schema.scalars])
     for key, values in module.state_dict().items():
-        if not (values.isfinite() | (unseen_F if key.endswith("scale_F") else False)).all():
+        is_valid = values.isfinite()
+        if key.endswith("scale_F"):
+            is_valid = is_valid | unseen_F
+        if not is_valid.all():
             raise InputError(f"{path}: a weight is not finite: run the train stage again")
     return module
 
@@ -107,42 +109,61 @@ def build(
     """Write the artefact of the chosen module, with an evaluation's figures; it decodes plainly
     under the sampling settings `plain`. InputError if it chooses other actions than the trained
     module."""
-    result, profile = load_result(config), load_profile(config)
-    module, chosen = load_module(config, result), chosen_of(result)
+    result = load_result(config)
+    profile = load_profile(config)
+    module = load_module(config, result)
+    chosen = chosen_of(result)
+    verifier = config.train.verifier
     texts = splits["validation"]
-    texts = texts.take(torch.arange(len(texts))[:COMPARED]) if config.logs.files else texts
-    further_metrics = {"actions_compared": int((~texts.unknown_R).sum()), "evaluation": evaluation}
     if config.logs.files:
-        pair: dict[str, Any] = {"target": "of the log", "draft": profile.pair.removeprefix(OF_LOG)}
-    else:
-        pair = dict(zip(("target", "draft"), pair_names(config), strict=True))
-        pair["revisions"] = {role: revision(name) for role, name in pair.items()}
+        texts = texts.take(torch.arange(len(texts))[:COMPARED])
     facts: dict[str, Any] = {
-        "pair": {**pair, "fingerprint": profile.pair},
+        "pair": _pair_of(config, profile),
         "run_id": chosen["run_id"],
-        "metrics": {**chosen["metrics"], **further_metrics},
+        "metrics": {
+            **chosen["metrics"],
+            "actions_compared": int((~texts.unknown_R).sum()),
+            "evaluation": evaluation,
+        },
         "provenance": provenance(config),
     }
-    verifier, modes = config.train.verifier, []
-    for row, mode in ((row, Mode.of(row)) for row in chosen["modes"]):
-        modes.append(
-            replace(mode.static_only(), action=EMPTY).row() if mode.sampling in plain else row
-        )
+    modes = []
+    for row in chosen["modes"]:
+        mode = Mode.of(row)
+        if mode.sampling in plain:
+            modes.append(replace(mode.static_only(), action=EMPTY).row())
+        else:
+            modes.append(row)
+
+    def texts_of(mode: Mode) -> Timed:
+        return timed(texts, mode.sampling, verifier, profile, mode.batch)
 
     def check(written: Path) -> None:
-        def texts_of(mode: Mode) -> Timed:
-            return timed(texts, mode.sampling, verifier, profile, mode.batch)
-
-        if differing := count_differing(module, written, texts_of):
+        differing = count_differing(module, written, texts_of)
+        if differing:
             raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
 
     # the median static tree is drafted at roots without features, whatever the sampling setting
-    fallback = sorted(
+    static_trees = sorted(
         (Action.of(mode["action"]) for mode in modes), key=lambda action: action.nodes
-    )[len(modes) // 2]
+    )
+    fallback = static_trees[len(modes) // 2]
     return write_artefact(
         folder, module, profile, verifier, fallback, modes, facts, check, texts.tokens
     )
+
+
+def _pair_of(config: Config, profile: LatencyProfile) -> dict[str, Any]:
+    if config.logs.files:
+        draft = profile.pair.removeprefix(OF_LOG)
+        return {"target": "of the log", "draft": draft, "fingerprint": profile.pair}
+    target, draft = pair_names(config)
+    return {
+        "target": target,
+        "draft": draft,
+        "revisions": {"target": revision(target), "draft": revision(draft)},
+        "fingerprint": profile.pair,
+    }
 
 
 @torch.no_grad()
@@ -150,44 +171,48 @@ def count_differing(module: SelectorModule, folder: Path, texts_of: Callable[[Mo
     """The number of roots, in the texts of all modes, at which the trained module, the artefact's
     TorchScript or its path for one root chooses an action that is worse than the best one by more
     than `TIE`."""
-    differing, selector, script, first = (
-        0,
-        load_selector(folder),
-        load_script(folder),
-        module.schema.levels[0],
-    )
+    selector = load_selector(folder)
+    script = load_script(folder)
+    first = module.schema.levels[0]
+    differing = 0
     for mode in selector.modes:
         case = texts_of(mode)
         rows = (~case.texts.unknown_R).nonzero()[:, 0]
-        trained_R = decide(
-            case, module.predictions(case.texts, mode), mode, not module.is_regressor
-        ).action_R[rows]
+        predictions = module.predictions(case.texts, mode)
+        trained_R = decide(case, predictions, mode, not module.is_regressor).action_R[rows]
         scalars, hidden = case.texts.features(rows, module.is_full)
         scalars[:, module.schema.index("batch")] = mode.batch
-        views = [{SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}]
-        if first in (mode.level, *mode.feature_levels):
-            views.insert(0, {SCALARS_KEY: scalars[:, : module.schema.first]})
-        views = views[:1] if mode.level == first else views
+        first_view = {SCALARS_KEY: scalars[:, : module.schema.first]}
+        whole_view = {SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}
+        if mode.level == first:
+            views = [first_view]
+        elif first in mode.feature_levels:
+            views = [first_view, whole_view]
+        else:
+            views = [whole_view]
         action_R, scores_RA = _in_turn(script, views, module.space)
-        chosen = trained_R, action_R, _one_by_one(Tuned(mode, selector), views, module.space)
-        lost_NR = torch.stack(
-            [
-                scores_RA.amax(-1) - scores_RA.gather(-1, chosen_R.unsqueeze(-1))[:, 0]
-                for chosen_R in chosen
-            ]
-        )
+        single_R = _one_by_one(Tuned(mode, selector), views, module.space)
+        best_R = scores_RA.amax(-1)
+        lost = []
+        for chosen_R in (trained_R, action_R, single_R):
+            lost.append(best_R - scores_RA.gather(-1, chosen_R.unsqueeze(-1))[:, 0])
+        lost_NR = torch.stack(lost)
         differing += int((lost_NR > TIE).any(0).sum())
     return differing
 
 
 def _one_by_one(tuned: Tuned, views: list[Features], space: ActionSpace) -> torch.Tensor:
-    actions = []
-    for row in range(len(views[0][SCALARS_KEY])):
-        answers = (
-            tuned.select({name: values[row] for name, values in view.items()}) for view in views
-        )
-        actions.append(space.index(next(filter(None, answers))))
-    return torch.tensor(actions)
+    rows = range(len(views[0][SCALARS_KEY]))
+    return torch.tensor([space.index(_answer(tuned, views, row)) for row in rows])
+
+
+def _answer(tuned: Tuned, views: list[Features], row: int) -> Action:
+    """The action at one root; a later view is asked only where an earlier one is not enough."""
+    for view in views:
+        answer = tuned.select({name: values[row] for name, values in view.items()})
+        if answer is not None:
+            return answer
+    raise RuntimeError("a selector decides with all features")
 
 
 def _in_turn(
@@ -195,7 +220,8 @@ def _in_turn(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     action_R, scores_RA = ask(views[0])
     for view in views[1:]:
-        (later_R, later_RA), asked_R = ask(view), space.needs_draft_A[action_R]
+        later_R, later_RA = ask(view)
+        asked_R = space.needs_draft_A[action_R]
         action_R = torch.where(asked_R, later_R, action_R)
         scores_RA = torch.where(asked_R[:, None], later_RA, scores_RA)
     return action_R, scores_RA

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from torch import Tensor
 
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, traces_folder
@@ -42,17 +43,24 @@ def kinds(config: Config) -> list[tuple[str, str]]:
     the traces."""
     if config.logs.files:
         return [("regressor", DRAFTER)]
-    levels = {
-        "regressor": (LIGHT, FULL) if config.data.features == FULL else (LIGHT,),
-        "policy": (config.data.features,),
-    }
-    return [
-        (objective, level) for objective in config.train.objectives for level in levels[objective]
-    ]
+    recorded: str = config.data.features
+    levels = {"regressor": [LIGHT], "policy": [recorded]}
+    if recorded == FULL:
+        levels["regressor"].append(FULL)
+    objectives_and_levels: list[tuple[str, str]] = []
+    for objective in config.train.objectives:
+        for level in levels[objective]:
+            objectives_and_levels.append((objective, level))
+    return objectives_and_levels
+
+
+def _name_of(objective: str, level: str) -> str:
+    return f"{objective}-{level}"
 
 
 def plan(config: Config) -> list[str]:
-    if why := why_untrained(config):
+    why = why_untrained(config)
+    if why:
         return [why]
     names = ", ".join(f"{objective} ({level})" for objective, level in kinds(config))
     return [f"{names}: {config.train.epochs} epochs each, judged by replay of the validation texts"]
@@ -66,12 +74,14 @@ def stage_of(config: Config) -> Stage:
 
 
 def run(config: Config) -> None:
-    if why := why_untrained(config):
+    why = why_untrained(config)
+    if why:
         for name in ("training", "selector"):  # earlier ones would pass for this log's
             shutil.rmtree(config.folder / name, ignore_errors=True)
         console.print(why, soft_wrap=True)
         return
-    profile, stage = load_profile(config), stage_of(config)
+    profile = load_profile(config)
+    stage = stage_of(config)
     splits = load_traces(config, profile.pair)
     if not stage.begin():
         return
@@ -86,56 +96,70 @@ def run(config: Config) -> None:
 def _train(
     config: Config, splits: dict[str, Texts], profile: LatencyProfile, folder: Path
 ) -> dict[str, Any]:
+    is_dense = splits["train"].is_dense
+    rate = config.train.learning_rate
+    remark = "" if rate is None else f", rate {rate:g}"
     with mlflow_run(config, "train", SECTIONS) as mlflow:
         log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
-        texts, dense = splits["train"], splits["train"].is_dense
-        train, validation = (judging.by_setting(config, splits[name], profile) for name in OWN)
-        bases = judging.statics(train) if dense else []
-        judged_rules = judging.judge_rules(train, validation, bases, profile) if dense else []
-        train = [] if dense else train  # its labels take memory that the networks' training needs
-        selectors, rate = (
-            {},
-            f", rate {config.train.learning_rate:g}" if config.train.learning_rate else "",
-        )
+        train = judging.by_setting(config, splits["train"], profile)
+        validation = judging.by_setting(config, splits["validation"], profile)
+        bases: list[Mode] = []
+        rules: list[Judged] = []
+        if is_dense:
+            bases = judging.statics(train)
+            rules = judging.judge_rules(train, validation, bases, profile)
+            train = []  # its labels take memory that the networks' training needs
+        selectors: dict[str, dict[str, Any]] = {}
         for objective, level in kinds(config):
-            name = f"{objective}-{level}"
-            with nested_run(mlflow, f"train-{name}{rate}") as nested:
+            name = _name_of(objective, level)
+            with nested_run(mlflow, f"train-{name}{remark}") as nested:
                 log_traces(mlflow, traces_folder(config), OWN)
                 run_id = nested.info.run_id
-                options: dict[str, Any] = {
-                    "schema": texts.schema.name,
-                    "space": texts.space.to_json(),
-                }
-                options |= {"squared_weight": SQUARED} if config.logs.files else {}
-                module = module_of(config, objective, *seen(level, texts), **options)
+                module = _untrained(config, objective, level, splits["train"])
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
                 facts = {"objective": objective, "feature_level": level}
                 mlflow.log_params(facts)
                 facts |= {"checkpoint": f"{name}/best.ckpt", "run_id": run_id}
-                if dense:
-                    selectors[name] = {
-                        **facts,
-                        **row_of(module, validation, judged_rules, bases, profile),
-                    }
-                    mlflow.log_metrics(figures(selectors[name]))
+                if is_dense:
+                    row = row_of(module, validation, rules, bases, profile)
+                    mlflow.log_metrics(figures(row))
                 else:
-                    modes = [mode for case in train for mode in judging.untuned(module, case)]
-                    selectors[name] = {
-                        **facts,
-                        "metrics": {},
-                        "modes": [mode.row() for mode in modes],
-                    }
-        result = {"chosen": choose(selectors) if dense else name, "selectors": selectors}
-        mlflow.set_tag("chosen", result["chosen"])
-        decides = [Mode.of(mode).place for mode in chosen_of(result)["modes"] if mode["decides"]]
-        words = (
-            f"{result['chosen']} is kept, and decides at "
-            f"{'; '.join(decides) or 'no sampling setting'}"
-        )
-        describe(mlflow, words, figures(chosen_of(result)) if dense else {})
+                    row = _unjudged_row_of(module, train)
+                selectors[name] = {**facts, **row}
+        if is_dense:
+            chosen = choose(selectors)
+        else:  # the only one: there is one kind of selector for logs, and only they are not dense
+            chosen = _name_of(*kinds(config)[-1])
+        result = {"chosen": chosen, "selectors": selectors}
+        _log_choice(mlflow, result, is_dense)
         write_json(folder / "result.json", result)
     return result
+
+
+def _untrained(config: Config, objective: str, level: str, texts: Texts) -> SelectorModule:
+    options: dict[str, Any] = {"schema": texts.schema.name, "space": texts.space.to_json()}
+    if config.logs.files:
+        options["squared_weight"] = SQUARED
+    return module_of(config, objective, *seen(level, texts), **options)
+
+
+def _unjudged_row_of(module: SelectorModule, train: list[Timed]) -> dict[str, Any]:
+    """What `row_of` gives, for a log on which nothing can be replayed."""
+    modes = []
+    for case in train:
+        for mode in judging.untuned(module, case):
+            modes.append(mode.row())
+    return {"metrics": {}, "modes": modes}
+
+
+def _log_choice(mlflow: Any, result: dict[str, Any], is_dense: bool) -> None:
+    chosen = chosen_of(result)
+    mlflow.set_tag("chosen", result["chosen"])
+    decides = [Mode.of(mode).place for mode in chosen["modes"] if mode["decides"]]
+    places = "; ".join(decides) if decides else "no sampling setting"
+    words = f"{result['chosen']} is kept, and decides at {places}"
+    describe(mlflow, words, figures(chosen) if is_dense else {})
 
 
 def figures(row: dict[str, Any]) -> dict[str, float]:
@@ -147,7 +171,11 @@ def figures(row: dict[str, Any]) -> dict[str, float]:
         "replayed_ratio": statistics.mean(ratios),
     }
     for mode, ratio in zip(row["modes"], ratios, strict=True):
-        kept = ratio if mode["decides"] else mode["replay_rule"]["value"] if mode["rule"] else 1.0
+        kept = 1.0
+        if mode["decides"]:
+            kept = ratio
+        elif mode["rule"]:
+            kept = mode["replay_rule"]["value"]
         metrics |= named({"replayed_ratio": ratio, "kept_ratio": kept}, mode)
     return metrics
 
@@ -164,21 +192,21 @@ def trained(
     """Train a module on the training texts, and return it as of its best epoch by replay of the
     validation texts: of several batch sizes for the smallest and the middle one. Without `bases` it
     is that of the least loss."""
-    verifier, further = config.train.verifier, None
+    verifier = config.train.verifier
+    further: dict[str, tuple[Tensor, Tensor]] | None = None
     if not module.is_regressor:
-        arguments = bases, verifier, validation[0].profile
-        further = {name: judging.step_times(module, splits[name], *arguments) for name in OWN}
+        further = {}
+        for name in OWN:
+            further[name] = judging.step_times(
+                module, splits[name], bases, verifier, validation[0].profile
+            )
     sizes = sorted({case.batch for case in validation})
-    few_cases = [
-        case_and_base
-        for case_and_base in zip(validation, bases, strict=False)
-        if case_and_base[0].batch in (sizes[0], sizes[len(sizes) // 2])
-    ]
-    judged = [
-        (texts, replace(base, feature_levels=levels, rho=1.0))
-        for texts, base in few_cases
-        for levels, _ in module.ways
-    ]
+    judged_sizes = (sizes[0], sizes[len(sizes) // 2])
+    judged = []
+    for case, base in zip(validation, bases, strict=False):
+        if case.batch in judged_sizes:
+            for levels, _ in module.ways:
+                judged.append((case, replace(base, feature_levels=levels, rho=1.0)))
     return fitted(config, module, splits, verifier, judged, folder, run_id, further)
 
 
@@ -191,15 +219,16 @@ def row_of(
 ) -> dict[str, Any]:
     """What `result.json` holds of a selector's decisions: metrics over all cases, and the modes of
     each, with the best static tree and the lookup rule beside them."""
-    modes, ratios = [], []
     # logs are replayed for their whole texts
     longest = 0 if module.schema is LOG else module.longest
-    for case, rule, base in watched(
-        [*zip(validation, rules, bases, strict=True)], "tuning decisions"
-    ):
+    modes = []
+    ratios = []
+    cases = list(zip(validation, rules, bases, strict=True))
+    for case, rule, base in watched(cases, "tuning decisions"):
         times = judging.lead(case, rule.mode)
         for judged in judging.judge(module, [case], [base]):
-            network, common = judged, 0.0
+            network = judged
+            common = 0.0
             if case.batch > 1:
                 predicted_RA = module.scores(case.texts, judged.mode.level)
                 network, common = judging.judge_jointly(
@@ -207,13 +236,17 @@ def row_of(
                 )
             best = judging.keep_if_ahead(network, rule, base, longest, times)
             mode = replace(best.mode, level=judged.mode.level)
-            row = mode.row() | {
-                "replay": asdict(network.ratio),
-                "replay_rule": asdict(rule.ratio),
-                "common": common,
-            }
-            row |= {"static": list(base.action), "drafted": list(rule.mode.action)}
-            modes.append(row | {"lookup_rule": list(rule.mode.rule or ())})
+            modes.append(
+                {
+                    **mode.row(),
+                    "replay": asdict(network.ratio),
+                    "replay_rule": asdict(rule.ratio),
+                    "common": common,
+                    "static": list(base.action),
+                    "drafted": list(rule.mode.action),
+                    "lookup_rule": list(rule.mode.rule or ()),
+                }
+            )
             ratios.append(best.ratio)
     gated = statistics.mean(ratio.value for ratio in ratios)
     error = statistics.mean(ratio.error for ratio in ratios)  # at most: the cases share prompts
@@ -227,31 +260,33 @@ def choose(found: dict[str, dict[str, Any]]) -> str:
     """The fastest selector on the validation texts, if one standard error ahead of the light
     regressor; else that."""
     speeds = {name: float(row["metrics"]["validation/replay_gated"]) for name, row in found.items()}
-    best, plain = max(speeds, key=speeds.__getitem__), f"regressor-{LIGHT}"
+    best = max(speeds, key=speeds.__getitem__)
+    plain = _name_of("regressor", LIGHT)
     error = found[best]["metrics"]["validation/replay_error"]
-    return plain if plain in found and speeds[best] - TIE * error <= speeds[plain] else best
+    if plain in found and speeds[best] - TIE * error <= speeds[plain]:
+        return plain
+    return best
 
 
 def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
     rows = []
     for number, mode in enumerate(found[chosen]["modes"]):
-        rule = " *" if mode["rule"] and not mode["decides"] else ""
+        rule_mark = " *" if mode["rule"] and not mode["decides"] else ""
         cells = {
             "setting": Mode.of(mode).place,
             "static tree": str(Action.of(mode["action"])),
-            "lookup rule": f"{Ratio(**mode['replay_rule'])}{rule}",
+            "lookup rule": f"{Ratio(**mode['replay_rule'])}{rule_mark}",
         }
         for name, row in found.items():
-            selector_mode, kept = row["modes"][number], "\n(kept)" if name == chosen else ""
-            cells[name + kept] = (
-                f"{Ratio(**selector_mode['replay'])}{' *' if selector_mode['decides'] else ''}"
-            )
+            selector_mode = row["modes"][number]
+            column = f"{name}\n(kept)" if name == chosen else name
+            mark = " *" if selector_mode["decides"] else ""
+            cells[column] = f"{Ratio(**selector_mode['replay'])}{mark}"
         rows.append(cells)
     caption = (
         "* This one decides under the setting: a network that is two standard errors ahead of "
-        "the better one of the "
-        "best static tree and the lookup rule, or a rule that is one ahead. Else the static tree "
-        "is drafted."
+        "the better one of the best static tree and the lookup rule, or a rule that is one ahead. "
+        "Else the static tree is drafted."
     )
     title = (
         "Validation texts, replayed: speed over the best static tree\n(± one standard error over "

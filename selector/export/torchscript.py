@@ -10,17 +10,20 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from selector.actions import Action, ActionSpace
 from selector.decision import NETWORK, NEVER, LookupRule, Mode, net_tokens, of_batch
 from selector.latency import LatencyProfile, interpolated_at
 from selector.sampling import FAR
 from selector.schema import EARLY, HIDDEN_STATES, LOG, TEXT
 from selector.train.module import SelectorModule
 
-NO_MATCH, NO_LIMIT = 1 << 20, 1 << 30  # longer than any match, and than any text
+NO_MATCH = 1 << 20  # longer than any match
+NO_LIMIT = 1 << 30  # longer than any text
 ANY_LEVEL = -1.0
 FARTHER = 1e3  # added to the distance of a mode that does not cover the setting
 
@@ -56,55 +59,45 @@ class DeployedSelector(nn.Module):
         self, module: SelectorModule, profile: LatencyProfile, modes: Sequence[Mode], verifier: str
     ) -> None:
         super().__init__()
-        self.network, self.regressor = module.network, module.is_regressor
+        self.network = module.network
+        self.regressor = module.is_regressor
         self.hidden_widths = list(module.hparams["hidden_widths"])
         self.hidden_names = list(HIDDEN_STATES[: len(self.hidden_widths)])
-        self.scalars, self.early = len(module.schema.scalars), module.schema.first
+        self.scalars = len(module.schema.scalars)
+        self.early = module.schema.first
         index = module.schema.index
         self.setting_at = [index("temperature"), index("top_p")]
-        self.length_at, self.match_at, self.batch_at = (
-            index("context_length"),
-            index("match"),
-            index("batch"),
-        )
-        self.never, self.doubling, self.any_level = NEVER, of_batch(2), ANY_LEVEL
-        self.far, self.farther = list(FAR[:2]), FARTHER
-        space, rules = module.space, [mode.rule or LookupRule(NO_MATCH, 0) for mode in modes]
+        self.length_at = index("context_length")
+        self.match_at = index("match")
+        self.batch_at = index("batch")
+        self.never = NEVER
+        self.doubling = of_batch(2)
+        self.any_level = ANY_LEVEL
+        self.far = list(FAR[:2])
+        self.farther = FARTHER
+        space = module.space
 
         def times(mode: Mode, levels: Sequence[str]) -> tuple[Tensor, Tensor]:
             return profile.at_batch(mode.batch).table(
                 space.actions, verifier, levels, mode.sampling
             )
 
-        first_levels = [
-            [level for level in mode.feature_levels if level in (TEXT, EARLY)] for mode in modes
-        ]
-        early = [
-            times(*mode_and_levels) for mode_and_levels in zip(modes, first_levels, strict=True)
-        ]
-        tables = {
-            "settings_S3": [mode.key for mode in modes],
-            "speed_S": [mode.speed for mode in modes],
-            "rho_S": [mode.rho for mode in modes],
-            "longest_S": [
-                float(mode.longest or NO_LIMIT) * (mode.decider == NETWORK) for mode in modes
-            ],
-            "allowed_SA": [mode.mask(space).tolist() for mode in modes],
-            "late_S": [float(mode.sees_all) for mode in modes],
-            "least_S": [float(rule.least) for rule in rules],
-            "copied_SA": [[action == rule.lookup for action in space] for rule in rules],
-            "static_SA": [[action == mode.action for action in space] for mode in modes],
-            "level_S": [
-                float(LOG.levels.index(mode.level)) if mode.level else ANY_LEVEL for mode in modes
-            ],
-        }
-        for name, values in tables.items():
+        lengths = []
+        early_tables = []
+        for mode in modes:
+            first_levels = [level for level in mode.feature_levels if level in (TEXT, EARLY)]
+            lengths_L, early_LA = times(mode, first_levels)
+            lengths.append(lengths_L)
+            early_tables.append(early_LA)
+        for name, values in _by_mode(modes, space).items():
             self.register_buffer(name, torch.tensor(values))
-        self.register_buffer("lengths_L", early[0][0])
-        self.register_buffer("early_SLA", torch.stack([seconds_LA for _, seconds_LA in early]))
-        self.register_buffer(
-            "late_SLA", torch.stack([times(mode, mode.feature_levels)[1] for mode in modes])
-        )
+        late_tables = []
+        for mode in modes:
+            _, late_LA = times(mode, mode.feature_levels)
+            late_tables.append(late_LA)
+        self.register_buffer("lengths_L", lengths[0])  # every mode has the same ones
+        self.register_buffer("early_SLA", torch.stack(early_tables))
+        self.register_buffer("late_SLA", torch.stack(late_tables))
         self.register_buffer("sums_SA", space.sums_SA.clone())
         self.eval()
 
@@ -172,6 +165,39 @@ class DeployedSelector(nn.Module):
         else:
             scores = scores.masked_fill(~allowed_BA, self.never)
         return scores.argmax(-1), scores
+
+
+def _by_mode(modes: Sequence[Mode], space: ActionSpace) -> dict[str, list[Any]]:
+    # the contents of the buffers of `DeployedSelector` that are no times
+    rules = [mode.rule or LookupRule(NO_MATCH, 0) for mode in modes]
+    return {
+        "settings_S3": [mode.key for mode in modes],
+        "speed_S": [mode.speed for mode in modes],
+        "rho_S": [mode.rho for mode in modes],
+        "longest_S": [_longest(mode) for mode in modes],
+        "allowed_SA": [mode.mask(space).tolist() for mode in modes],
+        "late_S": [float(mode.sees_all) for mode in modes],
+        "least_S": [float(rule.least) for rule in rules],
+        "copied_SA": [_mask(rule.lookup, space) for rule in rules],
+        "static_SA": [_mask(mode.action, space) for mode in modes],
+        "level_S": [_level(mode) for mode in modes],
+    }
+
+
+def _longest(mode: Mode) -> float:
+    if mode.decider != NETWORK:
+        return 0.0
+    return float(mode.longest) if mode.longest else float(NO_LIMIT)
+
+
+def _mask(chosen: Action, space: ActionSpace) -> list[bool]:
+    return [action == chosen for action in space]
+
+
+def _level(mode: Mode) -> float:
+    if not mode.level:
+        return ANY_LEVEL
+    return float(LOG.levels.index(mode.level))
 
 
 def load_script(folder: Path) -> torch.jit.ScriptModule:

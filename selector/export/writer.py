@@ -40,13 +40,16 @@ def config_of(
 ) -> ArtefactConfig:
     """The contents of `config.json` for a trained module, without the pair and the figures."""
     widths = module.hparams["hidden_widths"]
+    hidden_states: dict[str, int] = {}
+    if widths:
+        hidden_states = dict(zip(HIDDEN_STATES, widths, strict=True))
     return ArtefactConfig(
         schema=module.schema,
         ranges=module.ranges,
         objective=module.hparams["objective"],
         feature_level=module.hparams["level"],
         verifier=verifier,
-        hidden_states=dict(zip(HIDDEN_STATES, widths, strict=True)) if widths else {},
+        hidden_states=hidden_states,
         space=module.space,
         fallback=fallback,
         modes=tuple(modes),
@@ -87,16 +90,13 @@ def write_artefact(
             (partial / FILE).write_bytes(safetensors.numpy.save(tokens.to_tensors()))
         (partial / "latency.json").write_text(json_text(profile.to_json()))
         versions = {name: version(name) for name in ("torch", "pytorch-lightning")}
-        config = replace(
-            config, pair=facts["pair"], facts={"modes": list(modes), "versions": versions, **facts}
-        )
+        all_facts: dict[str, Any] = {"modes": list(modes), "versions": versions, **facts}
+        config = replace(config, pair=facts["pair"], facts=all_facts)
         (partial / "config.json").write_text(json_text(config.to_json()))
         (partial / "README.md").write_text(CARD.render(config=config, of_log=config.schema == LOG))
-        names = sorted(
-            path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file()
-        )
-        (partial / CHECKSUMS).write_text(
-            "".join(f"{sha256(partial / name)}  {name}\n" for name in names)
-        )
+        files = [path for path in partial.rglob("*") if path.is_file()]
+        names = sorted(path.relative_to(partial).as_posix() for path in files)
+        lines = [f"{sha256(partial / name)}  {name}\n" for name in names]
+        (partial / CHECKSUMS).write_text("".join(lines))
         check(partial)
     return load_selector(folder)

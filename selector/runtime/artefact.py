@@ -77,13 +77,15 @@ class ArtefactConfig:
         context length."""
         profile = latency.at_batch(mode.batch)
         length = profile.draft.lengths[len(profile.draft.lengths) // 2]
-        seconds = [
-            profile.action_seconds(tree, length, self.verifier, (), mode.sampling)
-            for tree in self.space.trees
-        ]
+        seconds = []
+        for tree in self.space.trees:
+            seconds.append(profile.action_seconds(tree, length, self.verifier, (), mode.sampling))
         return torch.tensor(mode.mean_efficiency) / torch.tensor(seconds)
 
     def to_json(self) -> dict[str, Any]:
+        scalars = []
+        for scalar, (low, high) in zip(self.schema.scalars, self.ranges, strict=True):
+            scalars.append({**asdict(scalar), "lowest": low, "highest": high})
         return {
             "format": NAMED,
             "schema": self.schema.name,
@@ -92,10 +94,7 @@ class ArtefactConfig:
             "verifier": self.verifier,
             "features": {
                 "early": self.schema.first,
-                "scalars": [
-                    {**asdict(scalar), "lowest": low, "highest": high}
-                    for scalar, (low, high) in zip(self.schema.scalars, self.ranges, strict=True)
-                ],
+                "scalars": scalars,
                 "hidden_states": self.hidden_states,
             },
             "space": self.space.to_json(),
@@ -110,18 +109,22 @@ class ArtefactConfig:
     def of_json(cls, values: dict[str, Any]) -> ArtefactConfig:
         """Raises ValueError, KeyError, TypeError or AttributeError where the parts do not fit
         together."""
-        features, schema = values["features"], SCHEMAS[values["schema"]]
+        features = values["features"]
+        schema = SCHEMAS[values["schema"]]
+        ranges = []
+        for scalar in features["scalars"]:
+            ranges.append((number(scalar["lowest"]), number(scalar["highest"])))
         config = cls(
             schema=schema,
-            ranges=[
-                (number(scalar["lowest"]), number(scalar["highest"]))
-                for scalar in features["scalars"]
-            ],
+            ranges=ranges,
             hidden_states=features["hidden_states"],
             space=ActionSpace.of_json(values["space"]),
             fallback=Action.of(values["fallback"]),
             modes=tuple(map(Mode.of, values["modes"])),
-            **{name: values[name] for name in ("objective", "feature_level", "verifier", "pair")},
+            objective=values["objective"],
+            feature_level=values["feature_level"],
+            verifier=values["verifier"],
+            pair=values["pair"],
         )
         if (
             not config._fits()
@@ -129,31 +132,37 @@ class ArtefactConfig:
             or values["actions"] != config.to_json()["actions"]
         ):
             raise ValueError("its parts do not fit together")
-        config.facts.update(
-            {name: value for name, value in values.items() if name not in config.to_json()}
-        )
+        entries = config.to_json()
+        for name, value in values.items():
+            if name not in entries:
+                config.facts[name] = value
         return config
 
     def _fits(self) -> bool:
-        space, levels = self.space, self.schema.levels
+        if not self.modes or not all(self._fits_mode(mode) for mode in self.modes):
+            return False
+        hidden_names = HIDDEN_STATES if self.feature_level == FULL else ()
         return (
-            len(self.modes) > 0
-            and all(
-                mode.action in space.trees
-                and (mode.rule is None or mode.rule.length in space.lookups)
-                and mode.feature_levels[-1:] in ((), levels[:1], (self.feature_level,))
-                and mode.level in (levels if self.schema == LOG else ("",))
-                and max(mode.allowed, default=0) < len(space)
-                and len(mode.mean_efficiency) == len(space.trees)
-                for mode in self.modes
-            )
-            and self.fallback in space.trees
-            and self.feature_level in (levels[1], FULL)
+            self.fallback in self.space.trees
+            and self.feature_level in (self.schema.levels[1], FULL)
             and self.objective in ("regressor", "policy")
-            and set(self.hidden_states) == set(HIDDEN_STATES if self.feature_level == FULL else ())
+            and set(self.hidden_states) == set(hidden_names)
             and all(type(width) is int and width > 0 for width in self.hidden_states.values())
             and isinstance(self.verifier, str)
             and isinstance(self.pair["fingerprint"], str)
+        )
+
+    def _fits_mode(self, mode: Mode) -> bool:
+        levels = self.schema.levels
+        last_levels = ((), levels[:1], (self.feature_level,))
+        mode_levels: tuple[str, ...] = levels if self.schema == LOG else ("",)
+        return (
+            mode.action in self.space.trees
+            and (mode.rule is None or mode.rule.length in self.space.lookups)
+            and mode.feature_levels[-1:] in last_levels
+            and mode.level in mode_levels
+            and max(mode.allowed, default=0) < len(self.space)
+            and len(mode.mean_efficiency) == len(self.space.trees)
         )
 
 
@@ -161,7 +170,8 @@ def read_config(path: Path) -> ArtefactConfig:
     """`config.json`; InputError where it is damaged or of another version."""
     try:
         values = json.loads(path.read_text())
-        if not (other := _other_version(values)):
+        other = _other_version(values)
+        if not other:
             return ArtefactConfig.of_json(values)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(
@@ -173,27 +183,25 @@ def read_config(path: Path) -> ArtefactConfig:
 def _other_version(values: dict[str, Any]) -> str:
     if values["format"] != NAMED:
         return f"{values['format']}; this program reads {NAMED}: export the selector again"
-    ours, theirs = (
-        list(SCHEMAS[values["schema"]].names),
-        [scalar["name"] for scalar in values["features"]["scalars"]],
-    )
-    differing = ", ".join(sorted({*ours} ^ {*theirs})[:3]) or "their order"
-    return (
-        ""
-        if ours == theirs
-        else f"its scalars are not this program's ({differing}): train and export it again"
-    )
+    ours = list(SCHEMAS[values["schema"]].names)
+    theirs = [scalar["name"] for scalar in values["features"]["scalars"]]
+    if ours == theirs:
+        return ""
+    differing_names = sorted(set(ours) ^ set(theirs))
+    differing = ", ".join(differing_names[:3]) or "their order"
+    return f"its scalars are not this program's ({differing}): train and export it again"
 
 
 def read_weights(path: Path, config: ArtefactConfig) -> dict[str, Array]:
     """`model.safetensors`; InputError where an array of the network is missing, of another shape or
     not finite."""
-    weights, bias = read_tensors(path), re.compile(re.escape(config.prefix) + r"mlp\.(\d+)\.bias")
-    sizes = {
-        int(match[1]): array.size
-        for name, array in weights.items()
-        if (match := bias.fullmatch(name))
-    }
+    weights = read_tensors(path)
+    bias = re.compile(re.escape(config.prefix) + r"mlp\.(\d+)\.bias")
+    sizes = {}
+    for name, array in weights.items():
+        match = bias.fullmatch(name)
+        if match:
+            sizes[int(match[1])] = array.size
     outputs = len(config.space.sums_SA) if config.regressor else len(config.space)
     width = np.size(weights.get(f"{config.prefix}blocks.0.0.bias", ()))
     hidden = [sizes[i] for i in sorted(sizes)][:-1]
@@ -202,11 +210,10 @@ def read_weights(path: Path, config: ArtefactConfig) -> dict[str, Array]:
         network = RootNetwork(
             config.schema, widths, outputs, width, hidden, policy=not config.regressor
         )
-    check_tensors(
-        path,
-        weights,
-        {config.prefix + name: tuple(array.shape) for name, array in network.state_dict().items()},
-    )
+    shapes = {}
+    for name, tensor in network.state_dict().items():
+        shapes[config.prefix + name] = tuple(tensor.shape)
+    check_tensors(path, weights, shapes)
     return weights
 
 
@@ -223,7 +230,8 @@ def local_folder(folder: str | Path) -> Path:
             failure = "MLflow does not give it (is MLFLOW_TRACKING_URI set?)"
             from mlflow.artifacts import download_artifacts
 
-            return next(Path(download_artifacts(name)).glob(f"data/*/{CHECKSUMS}")).parent
+            downloaded = Path(download_artifacts(name))
+            return next(downloaded.glob(f"data/*/{CHECKSUMS}")).parent
         if isinstance(folder, str) and HUB_ID.fullmatch(name) and not Path(name).is_dir():
             failure = "no such directory, and the hub does not give it"
             from huggingface_hub import snapshot_download
@@ -244,13 +252,18 @@ def check_files(folder: Path) -> None:
         raise InputError(
             f"{listing}: missing or unreadable; this is no selector directory"
         ) from error
-    listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    listed = {}
+    for line in lines:
+        digest, _, name = line.partition("  ")
+        listed[name] = digest
     if not {"selector.pt", "model.safetensors", "config.json", "latency.json"} <= set(listed):
         raise InputError(f"{listing}: damaged; export the selector again")
-    for path, digest in ((folder / name, digest) for name, digest in listed.items()):
-        if not path.is_file() or sha256(path) != digest:
-            state = "its checksum does not match" if path.is_file() else "missing"
-            raise InputError(f"{path}: {state}; export the selector again")
+    for name, digest in listed.items():
+        path = folder / name
+        if not path.is_file():
+            raise InputError(f"{path}: missing; export the selector again")
+        if sha256(path) != digest:
+            raise InputError(f"{path}: its checksum does not match; export the selector again")
 
 
 def checked(
@@ -269,10 +282,10 @@ def checked(
     read: Features = {}
     for name, width in widths.items():
         value = features.get(name)
+        if value is None:
+            raise InputError(f"features: {name} is missing")
         if not isinstance(value, Tensor):
-            raise InputError(
-                f"features: {name} {'is missing' if value is None else 'is no tensor'}"
-            )
+            raise InputError(f"features: {name} is no tensor")
         shape = value.shape
         if value.dtype != torch.float32 or not 0 < len(shape) <= most_axes or shape[-1] != width:
             raise InputError(

@@ -66,23 +66,30 @@ class StepClock(NamedTuple):
     @property
     def token_C(self) -> Array:
         """Seconds of one more verified token of every request."""
-        return (self.target_CV[:, -1] - self.target_CV[:, 0]) / (
-            self.verified_V[-1] - self.verified_V[0]
-        )
+        more_tokens = self.verified_V[-1] - self.verified_V[0]
+        return (self.target_CV[:, -1] - self.target_CV[:, 0]) / more_tokens
 
 
 def step_clock(profile: LatencyProfile, batch: int) -> StepClock:
     """The clock of a batch size; InputError where the profile holds times of one request alone."""
     batch_profile = profile.at_batch(batch)
-    draft, target = batch_profile.draft, batch_profile.target
-    lengths = (
-        target.lengths if len(target.lengths) > 1 else [*target.lengths, target.lengths[0] + 1]
-    )
-    rows = [[target.at(length, size) for size in target.sizes] for length in lengths]
-    draft_C2 = np.array([[draft.at(length, width) for width in (1, 2)] for length in lengths])
-    drafts = draft_C2[:, 0], draft_C2[:, 1] - draft_C2[:, 0]
+    draft = batch_profile.draft
+    target = batch_profile.target
+    lengths = target.lengths
+    if len(lengths) == 1:  # a clock has at least two
+        lengths = [*lengths, lengths[0] + 1]
+    draft_rows = []
+    target_rows = []
+    for length in lengths:
+        draft_rows.append([draft.at(length, 1), draft.at(length, 2)])
+        target_rows.append([target.at(length, size) for size in target.sizes])
+    draft_C2 = np.array(draft_rows)
     return StepClock(
-        np.array(lengths, float), *drafts, np.array(target.sizes, float), np.array(rows)
+        contexts_C=np.array(lengths, float),
+        draft_C=draft_C2[:, 0],
+        drafting_C=draft_C2[:, 1] - draft_C2[:, 0],
+        verified_V=np.array(target.sizes, float),
+        target_CV=np.array(target_rows),
     )
 
 
@@ -98,11 +105,9 @@ class Shapes(NamedTuple):
         """Raises ValueError where an action has branches."""
         if any(action.K > 1 for action in actions):
             raise ValueError("requests of one batch draft chains or lookups, not trees")
-        drafted, copies = (
-            np.array([a.nodes for a in actions]),
-            np.array([a.copies for a in actions]),
-        )
-        return cls(drafted, np.where(copies, 0, drafted), copies)
+        drafted_A = np.array([action.nodes for action in actions])
+        copies_A = np.array([action.copies for action in actions])
+        return cls(drafted_A, np.where(copies_A, 0, drafted_A), copies_A)
 
 
 def joint_choice(
@@ -148,21 +153,27 @@ class Selector:
         modes: Sequence[Mode],
         tokens: TokenStatistics | None = None,
     ) -> None:
-        self.weights, self.config, self.latency, self.modes = weights, config, latency, list(modes)
-        self.space, self.schema, self.verifier = config.space, config.schema, config.verifier
-        self.actions, self.fallback = config.space.actions, config.fallback
+        self.weights = weights
+        self.config = config
+        self.latency = latency
+        self.modes = list(modes)
+        self.space = config.space
+        self.schema = config.schema
+        self.verifier = config.verifier
+        self.actions = config.space.actions
+        self.fallback = config.fallback
         self.feature_levels: tuple[str, ...] = (config.feature_level,)
-        self.tokens = tokens or TokenStatistics.empty()
+        self.tokens = TokenStatistics.empty() if tokens is None else tokens
         self.widths = {SCALARS_KEY: len(config.schema.scalars), **config.hidden_states}
         self._known: dict[tuple[float, float, float, str], Tuned] = {}
 
     def __repr__(self) -> str:
-        pair, settings = self.config.pair, dict.fromkeys(str(mode.sampling) for mode in self.modes)
+        config = self.config
+        settings = dict.fromkeys(str(mode.sampling) for mode in self.modes)
         return (
-            f"Selector({pair['target']} / {pair['draft']}, {self.verifier}; a "
-            f"{self.config.objective} with "
-            f"{self.config.feature_level} features, {len(self.actions)} actions; "
-            f"{'; '.join(settings)})"
+            f"Selector({config.pair['target']} / {config.pair['draft']}, {self.verifier}; "
+            f"a {config.objective} with {config.feature_level} features, "
+            f"{len(self.actions)} actions; {'; '.join(settings)})"
         )
 
     def select(self, features: Features | None) -> Action:
@@ -175,9 +186,8 @@ class Selector:
         """
         if features is None:
             return self.fallback
-        chosen = self._tuned_of(checked(features, self.widths, 1, self.schema.first)).select(
-            features, final=True
-        )
+        tuned = self._tuned_of(checked(features, self.widths, 1, self.schema.first))
+        chosen = tuned.select(features, final=True)
         assert chosen is not None
         return chosen
 
@@ -190,25 +200,26 @@ class Selector:
         read = checked(features, self.widths, 2, self.schema.first)
         if read[SCALARS_KEY].dim() == 1:
             return torch.from_numpy(self._tuned_of(read).scores(read))
-        roots = [
-            dict(zip(read, values, strict=True)) for values in zip(*read.values(), strict=True)
-        ]
-        return torch.stack([self.scores(root) for root in roots])
+        scores = []
+        for values in zip(*read.values(), strict=True):
+            root = dict(zip(read, values, strict=True))
+            scores.append(self.scores(root))
+        return torch.stack(scores)
 
     def _tuned_of(self, read: Features) -> Tuned:
         scalars_F = read[SCALARS_KEY].numpy()
         temperature, top_p, batch = (scalars_F[self.schema.index(name)].item() for name in ASKED_BY)
-        level = (
-            self.schema.levels[int(len(scalars_F) > self.schema.first)]
-            if self.schema == LOG
-            else ""
-        )
+        level = ""
+        if self.schema == LOG:
+            first_level, second_level = self.schema.levels
+            level = second_level if len(scalars_F) > self.schema.first else first_level
         asked = temperature, top_p, batch, level
         if asked not in self._known:
             modes = [mode for mode in self.modes if mode.level == level]
-            self._known[asked] = Tuned(
-                nearest(modes or self.modes, Sampling(temperature, top_p), batch), self
-            )
+            if not modes:
+                modes = self.modes
+            mode = nearest(modes, Sampling(temperature, top_p), batch)
+            self._known[asked] = Tuned(mode, self)
         return self._known[asked]
 
     def at(
@@ -238,10 +249,13 @@ class Selector:
             InputError: the setting, the batch or the level is out of range, no tree is left, or a
                 shape is not in the action space.
         """
-        asked, less = Sampling(temperature, top_p, top_k, min_p), None
+        asked = Sampling(temperature, top_p, top_k, min_p)
+        less: Tuned | None = None
         if self.schema == LOG and level is None:
-            shapes = None if shapes is None else list(shapes)
-            less, level = self.at(temperature, top_p, shapes, batch, TEXT, top_k, min_p), DRAFTER
+            if shapes is not None:
+                shapes = list(shapes)  # they are read twice
+            less = self.at(temperature, top_p, shapes, batch, TEXT, top_k, min_p)
+            level = DRAFTER
         modes = [mode for mode in self.modes if level is None or mode.level == level]
         if not modes:
             raise InputError(f"level {level}: this selector has none of that level")
@@ -249,16 +263,18 @@ class Selector:
         if not covered(mode, asked):
             mode = mode.without_network()
         if shapes is not None:
-            try:
-                positions = {self.space.index(Action.of(shape)) for shape in shapes}
-            except (ValueError, TypeError) as error:
-                raise InputError(f"shapes: {error}") from error
-            if min(positions, default=len(self.actions)) >= len(self.space.trees):
-                raise InputError("shapes: no tree is left")
-            mode = mode.restricted(
-                self.space, positions, self.config.static_speeds(mode, self.latency)
-            )
+            mode = self._restricted(mode, shapes)
         return Tuned(mode, self, less)
+
+    def _restricted(self, mode: Mode, shapes: Iterable[tuple[Any, ...]]) -> Mode:
+        try:
+            positions = {self.space.index(Action.of(shape)) for shape in shapes}
+        except (ValueError, TypeError) as error:
+            raise InputError(f"shapes: {error}") from error
+        if min(positions, default=len(self.actions)) >= len(self.space.trees):
+            raise InputError("shapes: no tree is left")
+        speed_T = self.config.static_speeds(mode, self.latency)
+        return mode.restricted(self.space, positions, speed_T)
 
     def check_pair(
         self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()
@@ -273,15 +289,13 @@ class Selector:
                 compared; "" if not known.
             weights: as `LatencyProfile.weights`, of the models that decode.
         """
-        trained, decoding = (
-            [str(self.config.pair.get(role)) for role in ("target", "draft")],
-            [target, draft],
-        )
+        trained = [str(self.config.pair.get(role)) for role in ("target", "draft")]
+        decoding = [target, draft]
         if weights and self.latency.weights:
             same = list(weights) == self.latency.weights
-            decoding = [
-                f"{name} with other weights" if name in trained else name for name in decoding
-            ]
+            for i, name in enumerate(decoding):
+                if name in trained:  # or the warning would name the same models twice
+                    decoding[i] = f"{name} with other weights"
         else:
             same = [Path(name).name for name in trained] == [Path(name).name for name in decoding]
         if not same:
@@ -289,7 +303,8 @@ class Selector:
                 f"the selector was trained for {' and '.join(trained)}; "
                 f"{' and '.join(decoding)} decode"
             )
-        timed_on, decodes_on = (name.partition(",")[0] for name in (self.latency.device, device))
+        timed_on = self.latency.device.partition(",")[0]
+        decodes_on = device.partition(",")[0]
         if decodes_on not in ("", timed_on):
             warn_once(f"the selector has the step times of {timed_on}; {decodes_on} decodes")
 
@@ -312,32 +327,32 @@ def load_selector(
     folder = artefact.local_folder(folder)
     artefact.check_files(folder)
     config = artefact.read_config(folder / "config.json")
-    artefact_profile = profile = LatencyProfile.load(folder / "latency.json")
-    if latency is not None:
-        profile = (
-            latency if isinstance(latency, LatencyProfile) else LatencyProfile.load(Path(latency))
-        )
+    artefact_profile = LatencyProfile.load(folder / "latency.json")
+    profile = artefact_profile
+    if isinstance(latency, LatencyProfile):
+        profile = latency
+    elif latency is not None:
+        profile = LatencyProfile.load(Path(latency))
     if profile.pair != config.pair["fingerprint"]:
         raise InputError(f"{folder}: the latency profile was measured with another pair")
-    modes = (
-        config.modes
-        if profile == artefact_profile
-        else [_moved(config, mode, profile, artefact_profile) for mode in config.modes]
-    )
+    modes = list(config.modes)
+    if profile != artefact_profile:
+        modes = [_moved(config, mode, profile, artefact_profile) for mode in modes]
     weights = artefact.read_weights(folder / "model.safetensors", config)
     return Selector(weights, config, profile, modes, TokenStatistics.load(folder))
 
 
 def _moved(
-    config: ArtefactConfig, mode: Mode, latency: LatencyProfile, own: LatencyProfile
+    config: ArtefactConfig, mode: Mode, latency: LatencyProfile, before: LatencyProfile
 ) -> Mode:
     if config.verifier not in latency.verify:
         raise InputError(
             f"the latency profile of {latency.device} has no times for {config.verifier}"
         )
-    speed_T, before_T = config.static_speeds(mode, latency), config.static_speeds(mode, own)
+    speed_T = config.static_speeds(mode, latency)
+    speed_before_T = config.static_speeds(mode, before)
     best = int(speed_T.argmax())
-    ratio = float(speed_T[best] / before_T[config.space.index(mode.action)])
+    ratio = float(speed_T[best] / speed_before_T[config.space.index(mode.action)])
     return replace(mode.faster(ratio), action=config.space.trees[best], allowed=())
 
 
@@ -356,9 +371,14 @@ class Tuned:
     ) -> None:
         if mode.decider == NETWORK and selector is None:
             raise InputError("a network's decisions need its selector")
-        self.mode, self.feature_levels, self.longest = mode, mode.asked, mode.longest
-        self._decider, self._sees_all = mode.decider, mode.sees_all
-        self._selector, self._less, self._at_root = selector, less, dict[bool, OneRoot]()
+        self.mode = mode
+        self.feature_levels = mode.asked
+        self.longest = mode.longest
+        self._decider = mode.decider
+        self._sees_all = mode.sees_all
+        self._selector = selector
+        self._less = less
+        self._at_root: dict[bool, OneRoot] = {}
         self._covers = lru_cache(self._covers_setting)
 
     def select(self, features: Features | None, final: bool = False) -> Action | None:
@@ -385,20 +405,23 @@ class Tuned:
         if self._is_beyond(read):
             return mode.copied(self._scalar(read, MATCH))
         at_root = self._root_of(read)
-        action = self._own.actions[self._allowed_K[at_root.worth(read, self._allowed_K).argmax()]]
-        again = at_root.early and len(mode.feature_levels) > 1 and not final
-        return None if again and action.drafts else action
+        worth_K = at_root.worth(read, self._allowed_K)
+        action = self._own.actions[self._allowed_K[worth_K.argmax()]]
+        asked_again = at_root.early and len(mode.feature_levels) > 1 and not final
+        if asked_again and action.drafts:
+            return None
+        return action
 
     def scores(self, features: Features) -> NDArray[np.float32]:
         """What each action is worth at one root, [A]: as `Selector.scores`. Raises InputError as
         `select`."""
         if self._only_first(features):
             return self._less.scores(features)  # type: ignore[union-attr]
-        read, positions_K = self._read(features), self._allowed_K
+        read = self._read(features)
+        positions_K = self._allowed_K
         if self._is_beyond(read):
-            positions_K = np.array(
-                [self._own.space.index(self.mode.copied(self._scalar(read, MATCH)))]
-            )
+            action = self.mode.copied(self._scalar(read, MATCH))
+            positions_K = np.array([self._own.space.index(action)])
         scores_A = np.full(len(self._own.actions), NEVER, np.float32)
         scores_A[positions_K] = self._root_of(read).worth(read, positions_K)
         return scores_A
@@ -412,38 +435,36 @@ class Tuned:
         if all(map(self._only_first, features)):
             return self._less.select_jointly(features)  # type: ignore[union-attr]
         if not mode.joint:
-            return [
-                choice
-                for request_features in features
-                if (choice := self.select(request_features)) is not None
-            ]
+            choices = []
+            for request_features in features:
+                choice = self.select(request_features)
+                if choice is not None:
+                    choices.append(choice)
+            return choices
         shapes, clock = self._shared
         tokens_BA, length = self._predicted(features)
+        tokens_BK = tokens_BA[:, self._allowed_K].astype(np.float64)
         prices = clock.prices(length, mode.batch)
-        chosen_B = joint_choice(
-            tokens_BA[:, self._allowed_K].astype(np.float64), shapes, mode.joint, *prices
-        )
+        chosen_B = joint_choice(tokens_BK, shapes, mode.joint, *prices)
         return [self._own.actions[a] for a in self._allowed_K[chosen_B]]
 
     def _predicted(self, features: Sequence[Features]) -> tuple[Array, float]:
         # block efficiencies of all actions for each request, [B, A], and the mean context length
+        stacked: Features = {}
         try:
-            names = [
-                name
-                for name in self._own.widths
-                if all(name in request_features for request_features in features)
-            ]
-            stacked = {
-                name: torch.stack([request_features[name] for request_features in features])
-                for name in names
-            }
+            for name in self._own.widths:
+                if all(name in request_features for request_features in features):
+                    values_B = [request_features[name] for request_features in features]
+                    stacked[name] = torch.stack(values_B)
         except (TypeError, RuntimeError) as error:
             for request_features in features:
                 self._read(request_features)  # the one that is wrong says so
             raise InputError("features: requests of one batch know different ones") from error
         read = checked(stacked, self._own.widths, 2, self._own.schema.first)
         at_root = self._root_of(read)
-        return at_root.tokens(read), float(read[SCALARS_KEY][:, at_root.length_at].mean())
+        tokens_BA = at_root.tokens(read)
+        mean_length = float(read[SCALARS_KEY][:, at_root.length_at].mean())
+        return tokens_BA, mean_length
 
     @property
     def _own(self) -> Selector:
@@ -480,10 +501,13 @@ class Tuned:
         return float(read[SCALARS_KEY][self._own.schema.index(name)])
 
     def _is_beyond(self, read: Features) -> bool:
-        near = self._decider == NETWORK and self._covers(
-            self._scalar(read, "temperature"), self._scalar(read, "top_p")
-        )
-        return not near or 0 < self.longest < self._scalar(read, "context_length")
+        if self._decider != NETWORK:
+            return True
+        temperature = self._scalar(read, "temperature")
+        top_p = self._scalar(read, "top_p")
+        if not self._covers(temperature, top_p):
+            return True
+        return 0 < self.longest < self._scalar(read, "context_length")
 
     def _covers_setting(self, temperature: float, top_p: float) -> bool:
         asked = replace(self.mode.sampling, temperature=temperature, top_p=top_p)
@@ -493,7 +517,8 @@ class Tuned:
 def covered(mode: Mode, asked: Sampling, where: str = "") -> bool:
     """Whether a mode was trained for a setting like this one; a warning says, once, where it was
     not."""
-    if not (near := mode.sampling.covers(asked)):
+    near = mode.sampling.covers(asked)
+    if not near:
         words = f"{where}{asked}: too far from the trained {mode.sampling}"
         warn_once(f"{words}; its lookup rule and {mode.action} decide")
     return near
@@ -510,38 +535,49 @@ class OneRoot:
     features or all."""
 
     def __init__(self, selector: Selector, mode: Mode, early: bool) -> None:
-        config, schema, self.early, self._mode = selector.config, selector.schema, early, mode
+        config = selector.config
+        schema = selector.schema
+        self.early = early
+        self._mode = mode
         self._regressor = config.regressor
-        arrays = {
-            name.removeprefix(config.prefix): np.asarray(entry)
-            for name, entry in selector.weights.items()
-        }
-        self._F = F = schema.first if early else len(schema.scalars)
-        self._hidden_states = [] if early else list(config.hidden_states)
-        self._passed = np.ones(0 if early else 1, np.float32)  # the input that says so
-        self.length_at = schema.index("context_length")
-        self._count_F, self._low_F, self._high_F, self._mean_F, self._scale_F = (
-            arrays[f"{name}_F"][:F] for name in ("count", "low", "high", "mean", "scale")
-        )
-        parts = ("0.weight", "0.bias", "1.weight", "1.bias")  # a linear map and a layer norm
-        self._blocks = [
-            [arrays[f"blocks.{i}.{part}"] for part in parts]
-            for i in range(len(self._hidden_states))
-        ]
-        numbers = sorted({int(name.split(".")[1]) for name in arrays if name.startswith("mlp.")})
-        self._layers = [(arrays[f"mlp.{i}.weight"], arrays[f"mlp.{i}.bias"]) for i in numbers]
         if early:
-            self._layers[0] = self._layers[0][0][:, :F], self._layers[0][1]
-        self._factors_SS, self._sums_SA = (
-            config.space.survival_factors().numpy(),
-            config.space.sums_SA.numpy(),
-        )
-        asked = [entry for entry in mode.feature_levels if not early or entry == schema.levels[0]]
+            self._F = schema.first
+            self._hidden_states: list[str] = []
+            self._passed = np.ones(0, np.float32)
+        else:
+            self._F = len(schema.scalars)
+            self._hidden_states = list(config.hidden_states)
+            self._passed = np.ones(1, np.float32)  # the input that says so
+        self.length_at = schema.index("context_length")
+        self._read_weights(selector)
+        self._factors_SS = config.space.survival_factors().numpy()
+        self._sums_SA = config.space.sums_SA.numpy()
+        asked = [level for level in mode.feature_levels if not early or level == schema.levels[0]]
         times = selector.latency.at_batch(mode.batch)
         lengths_L, seconds_LA = times.table(
             selector.actions, selector.verifier, asked, mode.sampling
         )
-        self._lengths_L, self._seconds_LA = lengths_L.double().numpy(), seconds_LA.double().numpy()
+        self._lengths_L = lengths_L.double().numpy()
+        self._seconds_LA = seconds_LA.double().numpy()
+
+    def _read_weights(self, selector: Selector) -> None:
+        arrays: dict[str, Array] = {}
+        for name, entry in selector.weights.items():
+            arrays[name.removeprefix(selector.config.prefix)] = np.asarray(entry)
+        self._count_F = arrays["count_F"][: self._F]
+        self._low_F = arrays["low_F"][: self._F]
+        self._high_F = arrays["high_F"][: self._F]
+        self._mean_F = arrays["mean_F"][: self._F]
+        self._scale_F = arrays["scale_F"][: self._F]
+        parts = ("0.weight", "0.bias", "1.weight", "1.bias")  # a linear map and a layer norm
+        self._blocks: list[list[Array]] = []
+        for i in range(len(self._hidden_states)):
+            self._blocks.append([arrays[f"blocks.{i}.{part}"] for part in parts])
+        numbers = sorted({int(name.split(".")[1]) for name in arrays if name.startswith("mlp.")})
+        self._layers = [(arrays[f"mlp.{i}.weight"], arrays[f"mlp.{i}.bias"]) for i in numbers]
+        if self.early:
+            weight_OI, bias_O = self._layers[0]
+            self._layers[0] = weight_OI[:, : self._F], bias_O
 
     def worth(self, features: Features, actions_K: Array) -> Array:
         """`E - price T` of some actions in tokens, or a policy's logits, [K]; from float32 tensors
@@ -550,24 +586,23 @@ class OneRoot:
         if not self._regressor:
             return values_K
         # `selector.decision.net_tokens` at the root's context length
-        lengths_L, length = self._lengths_L, float(features[SCALARS_KEY][self.length_at])
+        lengths_L = self._lengths_L
+        length = float(features[SCALARS_KEY][self.length_at])
         length = min(max(length, lengths_L[0]), lengths_L[-1])
         above = max(1, int(np.searchsorted(lengths_L, length)))
         share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
         low_K, high_K = self._seconds_LA[above - 1 : above + 1, actions_K]
         seconds_K = low_K + share * (high_K - low_K)
-        speed, rho = self._mode.speed, self._mode.rho
-        net_K: Array = (
-            values_K - speed ** (1 - rho) * (values_K / seconds_K).max() ** rho * seconds_K
-        )
+        rho = self._mode.rho
+        price = self._mode.speed ** (1 - rho) * (values_K / seconds_K).max() ** rho
+        net_K: Array = values_K - price * seconds_K
         return net_K
 
     def tokens(self, features: Features) -> Array:
         """Predicted block efficiencies of all actions, or a policy's logits, [A]; of a batch [B,
         A]."""
-        scalars_F = np.clip(
-            features[SCALARS_KEY].numpy()[..., : self._F], self._low_F, self._high_F
-        )
+        scalars_F = features[SCALARS_KEY].numpy()[..., : self._F]
+        scalars_F = np.clip(scalars_F, self._low_F, self._high_F)
         scalars_F = np.where(self._count_F, np.log1p(np.maximum(scalars_F, 0)), scalars_F)
         rows = scalars_F.shape[:-1]
         parts = [
@@ -579,12 +614,11 @@ class OneRoot:
         ):
             values_O = features[name].numpy() @ weight_OI.T + bias_O
             centred_O = values_O - values_O.mean(-1, keepdims=True)
-            parts.append(
-                centred_O / np.sqrt(values_O.var(-1, keepdims=True) + EPSILON) * scale_O + shift_O
-            )
+            deviation = np.sqrt(values_O.var(-1, keepdims=True) + EPSILON)
+            parts.append(centred_O / deviation * scale_O + shift_O)
         values_I = np.concatenate(parts, axis=-1)
         for number, (weight_OI, bias_O) in enumerate(self._layers):
-            if number:
+            if number > 0:
                 values_I = np.maximum(values_I, 0) if self._regressor else _gelu(values_I)
             values_I = values_I @ weight_OI.T + bias_O
         if not self._regressor:
@@ -597,7 +631,6 @@ class OneRoot:
 
 
 def _gelu(values_I: Array) -> Array:
-    inner_I: Array = np.float32(np.sqrt(2 / np.pi)) * (
-        values_I + np.float32(0.044715) * values_I**3
-    )
+    cubic_I: Array = values_I + np.float32(0.044715) * values_I**3
+    inner_I: Array = np.float32(np.sqrt(2 / np.pi)) * cubic_I
     return np.float32(0.5) * values_I * (1 + np.tanh(inner_I))

@@ -39,17 +39,22 @@ class TokenStatistics:
     ) -> tuple[TokenStatistics, Array]:
         """The statistics of some roots, and the scalars of these roots, float64 [R, F]. The scalars
         leave out the root's own source: a held-out root knows none of its labels either."""
-        (R, J), K = keys_RJ.shape, values_RK.shape[1]
+        R, J = keys_RJ.shape
+        K = values_RK.shape[1]
         keys_N, at_RJ = np.unique(keys_RJ, return_inverse=True)
-        at, values = at_RJ.reshape(-1), np.repeat(values_RK, J, axis=0)
+        at = at_RJ.reshape(-1)
+        values = np.repeat(values_RK, J, axis=0)
         counts_N, sums_NK = _summed(at, values, len(keys_N))
-        _, at_source = np.unique(np.repeat(source_R, J) * len(keys_N) + at, return_inverse=True)
+        source_and_key = np.repeat(source_R, J) * len(keys_N) + at
+        _, at_source = np.unique(source_and_key, return_inverse=True)
         source_counts, source_sums = _summed(at_source, values, int(at_source.max()) + 1)
         means_K = values_RK.mean(0)
-        counts, sums = counts_N[at] - source_counts[at_source], sums_NK[at] - source_sums[at_source]
+        counts = counts_N[at] - source_counts[at_source]
+        sums = sums_NK[at] - source_sums[at_source]
+        scalars_RF = _shrunk(counts, sums, means_K).reshape(R, J * (K + 1))
         often_N = counts_N >= LEAST
         statistics = cls(keys_N[often_N], counts_N[often_N], sums_NK[often_N], means_K)
-        return statistics, _shrunk(counts, sums, means_K).reshape(R, J * (K + 1))
+        return statistics, scalars_RF
 
     @classmethod
     def empty(cls) -> TokenStatistics:
@@ -60,26 +65,25 @@ class TokenStatistics:
         """The scalars of some keys, float64 [F]: for each key its means, and its number of
         occurrences."""
         row_of, rows_NF = self._by_key
-        scalars_F: Array = rows_NF[[row_of.get(key, -1) for key in keys_J]].ravel()
+        rows_J = [row_of.get(key, -1) for key in keys_J]
+        scalars_F: Array = rows_NF[rows_J].ravel()
         return scalars_F
 
     @cached_property
     def _by_key(self) -> tuple[dict[int, int], Array]:
         # each key's row among the scalars; the last row is for unknown keys
-        counts_N, sums_NK = (
-            np.append(self.counts_N, 0.0),
-            np.append(self.sums_NK, 0.0 * self.means_K[None], axis=0),
-        )
-        return {key: row for row, key in enumerate(self.keys_N.tolist())}, _shrunk(
-            counts_N, sums_NK, self.means_K
-        )
+        row_of = {key: row for row, key in enumerate(self.keys_N.tolist())}
+        counts_N = np.append(self.counts_N, 0.0)
+        sums_NK = np.append(self.sums_NK, 0.0 * self.means_K[None], axis=0)
+        return row_of, _shrunk(counts_N, sums_NK, self.means_K)
 
     def to_tensors(self) -> dict[str, Array]:
-        numbers = {
-            name: getattr(self, name).astype(np.float32)
-            for name in ("counts_N", "sums_NK", "means_K")
+        return {
+            "keys_N": self.keys_N,
+            "counts_N": self.counts_N.astype(np.float32),
+            "sums_NK": self.sums_NK.astype(np.float32),
+            "means_K": self.means_K.astype(np.float32),
         }
-        return {"keys_N": self.keys_N, **numbers}
 
     @classmethod
     def load(cls, folder: Path) -> TokenStatistics:
@@ -89,21 +93,25 @@ class TokenStatistics:
         if not path.exists():
             return cls.empty()
         arrays = read_tensors(path)
-        N, K = len(arrays.get("keys_N", ())), len(schema.MEANS)
-        check_tensors(
-            path, arrays, {"keys_N": (N,), "counts_N": (N,), "sums_NK": (N, K), "means_K": (K,)}
-        )
+        N = len(arrays.get("keys_N", ()))
+        K = len(schema.MEANS)
+        shapes = {"keys_N": (N,), "counts_N": (N,), "sums_NK": (N, K), "means_K": (K,)}
+        check_tensors(path, arrays, shapes)
         return cls(
             arrays["keys_N"],
-            *(arrays[name].astype(np.float64) for name in ("counts_N", "sums_NK", "means_K")),
+            arrays["counts_N"].astype(np.float64),
+            arrays["sums_NK"].astype(np.float64),
+            arrays["means_K"].astype(np.float64),
         )
 
 
 def _summed(at: Array, values: Array, size: int) -> tuple[Array, Array]:
+    counts = np.bincount(at, minlength=size).astype(np.float64)
     sums = np.stack([np.bincount(at, column, size) for column in values.T], axis=1)
-    return np.bincount(at, minlength=size).astype(np.float64), sums
+    return counts, sums
 
 
 def _shrunk(counts_J: Array, sums_JK: Array, means_K: Array) -> Array:
     means_JK = (sums_JK + WEIGHT * means_K) / (counts_J + WEIGHT)[:, None]
-    return np.concatenate([means_JK, np.minimum(counts_J, schema.MOST_COUNTED)[:, None]], axis=1)
+    seen_J1 = np.minimum(counts_J, schema.MOST_COUNTED)[:, None]
+    return np.concatenate([means_JK, seen_J1], axis=1)

@@ -99,20 +99,17 @@ class Texts:
         chosen = torch.zeros(len(self), dtype=torch.bool)
         chosen[index_X] = True
         rows_R = chosen[self.text_R]
-        taken: dict[str, Any] = {
-            "survivals": {name: rows[rows_R] for name, rows in self.survivals.items()}
-        }
-        for name in (
-            attribute.name
-            for attribute in fields(self)
-            if attribute.name.endswith(("_X", "_R", "_RF", "_RD"))
-        ):
-            values, kept = getattr(self, name), chosen if name.endswith("_X") else rows_R
-            taken[name] = (
-                list(compress(values, chosen.tolist()))
-                if isinstance(values, list)
-                else values[kept]
-            )
+        survivals = {name: labels_RS[rows_R] for name, labels_RS in self.survivals.items()}
+        taken: dict[str, Any] = {"survivals": survivals}
+        for attribute in fields(self):
+            name = attribute.name
+            values = getattr(self, name)
+            if name.endswith("_X") and isinstance(values, list):
+                taken[name] = list(compress(values, chosen.tolist()))
+            elif name.endswith("_X"):
+                taken[name] = values[chosen]
+            elif name.endswith(("_R", "_RF", "_RD")):
+                taken[name] = values[rows_R]
         return replace(self, **taken)
 
     def labels(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
@@ -129,11 +126,11 @@ class Texts:
 
     def features(self, rows: Tensor | slice, full: bool) -> tuple[Tensor, list[Tensor]]:
         """Scalars and hidden states of some roots, as `RootNetwork` takes them."""
-        if not full:
-            return self.scalars_RF[rows], []
-        return self.scalars_RF[rows], [
-            self.hidden[name][self.hidden_R[rows]].float() for name in HIDDEN_STATES
-        ]
+        states: list[Tensor] = []
+        if full:
+            hidden_rows = self.hidden_R[rows]
+            states = [self.hidden[name][hidden_rows].float() for name in HIDDEN_STATES]
+        return self.scalars_RF[rows], states
 
 
 @dataclass
@@ -190,9 +187,8 @@ class Timed:
     def lag_M(self) -> Tensor:
         """`LatencyProfile.lag` by the number of tokens, float64 [M]."""
         lag = self.profile.lag
-        return torch.tensor(
-            [lag.at(0, tokens) for tokens in range(lag.sizes[-1] + 1)], dtype=torch.float64
-        )
+        seconds = [lag.at(0, tokens) for tokens in range(lag.sizes[-1] + 1)]
+        return torch.tensor(seconds, dtype=torch.float64)
 
     def _table(self, feature_levels: Sequence[str]) -> tuple[Tensor, Tensor]:
         return self.profile.table(self.space.actions, self.verifier, feature_levels, self.sampling)
@@ -215,30 +211,38 @@ def to_texts(
     names = [attribute.name for attribute in fields(Sampling)]
     setting_of = [Sampling(**numbers) for numbers in table.select(names).to_pylist()]
     settings = list(dict.fromkeys(setting_of))
-    size_X, start_X, stride_X = (
-        torch.from_numpy(np.asarray(table[name]).astype(np.int64))
-        for name in ("roots", "start", "hidden_stride")
-    )
+    size_X = _integers(table, "roots")
+    start_X = _integers(table, "start")
+    stride_X = _integers(table, "hidden_stride")
     number_R = torch.cat([torch.arange(size) for size in size_X.tolist()])
     hidden = {name: _flat(table, name) for name in HIDDEN_STATES if name in table.column_names}
     stride_R = stride_X.clamp(min=1).repeat_interleave(size_X)
     has_R = (number_R >= 1) & ((number_R - 1) % stride_R == 0) & (len(hidden) > 0)
-    rows = int(size_X.sum()), space.tree_survivals
-    survivals = {name: _flat(table, survival_column(name)).view(rows) for name in verifiers}
+    hidden_rows = int(has_R.sum())
+    survivals_shape = int(size_X.sum()), space.tree_survivals
+    survivals = {}
+    for verifier in verifiers:
+        survivals[verifier] = _flat(table, survival_column(verifier)).view(survivals_shape)
     return Texts(
         settings=settings,
         size_X=size_X,
         setting_X=torch.tensor([settings.index(setting) for setting in setting_of]),
-        **{f"{name}_X": table[name].to_pylist() for name in ("kind", "source", "prompt")},
+        kind_X=table["kind"].to_pylist(),
+        source_X=table["source"].to_pylist(),
+        prompt_X=table["prompt"].to_pylist(),
         scalars_RF=scalars_RF,
         length_R=start_X.repeat_interleave(size_X) + number_R + 1,
         survivals=survivals,
         lookup_R=_flat(table, LOOKUP_COLUMN),
-        hidden={name: rows.view(int(has_R.sum()), -1) for name, rows in hidden.items()},
+        hidden={name: values.view(hidden_rows, -1) for name, values in hidden.items()},
         hidden_R=torch.where(has_R, has_R.cumsum(0) - 1, -1),
         schema=schema,
         space=space,
     )
+
+
+def _integers(table: pa.Table, column: str) -> Tensor:
+    return torch.from_numpy(np.asarray(table[column]).astype(np.int64))
 
 
 def _flat(table: pa.Table, column: str) -> Tensor:

@@ -122,23 +122,26 @@ class MixedBatches:
     """
 
     def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:
-        self.timed, self.batch, self.clock = timed, batch, step_clock(profile, batch)
+        self.timed = timed
+        self.batch = batch
+        self.clock = step_clock(profile, batch)
         self.shapes = Shapes.of(timed.space.actions)
         generator = np.random.default_rng(seed)
-        size_X, length_R = timed.texts.size_X.numpy(), timed.texts.length_R.numpy().astype(float)
+        size_X = timed.texts.size_X.numpy()
+        length_R = timed.texts.length_R.numpy().astype(float)
         drawn_R1 = generator.random((len(length_R), 1))
         kinds = np.split(timed.survivals_RS.numpy(), [timed.space.tree_survivals], axis=1)
         accepted_RS = np.stack([(part > drawn_R1).sum(1) for part in kinds], axis=1)
         self._texts = Streamed(np.cumsum(size_X) - size_X, size_X, length_R, accepted_RS)
         number_X = timed.texts.source_number_X.numpy()
         part_of = generator.permutation(number_X.max() + 1) % PARTS
-        self._streams = [
-            np.concatenate(
-                [generator.permutation(texts) for _ in range(-(-STREAM * batch // len(texts)))]
-            )
-            for texts in (np.flatnonzero(part_of[number_X] == part) for part in range(PARTS))
-            if len(texts)
-        ]
+        self._streams: list[Array] = []
+        for part in range(PARTS):
+            texts = np.flatnonzero(part_of[number_X] == part)
+            if len(texts) > 0:
+                rounds = -(-STREAM * batch // len(texts))  # rounded up
+                orders = [generator.permutation(texts) for _ in range(rounds)]
+                self._streams.append(np.concatenate(orders))
 
     def replay(self, action_R: Tensor) -> Replayed:
         """A decision at every root that does not depend on the other requests."""
@@ -152,7 +155,8 @@ class MixedBatches:
     def speed_of(self, tokens_RA: Tensor, begin: float, common: bool = False) -> float:
         """The speed that prices time in joint decisions: the one that they reach, found from a
         first guess."""
-        tried, last = {}, begin
+        tried: dict[float, float] = {}
+        last = begin
         for _ in range(ROUNDS + 1):
             tried[last] = self.select(tokens_RA, last, common).speed
             last = tried[last]
@@ -161,8 +165,12 @@ class MixedBatches:
     def _run(
         self, action_R: Array, tokens_RA: Array, speed: float, common: bool = False
     ) -> Replayed:
-        clock = self.clock, self.clock.token_C / self.batch
-        inputs = self.batch, self._texts, self.shapes, clock, (action_R, tokens_RA, speed), common
-        rows = [decoded(stream, *inputs) for stream in self._streams]
+        clocks = self.clock, self.clock.token_C / self.batch
+        decisions = action_R, tokens_RA, speed
+        rows = []
+        for stream in self._streams:
+            rows.append(
+                decoded(stream, self.batch, self._texts, self.shapes, clocks, decisions, common)
+            )
         tokens_X, seconds_X, steps_X = torch.tensor(rows, dtype=torch.float64).unbind(-1)
         return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))

@@ -18,7 +18,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler
 from torchmetrics.functional import explained_variance, spearman_corrcoef
 from torchmetrics.functional.classification import binary_calibration_error
 
@@ -57,9 +57,8 @@ def survival_loss(
     ]
     cross_entropy = sum(part.mean() for part in loss_BS.split(sizes, dim=-1) if part.shape[-1])
     known_BA = (~known_BS).to(log_S) @ space.sums_SA.to(log_S) == 0
-    error_BA = (
-        space.efficiencies(log_survivals_BS.exp()) - space.efficiencies(labels_BS)
-    ) * known_BA
+    predicted_BA = space.efficiencies(log_survivals_BS.exp())
+    error_BA = (predicted_BA - space.efficiencies(labels_BS)) * known_BA
     parts = error_BA.split([len(space.trees), len(space.lookups)], dim=-1)
     return cross_entropy + weight * sum(part.square().mean() for part in parts if part.shape[-1])
 
@@ -70,7 +69,9 @@ def policy_ratios(
     """Expected tokens over expected seconds of a policy (DDTE eq. 4), over `base_speed_B`, the
     tokens per second of the sampling setting's static tree at the same root; [B]."""
     policy_BA = logits_BA.softmax(-1)
-    return (policy_BA * efficiency_BA).sum(-1) / (policy_BA * seconds_BA).sum(-1) / base_speed_B
+    tokens_B = (policy_BA * efficiency_BA).sum(-1)
+    seconds_B = (policy_BA * seconds_BA).sum(-1)
+    return tokens_B / seconds_B / base_speed_B
 
 
 def policy_loss(ratio_B: Tensor, worst_weight: float = 1.0, worst_share: float = 0.05) -> Tensor:
@@ -123,16 +124,20 @@ class SelectorModule(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.level, self.schema = level, SCHEMAS[schema]
-        self.is_regressor, self.is_full = objective == "regressor", level == FULL
+        self.level = level
+        self.schema = SCHEMAS[schema]
+        self.is_regressor = objective == "regressor"
+        self.is_full = level == FULL
         self.space = ActionSpace.of_pairs() if space is None else ActionSpace.of_json(space)
         outputs = len(self.space.sums_SA) if self.is_regressor else len(self.space)
         body = RootNetwork(
             self.schema, hidden_widths, outputs, **network, policy=not self.is_regressor
         )
-        self.network: SurvivalNetwork | RootNetwork = (
-            SurvivalNetwork(body, self.space) if self.is_regressor else body
-        )
+        self.network: SurvivalNetwork | RootNetwork
+        if self.is_regressor:
+            self.network = SurvivalNetwork(body, self.space)
+        else:
+            self.network = body
         # validation texts of a sampling setting, and how it decides there
         self.judged: list[tuple[Timed, Mode]] = []
 
@@ -140,21 +145,23 @@ class SelectorModule(pl.LightningModule):
     def asked(self) -> tuple[str, ...]:
         """The feature levels that it may be asked with: its own, and for a regressor also the first
         of its schema."""
-        return (self.schema.levels[0], self.level) if self.is_regressor else (self.level,)
+        if self.is_regressor:
+            return (self.schema.levels[0], self.level)
+        return (self.level,)
 
     @property
     def ways(self) -> list[tuple[tuple[str, ...], str]]:
         """The feature levels that decide together, and `Mode.level`: a pair's all do, in turn, but
         one of a log's."""
-        return (
-            [((level,), level) for level in self.asked]
-            if self.schema is LOG
-            else [(self.asked, "")]
-        )
+        if self.schema is LOG:
+            return [((level,), level) for level in self.asked]
+        return [(self.asked, "")]
 
     @property
     def _body(self) -> RootNetwork:
-        return self.network.body if isinstance(self.network, SurvivalNetwork) else self.network
+        if isinstance(self.network, SurvivalNetwork):
+            return self.network.body
+        return self.network
 
     @property
     def ranges(self) -> list[tuple[float, float]]:
@@ -180,32 +187,34 @@ class SelectorModule(pl.LightningModule):
         late = self.network(batch.scalars_BF, batch.hidden, passed_B1)
         if not self.is_regressor:
             efficiency_BA = self.space.efficiencies(batch.survivals_BS)
-            return policy_loss(
-                policy_ratios(late, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
-            )
+            ratio_B = policy_ratios(late, efficiency_BA, batch.seconds_BA, batch.base_speed_B)
+            return policy_loss(ratio_B)
         early = self.network(batch.scalars_BF, batch.hidden, 0 * passed_B1)
-        loss_arguments = batch.survivals_BS, self.space, self.hparams["squared_weight"]
-        return survival_loss(late, *loss_arguments) + survival_loss(early, *loss_arguments)
+        weight = self.hparams["squared_weight"]
+        late_loss = survival_loss(late, batch.survivals_BS, self.space, weight)
+        early_loss = survival_loss(early, batch.survivals_BS, self.space, weight)
+        return late_loss + early_loss
 
     @torch.no_grad()
     def scores(self, texts: Texts, level: str | None = None) -> Tensor:
         """Predicted block efficiencies of all actions, in tokens, or a policy's logits; float32 [R,
         A], undefined at roots without features. It is asked with the features of `level`, or all
         that it sees if None."""
-        outputs = self.outputs(texts, level)
-        return torch.cat(
-            [
-                self.space.efficiencies(output.exp()) if self.is_regressor else output
-                for output in outputs
-            ]
-        )
+        parts = []
+        for output in self.outputs(texts, level):
+            if self.is_regressor:
+                parts.append(self.space.efficiencies(output.exp()))
+            else:
+                parts.append(output)
+        return torch.cat(parts)
 
     def outputs(self, texts: Texts, level: str | None = None) -> Iterator[Tensor]:
         """What the network says at all roots, in parts: logarithms of survivals [R, S], or logits
         [R, A]."""
         for part in torch.arange(len(texts.length_R)).split(ROWS_AT_ONCE):
             passed_B1 = torch.full((len(part), 1), float(level != self.schema.levels[0]))
-            yield self.network(*texts.features(part, self.is_full), passed_B1)
+            scalars_BF, hidden = texts.features(part, self.is_full)
+            yield self.network(scalars_BF, hidden, passed_B1)
 
     def predictions(self, texts: Texts, mode: Mode) -> dict[str, Tensor]:
         """The scores with each of the feature levels that a mode asks with, [R, A] each."""
@@ -237,9 +246,8 @@ class SelectorModule(pl.LightningModule):
         texts: dict[str, Timed] = {}
         for timed, mode in self.judged:
             static = replay_mode(timed, {}, mode.static_only())
-            replayed = replay_mode(
-                timed, self.predictions(timed.texts, mode), mode, policy=not self.is_regressor
-            )
+            predictions = self.predictions(timed.texts, mode)
+            replayed = replay_mode(timed, predictions, mode, policy=not self.is_regressor)
             setting = f"T {timed.sampling.temperature:g} top-p {timed.sampling.top_p:g}"
             ratios.setdefault(setting, []).append(replayed.speed / static.speed)
             texts[setting] = timed
@@ -264,12 +272,13 @@ class SelectorModule(pl.LightningModule):
         if not self.is_regressor:
             return {}
         known_R = (~timed.texts.unknown_R).nonzero()[:, 0]
-        rows = known_R[:: -(-len(known_R) // MEASURED)]
-        survivals = self.network(
-            *timed.texts.features(rows, self.is_full), torch.ones(len(rows), 1)
-        ).exp()
+        stride = -(-len(known_R) // MEASURED)  # rounded up
+        rows = known_R[::stride]
+        scalars_BF, hidden = timed.texts.features(rows, self.is_full)
+        survivals = self.network(scalars_BF, hidden, torch.ones(len(rows), 1)).exp()
         labels = timed.survivals_RS[rows]
-        predicted, labelled = map(self.space.efficiencies, (survivals, labels))
+        predicted = self.space.efficiencies(survivals)
+        labelled = self.space.efficiencies(labels)
         explained = explained_variance(predicted, labelled, multioutput="variance_weighted")
         return {
             "explained_variance": torch.as_tensor(explained),
@@ -280,7 +289,8 @@ class SelectorModule(pl.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW in one cycle of the learning rate over the whole training."""
-        rate, steps = self.hparams["learning_rate"], int(self.trainer.estimated_stepping_batches)
+        rate = self.hparams["learning_rate"]
+        steps = int(self.trainer.estimated_stepping_batches)
         optimiser = torch.optim.AdamW(self.parameters(), lr=rate, weight_decay=WEIGHT_DECAY)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
         return {
@@ -306,25 +316,25 @@ class Roots:
         stride: int = 1,
         further: dict[str, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        self.space, self.is_full = module.space, module.is_full
-        self.splits, self.verifier, self.batch, self.seed, self.further = (
-            splits,
-            verifier,
-            batch,
-            seed,
-            further,
-        )
+        self.space = module.space
+        self.is_full = module.is_full
+        self.splits = splits
+        self.verifier = verifier
+        self.batch = batch
+        self.seed = seed
+        self.further = further
         self.rows = {name: learned_rows(texts, stride) for name, texts in splits.items()}
 
     def loader(self, split: str) -> DataLoader[Batch]:
         """The batches of a split, those of the training texts in a random order."""
         shuffle = split == "train"
-        generator, rows = torch.Generator().manual_seed(self.seed), self.rows[split]
-        order = (
-            RandomSampler(range(len(rows)), generator=generator)
-            if shuffle
-            else SequentialSampler(range(len(rows)))
-        )
+        rows = self.rows[split]
+        order: Sampler[int]
+        if shuffle:
+            generator = torch.Generator().manual_seed(self.seed)
+            order = RandomSampler(range(len(rows)), generator=generator)
+        else:
+            order = SequentialSampler(range(len(rows)))
         batches = BatchSampler(order, self.batch, drop_last=shuffle and len(rows) > self.batch)
         collate = partial(self._batch, split)
         data: Any = rows  # a tensor of row numbers has all that a data set needs
@@ -332,16 +342,12 @@ class Roots:
 
     def _batch(self, split: str, rows: Tensor) -> Batch:
         texts = self.splits[split]
-        further = (
-            (torch.zeros(0),) * 2
-            if self.further is None
-            else (per_root[rows] for per_root in self.further[split])
-        )
-        return Batch(
-            *texts.features(rows, self.is_full),
-            texts.labels(self.verifier, rows, self.space),
-            *further,
-        )
+        scalars_BF, hidden = texts.features(rows, self.is_full)
+        survivals_BS = texts.labels(self.verifier, rows, self.space)
+        if self.further is None:
+            return Batch(scalars_BF, hidden, survivals_BS, torch.zeros(0), torch.zeros(0))
+        seconds_RA, base_speed_R = self.further[split]
+        return Batch(scalars_BF, hidden, survivals_BS, seconds_RA[rows], base_speed_R[rows])
 
 
 def learned_rows(texts: Texts, stride: int) -> Tensor:

@@ -59,26 +59,24 @@ class RootNetwork(nn.Module):
         sizes = [F + 1 + width * len(hidden_widths), *hidden]
         layers: list[nn.Module] = []
         for inputs, size in pairwise(sizes):
-            activation = (
-                [nn.GELU(approximate="tanh"), nn.Dropout(DROPOUT)] if policy else [nn.ReLU()]
-            )
-            layers += [nn.Linear(inputs, size), *activation]
+            layers.append(nn.Linear(inputs, size))
+            if policy:
+                layers += [nn.GELU(approximate="tanh"), nn.Dropout(DROPOUT)]
+            else:
+                layers.append(nn.ReLU())
         self.mlp = nn.Sequential(*layers, nn.Linear(sizes[-1], outputs))
-        unseen = (
-            ["batch"]
-            if policy
-            else [scalar.name for scalar in schema.scalars if not scalar.learned]
-        )
-        self.early, self.unseen = schema.first, [schema.index(name) for name in unseen]
+        if policy:
+            unseen = ["batch"]
+        else:
+            unseen = [scalar.name for scalar in schema.scalars if not scalar.learned]
+        self.early = schema.first
+        self.unseen = [schema.index(name) for name in unseen]
         counts = [scalar.unit in ("tokens", "times") for scalar in schema.scalars]
         self.register_buffer("count_F", torch.tensor(counts))
-        for name, value in (
-            ("low_F", -torch.inf),
-            ("high_F", torch.inf),
-            ("mean_F", 0.0),
-            ("scale_F", 1.0),
-        ):
-            self.register_buffer(name, torch.full((F,), value))
+        self.register_buffer("low_F", torch.full((F,), -torch.inf))
+        self.register_buffer("high_F", torch.full((F,), torch.inf))
+        self.register_buffer("mean_F", torch.full((F,), 0.0))
+        self.register_buffer("scale_F", torch.full((F,), 1.0))
         self.scale_F[self.unseen] = torch.inf
 
     @torch.no_grad()

@@ -84,7 +84,8 @@ def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
     survivals_RS = survivals_RS.float()
     if space.max_K == 1:
         return survivals_RS
-    mean_S, cut_RS = survivals_RS.mean(0), _falling(survivals_RS, space)
+    mean_S = survivals_RS.mean(0)
+    cut_RS = _falling(survivals_RS, space)
     for _ in range(ROUNDS):
         cut_RS = _falling(cut_RS * (mean_S / cut_RS.mean(0).clamp(min=1e-9)), space)
     return cut_RS
@@ -106,7 +107,9 @@ def outcomes(survivals_RS: Tensor, action_R: Tensor, space: ActionSpace) -> Tens
     padded_RS = torch.nn.functional.pad(survivals_RS.double(), (0, 1))
     reached_RD = padded_RS.gather(-1, space.survival_of_AD[action_R])
     one_R1 = torch.ones_like(reached_RD[:, :1])
-    return torch.cat([one_R1, reached_RD], dim=-1) - torch.cat([reached_RD, 0 * one_R1], dim=-1)
+    at_least_RJ = torch.cat([one_R1, reached_RD], dim=-1)
+    more_RJ = torch.cat([reached_RD, 0 * one_R1], dim=-1)
+    return at_least_RJ - more_RJ
 
 
 def replay(
@@ -120,14 +123,18 @@ def replay(
     """Replays a policy, given as the action of every root, int64 [R], and the seconds of its step
     where the draft does not lag, [R]. The roots of a text follow one another; `size_X` is their
     number, int64."""
-    survivals, paths, actions = (
-        tensor.contiguous().numpy() for tensor in (survivals_RS, space.survival_of_AD, action_R)
+    if lag is None:
+        every_root_R = torch.ones(len(action_R), dtype=torch.bool)
+        lag = Lag(passes_R=every_root_R, seconds_M=torch.zeros(1).double())
+    sums_X2, visits_R = _walk(
+        survivals_RS.contiguous().numpy(),
+        space.survival_of_AD.contiguous().numpy(),
+        action_R.contiguous().numpy(),
+        seconds_R.double().numpy(),
+        lag.passes_R.numpy(),
+        lag.seconds_M.numpy(),
+        size_X.numpy(),
     )
-    passes_R, lag_M = lag or Lag(
-        torch.ones(len(action_R), dtype=torch.bool), torch.zeros(1).double()
-    )
-    times = seconds_R.double().numpy(), passes_R.numpy(), lag_M.numpy()
-    sums_X2, visits_R = _walk(survivals, paths, actions, *times, size_X.numpy())
     seconds_X, steps_X = torch.from_numpy(sums_X2).unbind(-1)
     return Replayed(size_X.double(), seconds_X, steps_X, torch.from_numpy(visits_R))
 
@@ -177,12 +184,13 @@ def fastest_possible(
 ) -> Replayed:
     """The policy with the least expected time for each text, of all policies that know the labels;
     the draft counts as never lagging, so this is a bound."""
-    survivals, paths = (
-        tensor.contiguous().numpy() for tensor in (survivals_RS, space.survival_of_AD)
+    best_R = _best_ahead(
+        survivals_RS.contiguous().numpy(),
+        space.survival_of_AD.contiguous().numpy(),
+        seconds_RA.double().numpy(),
+        size_X.numpy(),
     )
-    action_R = torch.from_numpy(
-        _best_ahead(survivals, paths, seconds_RA.double().numpy(), size_X.numpy())
-    )
+    action_R = torch.from_numpy(best_R)
     seconds_R = seconds_RA.gather(-1, action_R.unsqueeze(-1))[:, 0]
     return replay(survivals_RS, action_R, seconds_R, size_X, space)
 
@@ -235,7 +243,9 @@ def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor | None = N
     texts' sources, since texts of one source are not independent. Without sources, each text is
     one."""
     sums_XC = torch.stack([mine.tokens_X, mine.seconds_X, other.tokens_X, other.seconds_X], dim=-1)
-    return jackknifed(sums_XC, torch.arange(len(sums_XC)) if source_X is None else source_X)
+    if source_X is None:
+        source_X = torch.arange(len(sums_XC))
+    return jackknifed(sums_XC, source_X)
 
 
 def speed_ratio(sums_C: Tensor) -> Tensor:
@@ -250,12 +260,12 @@ def jackknifed(
     """A `ratio` of sums of columns, over their last axis, and its standard error over sources:
     infinite for a single one, unless the ratio is exactly 1."""
     _, group_X = source_X.unique(return_inverse=True)
-    G, C = int(group_X.max()) + 1, sums_XC.shape[1]
+    G = int(group_X.max()) + 1
+    C = sums_XC.shape[1]
     sums_GC = torch.zeros(G, C, dtype=torch.float64).index_add_(0, group_X, sums_XC.double())
     value = ratio(sums_GC.sum(0))
     if G == 1:
         return Ratio(float(value), 0.0 if value == 1 else math.inf)
     without_G = ratio(sums_GC.sum(0) - sums_GC)
-    return Ratio(
-        float(value), float(((G - 1) / G * (without_G - without_G.mean()).square().sum()).sqrt())
-    )
+    variance = (G - 1) / G * (without_G - without_G.mean()).square().sum()
+    return Ratio(float(value), float(variance.sqrt()))

@@ -43,14 +43,17 @@ class StaticTable(NamedTuple):
 
     @classmethod
     def of(cls, timed: Timed) -> StaticTable:
-        columns, survivals_RS, seconds_RA = [], timed.survivals_RS, timed.seconds()
+        columns = []
+        survivals_RS = timed.survivals_RS
+        seconds_RA = timed.seconds()
         for a in range(len(timed.space.trees)):
             action_R = torch.full((len(survivals_RS),), a)
             replayed = replay(
                 survivals_RS, action_R, seconds_RA[:, a], timed.texts.size_X, timed.space
             )
             columns.append(torch.stack([replayed.tokens_X, replayed.seconds_X, replayed.steps_X]))
-        return cls(*torch.stack(columns, dim=-1))
+        tokens_XA, seconds_XA, steps_XA = torch.stack(columns, dim=-1)
+        return cls(tokens_XA, seconds_XA, steps_XA)
 
     def speeds(self) -> Tensor:
         """Tokens per second over all texts, [A]."""
@@ -62,20 +65,22 @@ class StaticTable(NamedTuple):
 
     def best(self, allowed_A: Tensor | None = None) -> int:
         speed_A = self.speeds()
-        return int((speed_A if allowed_A is None else speed_A.where(allowed_A, 0.0)).argmax())
+        if allowed_A is not None:
+            speed_A = speed_A.where(allowed_A, 0.0)
+        return int(speed_A.argmax())
 
 
 def best_static(timed: Timed, table: StaticTable) -> Mode:
     """The mode in which the best static tree is drafted everywhere, with the tokens per step of
     every tree."""
-    at, efficiencies = table.best(), tuple(table.efficiencies().tolist())
-    mode = Mode(
+    best = table.best()
+    return Mode(
         timed.sampling,
-        timed.space.trees[at],
-        speed=float(table.speeds()[at]),
-        mean_efficiency=efficiencies,
+        timed.space.trees[best],
+        speed=float(table.speeds()[best]),
+        batch=timed.batch,
+        mean_efficiency=tuple(table.efficiencies().tolist()),
     )
-    return replace(mode, batch=timed.batch)
 
 
 class Decided(NamedTuple):
@@ -98,17 +103,38 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
     nothing is decided. Elsewhere a lookup rule chooses, or a network that is asked with one feature
     level after another; on texts that are longer than the network's training texts its rule chooses
     (`Mode`)."""
-    space, unknown_R = timed.space, timed.texts.unknown_R
-    static_R = torch.full((len(unknown_R),), space.index(mode.action))
     if mode.decider != NETWORK:
-        if mode.rule is not None:
-            copies_R = (timed.texts.scalar("match") >= mode.rule.least) & ~unknown_R
-            static_R[copies_R] = space.index(mode.rule.lookup)
-        return Decided(
-            static_R, timed.seconds_of(static_R, mode.asked), space.needs_draft_A[static_R]
-        )
-    action_R, seconds_R = static_R, torch.zeros(len(unknown_R))
-    open_R, passes_R = torch.ones_like(unknown_R), torch.zeros_like(unknown_R)
+        return _decide_without_network(timed, mode)
+    decided = _decide_by_network(timed, predictions, mode, policy)
+    if not mode.longest:
+        return decided
+    by_rule = _decide_without_network(timed, mode.without_network())
+    beyond_R = timed.texts.length_R > mode.longest
+    return Decided(
+        torch.where(beyond_R, by_rule.action_R, decided.action_R),
+        torch.where(beyond_R, by_rule.seconds_R, decided.seconds_R),
+        torch.where(beyond_R, by_rule.passes_R, decided.passes_R),
+    )
+
+
+def _decide_without_network(timed: Timed, mode: Mode) -> Decided:
+    space = timed.space
+    unknown_R = timed.texts.unknown_R
+    action_R = torch.full((len(unknown_R),), space.index(mode.action))
+    if mode.rule is not None:
+        copies_R = (timed.texts.scalar("match") >= mode.rule.least) & ~unknown_R
+        action_R[copies_R] = space.index(mode.rule.lookup)
+    return Decided(action_R, timed.seconds_of(action_R, mode.asked), space.needs_draft_A[action_R])
+
+
+def _decide_by_network(timed: Timed, predictions: Predictions, mode: Mode, policy: bool) -> Decided:
+    space = timed.space
+    unknown_R = timed.texts.unknown_R
+    static_R = torch.full((len(unknown_R),), space.index(mode.action))
+    action_R = static_R
+    seconds_R = torch.zeros(len(unknown_R))
+    open_R = torch.ones_like(unknown_R)  # where it is asked with the next level
+    passes_R = torch.zeros_like(unknown_R)
     for number, level in enumerate(mode.feature_levels, 1):
         seconds_RA = timed.seconds(mode.feature_levels[:number])
         if policy:
@@ -117,27 +143,13 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
             chosen_R = choices(predictions[level], seconds_RA, mode, space)
         level_action_R = torch.where(unknown_R, static_R, chosen_R)
         time_R = seconds_RA.gather(-1, level_action_R.unsqueeze(-1))[:, 0]
-        action_R, seconds_R = (
-            torch.where(open_R, level_action_R, action_R),
-            torch.where(open_R, time_R, seconds_R),
-        )
+        action_R = torch.where(open_R, level_action_R, action_R)
+        seconds_R = torch.where(open_R, time_R, seconds_R)
         if level in (LIGHT, FULL):
             passes_R |= open_R & ~unknown_R
         open_R = open_R & space.needs_draft_A[chosen_R] & ~unknown_R
     passes_R |= space.needs_draft_A[action_R]
-    decided = Decided(action_R, seconds_R, passes_R)
-    if mode.longest:
-        beyond_R, by_rule = (
-            timed.texts.length_R > mode.longest,
-            decide(timed, {}, mode.without_network()),
-        )
-        return Decided(
-            *(
-                torch.where(beyond_R, *alternatives)
-                for alternatives in zip(by_rule, decided, strict=True)
-            )
-        )
-    return decided
+    return Decided(action_R, seconds_R, passes_R)
 
 
 def replay_mode(
@@ -171,7 +183,8 @@ class Judged:
 def judge_mode(
     timed: Timed, predictions: Predictions, mode: Mode, static: Action, policy: bool = False
 ) -> Judged:
-    replayed, source_X = replay_mode(timed, predictions, mode, policy), timed.texts.source_number_X
+    source_X = timed.texts.source_number_X
+    replayed = replay_mode(timed, predictions, mode, policy)
     baseline = replay_mode(timed, {}, Mode(timed.sampling, static))
     return Judged(mode, ratio_of_speeds(replayed, baseline, source_X), replayed, source_X)
 
@@ -180,16 +193,18 @@ def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool
     """The fastest mode for some predictions: its feature levels (one, or the early one and then
     all), price of time and actions; judged on the same texts. `static` is the mode in which nothing
     is decided."""
+    ways: list[tuple[str, ...]] = [(level,) for level in predictions]
+    if tuple(predictions) not in ways:
+        ways.append(tuple(predictions))
     tried = []
-    for levels in dict.fromkeys([*((level,) for level in predictions), tuple(predictions)]):
+    for levels in ways:
         base_mode = replace(static, feature_levels=levels, rho=1.0)
         speed = replay_mode(timed, predictions, base_mode, policy).speed
-        prices = (
-            []
-            if policy
-            else [(rho, speed * factor) for rho in RHOS if rho < 1 for factor in SPEEDS]
-        )
-        priced = [base_mode, *(replace(base_mode, rho=rho, speed=g) for rho, g in prices)]
+        priced = [base_mode]
+        if not policy:
+            for rho, factor in product(RHOS, SPEEDS):
+                if rho < 1:
+                    priced.append(replace(base_mode, rho=rho, speed=speed * factor))
         tried += priced
         if levels == (EARLY,):  # the other features need a forward pass of the draft
             free = tuple((~timed.space.needs_draft_A).nonzero()[:, 0].tolist())
@@ -208,10 +223,12 @@ def tune_lookup_rule(
     drafted elsewhere in turn, until none of them changes. Nothing is drafted elsewhere unless
     `drafts`."""
     lengths = timed.space.lookups
-    static = static if drafts else replace(static, action=EMPTY)
-    trees = dict.fromkeys(
-        [static.action, *map(timed.space.chain, range(drafts * timed.space.depth + 1))]
-    )
+    if drafts:
+        chains = [timed.space.chain(length) for length in range(timed.space.depth + 1)]
+        trees = list(dict.fromkeys([static.action, *chains]))
+    else:
+        static = replace(static, action=EMPTY)
+        trees = [EMPTY]
 
     def mode_of(least: int, length: int, tree: Action) -> Mode:
         return replace(static, action=tree, rule=LookupRule(least, length))
@@ -219,22 +236,20 @@ def tune_lookup_rule(
     @cache
     def speed(tried: tuple[Any, ...]) -> float:
         mode = mode_of(*tried)
-        return (
-            batches.replay(decide(timed, {}, mode).action_R)
-            if batches
-            else replay_mode(timed, {}, mode)
-        ).speed
+        if batches is not None:
+            return batches.replay(decide(timed, {}, mode).action_R).speed
+        return replay_mode(timed, {}, mode).speed
 
-    best: tuple[Any, ...] = max(
-        product(LEASTS, lengths[:: max(1, len(lengths) // 4)], [static.action]), key=speed
-    )
+    some_lengths = lengths[:: max(1, len(lengths) // 4)]
+    best: tuple[Any, ...] = max(product(LEASTS, some_lengths, [static.action]), key=speed)
     before = None
     while best != before:
         before = best
         for at, values in enumerate((LEASTS, lengths, trees)):
-            best = max(
-                [best, *((*best[:at], value, *best[at + 1 :]) for value in values)], key=speed
-            )
+            candidates = [best]
+            for value in values:
+                candidates.append((*best[:at], value, *best[at + 1 :]))
+            best = max(candidates, key=speed)
     return mode_of(*best)
 
 

@@ -153,7 +153,8 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"format": 3, "draft": 3}', "\udcff", *map(json.dumps, DAMAGED)]
+    "content",
+    ["", "[]", f'{{"format": {FORMAT}, "draft": 3}}', "\udcff", *map(json.dumps, DAMAGED)],
 )
 def test_a_damaged_profile_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "latency.json"
@@ -162,9 +163,10 @@ def test_a_damaged_profile_is_named(tmp_path: Path, content: str) -> None:
         LatencyProfile.load(path)
 
 
-def test_a_profile_of_another_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [profile().to_json(), {"keys": "of another version"}])
+def test_a_profile_of_another_version_is_refused(tmp_path: Path, other: dict[str, object]) -> None:
     path = tmp_path / "latency.json"
-    path.write_text(json.dumps({**profile().to_json(), "format": 99}))
+    path.write_text(json.dumps({**other, "format": 99}))
     with pytest.raises(InputError, match=f"format 99; this program reads {FORMAT}"):
         LatencyProfile.load(path)
 
