@@ -346,7 +346,7 @@ def matrix_seconds(model: PreTrainedModel) -> list[dict[str, float]]:
     }
     if dtype != torch.bfloat16 and computes_in_bfloat16():
         kinds["prepacked, bfloat16"] = (
-            [PrepackedLinear(deepcopy(layer).bfloat16(), False) for layer in plain],
+            [PrepackedLinear(deepcopy(layer).bfloat16(), is_tied=False) for layer in plain],
             torch.bfloat16,
         )
     measurements = []

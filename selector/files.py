@@ -77,7 +77,7 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
         arrays: dict[str, NDArray[Any]] = {}
         for name, entry in header.items():
             array_bytes = body[slice(*entry["data_offsets"])]
-            flat = np.frombuffer(array_bytes, DTYPES[entry["dtype"]])
+            flat: NDArray[Any] = np.frombuffer(array_bytes, DTYPES[entry["dtype"]])
             arrays[name] = flat.reshape(entry["shape"])
         return arrays
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -155,6 +155,8 @@ def _checked(layer: torch.nn.Linear, is_tied: bool) -> PrepackedLinear:
         raise RuntimeError(
             f"laid out, one would compute something else (a difference of {difference:.2g})"
         )
+    if not torch.equal(packed.weight, layer.weight):
+        raise RuntimeError("laid out, the weights of one cannot be read back")
     return packed
 
 

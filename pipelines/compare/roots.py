@@ -23,6 +23,7 @@ from torch import Tensor
 
 from data_gen.drafting.sampled import draft_tree
 from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.sampling import Sampling
 from data_gen.traces import read_manifest, space_of
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier, optimal_acceptance
@@ -32,7 +33,6 @@ from pipelines.data.recorded import traces_folder
 from pipelines.evaluate.table import Figure, replayed_figure
 from pipelines.run import watched
 from selector.actions import IID, STYLES, Action
-from selector.sampling import Sampling
 from selector.schema import survival_column
 from selector.train.replay import jackknifed
 
