@@ -8,7 +8,7 @@ of the tree with the text before it, for draft and target. So the text follows t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Chooser, FixedTree, Step
 from data_gen.models.checkpoints import known_weights_of
 from data_gen.models.pair import ModelPair, scored, widen
-from data_gen.models.sampling import Sampling
+from data_gen.models.processed import OF_LOGITS_ALONE, Processed
 from data_gen.models.self_check import check_once
 from data_gen.timing import device_name
 from data_gen.verification import get_verifier
@@ -40,18 +40,6 @@ from selector.schema import PAIR, InputError
 
 PADDING = 1.01  # the largest ratio of table sizes with one vocabulary, which differ by padding
 DEFAULT_VERIFIER = "lifted_uniform"  # of a fixed tree
-OF_LOGITS_ALONE = (  # processors whose result follows from the logits
-    processors.TemperatureLogitsWarper,
-    processors.TopKLogitsWarper,
-    processors.TopPLogitsWarper,
-    processors.MinPLogitsWarper,
-    processors.TypicalLogitsWarper,
-    processors.EpsilonLogitsWarper,
-    processors.EtaLogitsWarper,
-    processors.SuppressTokensLogitsProcessor,
-    processors.InfNanRemoveLogitsProcessor,
-    processors.LogitNormalization,
-)
 OF_THE_TEXT = (  # processors whose result follows from the logits and the text before
     processors.RepetitionPenaltyLogitsProcessor,
     processors.NoRepeatNGramLogitsProcessor,
@@ -150,60 +138,6 @@ class SpeculativeOutput(ModelOutput):
     sequences: Tensor | None = None
     accepted: tuple[int, ...] | None = None
     actions: tuple[Action, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Processed(Sampling):
-    """The distribution that `generate` samples from, by its logits processors."""
-
-    processors: Any = None  # a `LogitsProcessorList`
-
-    @classmethod
-    def of(cls, config: GenerationConfig, logits_processor: LogitsProcessorList) -> Processed:
-        if not config.do_sample:
-            return cls(0.0, processors=logits_processor)
-        return cls(
-            temperature=float(config.temperature or 1.0),
-            top_p=float(config.top_p or 1.0),
-            top_k=int(config.top_k or 0),
-            min_p=float(config.min_p or 0.0),
-            processors=logits_processor,
-        )
-
-    @property
-    def draft(self) -> Processed:
-        if self.draft_temperature is None:
-            return self
-        kept = [
-            processor
-            for processor in self.processors
-            if type(processor) is not processors.TemperatureLogitsWarper
-        ]
-        if self.draft_temperature > 0:
-            kept.insert(0, processors.TemperatureLogitsWarper(float(self.draft_temperature)))
-        draft_processors = LogitsProcessorList(kept)
-        return replace(
-            self,
-            temperature=self.draft_temperature,
-            draft_temperature=None,
-            processors=draft_processors,
-        )
-
-    def after(self, texts: Callable[[], list[list[int]]], logits_NV: Tensor) -> Tensor:
-        scores_NV = logits_NV.float()
-        if all(type(processor) in OF_LOGITS_ALONE for processor in self.processors):
-            none_N1 = torch.zeros(len(scores_NV), 1, dtype=torch.int64, device=scores_NV.device)
-            scores_NV = self.processors(none_N1, scores_NV)
-        else:
-            row_scores = []
-            for text, scores_V in zip(texts(), scores_NV.clone().unbind(0), strict=True):
-                text_1T = torch.tensor([text], device=scores_V.device)
-                row_scores.append(self.processors(text_1T, scores_V[None]))
-            scores_NV = torch.cat(row_scores)
-        if self.temperature == 0:
-            likeliest_N1 = scores_NV.argmax(-1, keepdim=True)
-            return torch.zeros_like(scores_NV).scatter_(-1, likeliest_N1, 1.0)
-        return scores_NV.softmax(-1)
 
 
 def speculative_generate(
@@ -358,7 +292,7 @@ def _checked_draft(model: PreTrainedModel, draft: Any, max_length: int) -> PreTr
     return cast(PreTrainedModel, draft)
 
 
-def _choice(selector: Any, sampling: Sampling, pair: ModelPair) -> tuple[str, Chooser]:
+def _choice(selector: Any, sampling: Processed, pair: ModelPair) -> tuple[str, Chooser]:
     if isinstance(selector, str | Path):
         selector = load_selector(selector)
     if isinstance(selector, Selector):

@@ -33,7 +33,7 @@ from data_gen.decoding.loop import FixedTree, Overruled, Step
 from data_gen.models.checkpoints import known_weights_of
 from data_gen.models.pair import ModelPair, resolve_device
 from data_gen.models.prepack import PrepackedLinear, computes_in_bfloat16
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, probabilities
 from data_gen.verification import get_verifier
 from selector.actions import EMPTY, GREEDY, Action
 from selector.latency import LatencyProfile, Table, Verification, draft_passes
@@ -317,7 +317,7 @@ def nucleus_seconds(pair: ModelPair) -> float:
     for _ in range(TIMES):
         for top_p, seconds in taken.items():
             start = now(pair)
-            Sampling(1.0, top_p).probabilities(logits_NV)
+            probabilities(logits_NV, Sampling(1.0, top_p))
             seconds.append(now(pair) - start)
     plain, filtered = map(statistics.median, taken.values())
     return max(0.0, filtered - plain) / ROWS

@@ -4,7 +4,7 @@ temperature."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from selector.schema import InputError
 
@@ -12,13 +12,10 @@ from selector.schema import InputError
 FAR = 0.1, 0.05, 0.02, 0.02
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. `top_p` 1, `top_k` 0 and `min_p` 0 keep the whole vocabulary.
-
-    Equal to an instance of a subclass with the same numbers. Raises InputError where a number is
-    out of range.
-    """
+    """How tokens are drawn. `top_p` 1, `top_k` 0 and `min_p` 0 keep the whole vocabulary. Raises
+    InputError where a number is out of range."""
 
     temperature: float = 1.0  # 0 is greedy decoding
     # mass of the nucleus, the smallest set of most probable tokens that reaches it
@@ -42,6 +39,23 @@ class Sampling:
         ):
             raise InputError(f"{self}: no sampling setting")
 
+    @property
+    def draft(self) -> Sampling:
+        """The setting of the draft's own distribution."""
+        if self.draft_temperature is None:
+            return self
+        return replace(self, temperature=self.draft_temperature, draft_temperature=None)
+
+    @property
+    def law(self) -> Sampling:
+        """The part that determines the law of the text."""
+        return replace(self, draft_temperature=None)
+
+    @property
+    def cuts_nothing(self) -> bool:
+        """Whether only the temperature changes probabilities."""
+        return self.top_p == 1 and self.top_k == 0 and self.min_p == 0
+
     def covers(self, asked: Sampling) -> bool:
         """Whether what was learnt under this setting may decide under another one.
 
@@ -60,16 +74,6 @@ class Sampling:
     def _coordinates(self) -> tuple[float, float, float, float]:
         inverse_top_k = 1 / self.top_k if self.top_k else 0.0
         return self.temperature, self.top_p, inverse_top_k, self.min_p
-
-    @property
-    def _numbers(self) -> tuple[float | None, ...]:
-        return self.temperature, self.top_p, self.top_k, self.min_p, self.draft_temperature
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sampling) and self._numbers == other._numbers
-
-    def __hash__(self) -> int:
-        return hash(self._numbers)
 
     def __str__(self) -> str:
         parts = [f"T={self.temperature:g}"]

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from data_gen.models.pair import CachedModel, ModelRow
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
 from data_gen.verification.distributions import most_likely, sample
 from selector.actions import GREEDY, IID, Action, ActionSpace
@@ -112,7 +112,7 @@ def distinct_nodes(
         draft = CachedModel(model)
         for root in range(start, len(tokens), EVERY):
             draft.fill(tokens[draft.committed : root])
-            (probs_V,) = sampling.probabilities(draft.extend(tokens[root : root + 1]).logits_WV)
+            (probs_V,) = probabilities(draft.extend(tokens[root : root + 1]).logits_WV, sampling)
             drafted = draft_tree(draft, probs_V, action, sampling, generator)
             draft.keep([])
             levels = list(zip(*drafted.tree.branch_nodes, strict=True))[1:]

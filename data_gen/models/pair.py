@@ -26,7 +26,8 @@ from data_gen.models.distilled import ReducedHead, is_distilled, load_draft
 from data_gen.models.gguf import resolved
 from data_gen.models.masks import TreeMasks
 from data_gen.models.prepack import PrepackedLinear, prepack
-from data_gen.models.sampling import Sampling
+from data_gen.models.processed import Processed
+from data_gen.models.sampling import Sampling, probabilities
 from selector.schema import InputError
 
 FILL = 1024  # tokens of a forward pass over a prompt, which bounds the memory of its mask
@@ -58,7 +59,10 @@ class Pass(NamedTuple):
     hidden_WD: Tensor  # after the last layer's norm
 
     def rows(self, sampling: Sampling, texts: Callable[[], list[list[int]]]) -> ModelRows:
-        return ModelRows(sampling.after(texts, self.logits_WV), *self)
+        """The pass with its distributions; `texts` returns the text up to each token."""
+        if isinstance(sampling, Processed):
+            return ModelRows(sampling.after(texts, self.logits_WV), *self)
+        return ModelRows(probabilities(self.logits_WV, sampling), *self)
 
 
 class CachedModel:

@@ -19,7 +19,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from data_gen.decoding.loop import Step
 from data_gen.models.pair import CachedModel, ModelPair, ModelRows, without_own_settings
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, generation_arguments, probabilities
 from data_gen.text_labels.labels import block_rows
 from selector.schema import InputError
 
@@ -86,7 +86,10 @@ def _written(
     input_ids = torch.tensor(padded_prompts, device=pair.device)
     mask = torch.tensor(masks, device=pair.device)
     config = GenerationConfig(
-        max_new_tokens=new_tokens, eos_token_id=eos, pad_token_id=pad, **sampling.generation
+        max_new_tokens=new_tokens,
+        eos_token_id=eos,
+        pad_token_id=pad,
+        **generation_arguments(sampling),
     )
     finite = _Finite()
     processors = LogitsProcessorList([finite])
@@ -142,8 +145,8 @@ def rows_along(pair: ModelPair, text: GeneratedText, sampling: Sampling) -> Iter
         tokens = text.tokens[begin : begin + size]
         target, draft = (model.extend(tokens) for model in models)
         yield RowBlock(
-            ModelRows(sampling.probabilities(target.logits_WV), *target),
-            ModelRows(sampling.draft.probabilities(draft.logits_WV), *draft),
+            ModelRows(probabilities(target.logits_WV, sampling), *target),
+            ModelRows(probabilities(draft.logits_WV, sampling.draft), *draft),
         )
     for model in models:
         model.check()

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from data_gen.drafting.sampled import draft_tree
 from data_gen.models.pair import CachedModel, ModelPair
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, probabilities
 from data_gen.traces import read_manifest, space_of
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier, optimal_acceptance
@@ -80,7 +80,7 @@ def _fractions(
     for model in (target, draft):
         model.fill(row["tokens"][:root])
     root_pass = draft.extend(row["tokens"][root : root + 1])
-    q_V = sampling.draft.probabilities(root_pass.logits_WV[0])
+    q_V = probabilities(root_pass.logits_WV[0], sampling.draft)
     root_token = row["tokens"][root]
     trees = [_drawn(target, draft, q_V, root_token, sampling, generator) for _ in range(DRAWS)]
     distances = []
@@ -134,7 +134,7 @@ def _drawn(
     tokens_N[0] = root_token
     target_pass = target.forward(tokens_N, tree.depths_N, tree.ancestors_NN())
     target.keep([])
-    return _Drawn(tree, sampling.probabilities(target_pass.logits_WV), drafted_tree.probs_NV)
+    return _Drawn(tree, probabilities(target_pass.logits_WV, sampling), drafted_tree.probs_NV)
 
 
 def _accepted(

@@ -25,7 +25,7 @@ from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Chooser, FixedTree
 from data_gen.models.checkpoints import quiet
 from data_gen.models.pair import ModelPair, without_own_settings
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, generation_arguments
 from data_gen.texts.labelled import tie
 from data_gen.texts.prompts import Prompt
 from data_gen.timing import now
@@ -306,7 +306,7 @@ def generation(
         max_new_tokens=limit,
         eos_token_id=sorted(pair.eos_ids) or None,
         pad_token_id=next(iter(pair.eos_ids), 0),
-        **sampling.generation,
+        **generation_arguments(sampling),
     )
     generate: Any = pair.target.generate
     return partial(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_gen.models.sampling import generation_arguments
 from pipelines.config import SMOLLM2, Config, Pair
 from pipelines.evaluate import logged
 from pipelines.evaluate import table as figures
@@ -279,7 +280,7 @@ def next_step(config: Config, evaluation: Evaluation) -> tuple[str, str]:
     folder = config.folder / "selector"
     if not (folder / "config.json").exists():
         return "`espalier export` packages the selector.", ""
-    generation = config.sampling[0].build().generation
+    generation = generation_arguments(config.sampling[0].build())
     settings = [f"{key}={value!r}" for key, value in generation.items() if value is not None]
     pair = config.pair
     target, draft = pair_names(config)

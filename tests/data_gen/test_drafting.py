@@ -15,7 +15,7 @@ from data_gen.decoding.loop import FixedTree
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.drafting.sampled import EVERY, distinct_nodes, draft_lookup, draft_tree, draw_children
 from data_gen.models.pair import CachedModel, ModelPair
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, Verdict, get_verifier
 from data_gen.verification.traversal import Traversal
@@ -46,7 +46,7 @@ def test_rows_are_the_drafts_own(
     """Distributions after all inner nodes; and logits and hidden states after those that it has
     passed."""
     draft = CachedModel(pair.draft)
-    root = sampling.probabilities(draft.extend(CONTEXT).logits_WV[-1])
+    root = probabilities(draft.extend(CONTEXT).logits_WV[-1], sampling)
     drafted = draft_tree(draft, root, Action(*action), sampling, torch.Generator().manual_seed(1))
     K, L1, L2 = action
     tree = drafted.tree
@@ -62,7 +62,7 @@ def test_rows_are_the_drafts_own(
                 pair, [tree.token(n) for n in tree.path_to(node)]
             )
             assert torch.equal(probs_V, drafted.probs_NV[node])
-            assert torch.allclose(probs_V, sampling.probabilities(own_logits_V), atol=2e-5)
+            assert torch.allclose(probs_V, probabilities(own_logits_V, sampling), atol=2e-5)
             assert torch.allclose(logits_V, own_logits_V, atol=1e-4)
             assert torch.allclose(hidden_D, own_hidden_D, atol=1e-4)
     for node in range(1, len(tree)):
@@ -71,7 +71,7 @@ def test_rows_are_the_drafts_own(
 
 def test_a_tree_takes_as_many_passes_as_it_is_deep(pair: ModelPair) -> None:
     draft, widths = CachedModel(pair.draft), list[int]()
-    root = SAMPLING.probabilities(draft.extend(CONTEXT).logits_WV[-1])
+    root = probabilities(draft.extend(CONTEXT).logits_WV[-1], SAMPLING)
     with pair.draft.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[1])):
         draft_tree(draft, root, Action(3, 2, 4), SAMPLING, torch.Generator().manual_seed(1))
     assert widths == [1, 1, 3, 3, 3]  # the root token has been passed: L1 + L2 in all

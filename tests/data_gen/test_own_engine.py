@@ -12,7 +12,7 @@ from data_gen.decoding.decoder import Decoder
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.features.root import Accepted, RootKnowledge
 from data_gen.models.pair import ModelPair, ModelRows
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier, styled
 from selector.actions import Action
@@ -37,7 +37,7 @@ class Engine:
     def rows(self, model: Any, tokens: list[int]) -> ModelRows:
         output = model(torch.tensor([tokens]), output_hidden_states=True)
         return ModelRows(
-            self.sampling.probabilities(output.logits[0]),
+            probabilities(output.logits[0], self.sampling),
             output.logits[0],
             output.hidden_states[-1][0],
         )

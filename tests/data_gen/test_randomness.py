@@ -20,7 +20,7 @@ from torch import Tensor
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import FixedTree, Random
 from data_gen.models.pair import ModelPair
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, probabilities
 from data_gen.verification import distributions, get_verifier
 from selector.actions import EMPTY, Action
 from tests.data_gen.families import nameless, random_llama
@@ -128,7 +128,7 @@ def rows_along(pair: ModelPair, text: list[int]) -> Iterator[tuple[float, float]
     tokens = torch.tensor([[*PROMPT, *text]])
     with torch.inference_mode():
         p_TV, q_TV = (
-            SAMPLING.probabilities(model(tokens).logits[0]) for model in (pair.target, pair.draft)
+            probabilities(model(tokens).logits[0], SAMPLING) for model in (pair.target, pair.draft)
         )
     for at, token in enumerate(text, len(PROMPT) - 1):
         yield float(p_TV[at, token]), float(q_TV[at, token])

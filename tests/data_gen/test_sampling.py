@@ -5,22 +5,22 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
 from data_gen.models.pair import ModelPair
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, generation_arguments, probabilities
 from data_gen.verification.distributions import sample
 
 
 def test_temperature_divides_logits() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0]])
     expected = (logits.double() / 0.5).softmax(-1)
-    assert torch.allclose(Sampling(0.5).probabilities(logits).double(), expected, atol=1e-7)
-    assert torch.allclose(Sampling(0.5).probabilities(logits.double()), expected, atol=1e-15)
-    assert Sampling(0.5).probabilities(logits.bfloat16()).dtype == torch.float32
+    assert torch.allclose(probabilities(logits, Sampling(0.5)).double(), expected, atol=1e-7)
+    assert torch.allclose(probabilities(logits.double(), Sampling(0.5)), expected, atol=1e-15)
+    assert probabilities(logits.bfloat16(), Sampling(0.5)).dtype == torch.float32
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (1.0, 4)])
 def test_the_nucleus_is_the_smallest_set_that_reaches_its_mass(top_p: float, kept: int) -> None:
     logits = torch.tensor([0.15, 0.5, 0.05, 0.3]).log()
-    probs = Sampling(1.0, top_p).probabilities(logits)
+    probs = probabilities(logits, Sampling(1.0, top_p))
     assert int((probs > 0).sum()) == kept
     assert float(probs.sum()) == pytest.approx(1, abs=1e-6)
 
@@ -39,10 +39,10 @@ SETTINGS = [
 def test_a_setting_is_what_transformers_makes_of_it(pair: ModelPair, sampling: Sampling) -> None:
     logits = 3 * torch.randn(40, 50, generator=torch.Generator().manual_seed(1))
     logits[:20] = logits[:20].bfloat16().float()  # ties
-    config = GenerationConfig(**sampling.generation)
+    config = GenerationConfig(**generation_arguments(sampling))
     processors = pair.target._get_logits_processor(config, logits_processor=LogitsProcessorList())
     theirs = processors(torch.zeros(40, 1, dtype=torch.int64), logits.clone()).softmax(-1)
-    ours = sampling.probabilities(logits)
+    ours = probabilities(logits, sampling)
     # where tokens tie at the edge of a nucleus, which of them stands is the sort's choice: the
     # sorted rows agree
     assert torch.allclose(ours.sort(-1).values, theirs.sort(-1).values, atol=1e-6)
@@ -54,11 +54,11 @@ def test_rows_are_filtered_alike_whatever_their_number_and_shape(
 ) -> None:
     logits = torch.randn(3, 5, 50, generator=torch.Generator().manual_seed(1))
     sampling = Sampling(0.9, 0.8, top_k=30, min_p=0.02)
-    whole = sampling.probabilities(logits)
+    whole = probabilities(logits, sampling)
     monkeypatch.setattr("data_gen.models.sampling.ELEMENTS", 100)
-    assert torch.equal(sampling.probabilities(logits), whole)
-    assert torch.equal(sampling.probabilities(logits[1:, 2:4]), whole[1:, 2:4])
-    assert torch.equal(sampling.probabilities(logits[2, 3]), whole[2, 3])
+    assert torch.equal(probabilities(logits, sampling), whole)
+    assert torch.equal(probabilities(logits[1:, 2:4], sampling), whole[1:, 2:4])
+    assert torch.equal(probabilities(logits[2, 3], sampling), whole[2, 3])
 
 
 def test_what_the_draft_is_sampled_with() -> None:

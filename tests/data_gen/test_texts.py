@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor
 
 from data_gen.models.pair import ModelPair, ModelRows
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, probabilities
 from data_gen.texts.generated import generated_by_target, rows_along
 from data_gen.texts.labelled import ImpossibleToken, Plausibility, read_log
 from data_gen.texts.prompts import Prompt
@@ -29,7 +29,7 @@ COLD = Sampling(0.5, 0.95)
 
 @torch.inference_mode()
 def target_law(pair: ModelPair, tokens: list[int], sampling: Sampling) -> Tensor:
-    return sampling.probabilities(pair.target(torch.tensor([tokens])).logits[0, -1])
+    return probabilities(pair.target(torch.tensor([tokens])).logits[0, -1], sampling)
 
 
 def chi_square(counts_V: Tensor, probs_V: Tensor) -> float:
@@ -153,7 +153,7 @@ def test_rows_do_not_depend_on_the_blocks(
         )
         assert torch.allclose(rows.logits_NV, plain.logits[0, start:], atol=2e-4)
         assert torch.allclose(rows.hidden_ND, plain.hidden_states[-1][0, start:], atol=2e-4)
-        assert torch.equal(rows.probs_NV, own.probabilities(rows.logits_NV))
+        assert torch.equal(rows.probs_NV, probabilities(rows.logits_NV, own))
 
 
 # --- an engine's log ---
@@ -245,7 +245,7 @@ def test_two_texts_of_one_id_are_refused(pair: ModelPair, tmp_path: Path) -> Non
 
 
 def rows_of(logits_NV: Tensor, sampling: Sampling) -> ModelRows:
-    return ModelRows(sampling.probabilities(logits_NV), logits_NV, logits_NV)
+    return ModelRows(probabilities(logits_NV, sampling), logits_NV, logits_NV)
 
 
 def refused(

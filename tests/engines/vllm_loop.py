@@ -31,7 +31,7 @@ from data_gen.engines.drafter import CachedDrafter
 from data_gen.engines.text import NAME, TextSelector
 from data_gen.models.gguf import SMOLLM2, resolved
 from data_gen.models.pair import CachedModel, ModelPair
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, probabilities
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
 from pipelines.run import console
@@ -179,7 +179,7 @@ def law(answers: Sequence[Answer], selector: TextSelector) -> str:
             if draft:
                 said, count = next(steps)
                 assert said == len(draft), "the selector decides as in the engine"
-                probs_NV = sampling.probabilities(passed.logits_WV)
+                probs_NV = probabilities(passed.logits_WV, sampling)
                 # P(accepted >= n)
                 survivals_N = probs_NV[torch.arange(len(draft)), draft].double().cumprod(0)
                 mean, square = (

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from data_gen.models.pair import ModelPair
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, probabilities
 from data_gen.text_labels.labels import TextLabeller
 from data_gen.texts.generated import finished
 from data_gen.texts.labelled import GivenText, Work, make_shard, read_log
@@ -172,7 +172,7 @@ def test_labels_are_those_of_plain_passes(labelled: tuple[pa.Table, str], pair: 
         setting = Sampling(row["temperature"], row["top_p"], row["top_k"], row["min_p"])
         tokens = torch.tensor([row["tokens"]])
         rows = [
-            setting.probabilities(model(tokens).logits[0, row["start"] :])
+            probabilities(model(tokens).logits[0, row["start"] :], setting)
             for model in (pair.target, pair.draft)
         ]
         labeller = TextLabeller(
