@@ -47,7 +47,7 @@ from pipelines.evaluate.table import ALL, Figure, Table, replayed_figure
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
 from pipelines.run import Stage, console, made, table, watched
-from pipelines.tracking import describe, mlflow_run, nested_run
+from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import OWN, fitted, module_of, seen
 from pipelines.train.judging import statics
 from pipelines.train.result import inputs
@@ -63,7 +63,6 @@ from selector.train.replay import Ratio, jackknifed, speed_ratio
 
 T = TypeVar("T")
 Totals = Mapping[tuple[str, str], Tensor]  # as `replays` returns
-SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
 IDEAL = "eq. 11, draft pass 1/10"
 # words of the measures that are only in the file
 NOT_SHOWN = ("least cell", "its own", "per second", "its selector")
@@ -97,7 +96,7 @@ def run(config: Config) -> None:
         pair = load_pair(config)
         profile = load_profile(config, pair)
         splits = load_traces(config, profile.pair)
-        with mlflow_run(config, "compare", SECTIONS) as mlflow:
+        with mlflow_run(config, "compare") as mlflow:
             kept = Kept(config.folder / "comparing", stage.depends, mlflow)
             stage.replace()
             profiles = all_clocks(config, profile)
@@ -191,7 +190,7 @@ class Kept:
         """An untrained module as `train` returns it, which is given a folder and an MLflow run."""
 
         def make() -> dict[str, Tensor]:
-            with nested_run(self.mlflow, name) as nested:
+            with self.mlflow.start_run(run_name=name, nested=True) as nested:
                 return train(self.folder / name, nested.info.run_id).state_dict()
 
         module.load_state_dict(self.get(name, make))

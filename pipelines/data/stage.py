@@ -36,8 +36,6 @@ from selector.actions import ActionSpace
 from selector.schema import FULL, InputError
 from selector.train.data import SPLITS
 
-SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data")
-
 
 def plan(config: Config) -> list[str]:
     if config.logs.files:
@@ -111,7 +109,7 @@ def run(config: Config) -> None:
     forks = pair is not None and pair.device.type == "cpu"
     processes = config.processes if forks else 1
     bar = ticking("labelling texts", len(work), len(work) - len(todo))
-    with mlflow_run(config, "data", SECTIONS) as mlflow, bar as tick:
+    with mlflow_run(config, "data") as mlflow, bar as tick:
         for name, shard in made(make, todo, processes):
             store.write(name, shard.table, plausibility=asdict(shard.plausibility))
             _judge(config, plausibility, shard.plausibility)

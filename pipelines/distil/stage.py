@@ -26,7 +26,6 @@ from pipelines.run import Stage, console, provenance, read_json, table, write_js
 from pipelines.tracking import describe, mlflow_run
 from selector.schema import InputError, sha256
 
-SECTIONS = ("pair", "prompts", "sampling", "distil")
 COMPARED = ("layers", "vocabulary", "passes", "minutes", "overlap", "covered", "cost", "speed")
 OF_TEXTS = {"tokens", "context", "batch"}  # the keys that determine the texts
 
@@ -69,7 +68,7 @@ def run(config: Config) -> None:
         prepack(target.to(dtype))
         write_texts(config, texts, target, tokenizer)
         target = load_model(name, "target", torch.float32, device, config.pair.device_map)
-        with mlflow_run(config, "distil", SECTIONS) as mlflow:
+        with mlflow_run(config, "distil") as mlflow:
             metrics = _trained(stage, folder, texts, target, tokenizer, dtype, mlflow)
             mlflow.log_metrics(
                 {key: metrics[key] for key in ("overlap", "covered", "cost", "speed")}

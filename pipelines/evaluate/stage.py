@@ -66,7 +66,6 @@ PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an 
 GREEDY_PROMPTS = 40
 TUNING_PROMPTS = 6  # on which transformers' own methods are tuned
 WARM_UP = 16  # tokens that every method decodes first, which do not count
-SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "evaluate")
 
 
 def plan(config: Config) -> list[str]:
@@ -116,13 +115,14 @@ def run(config: Config) -> None:
             earlier = Evaluation.read(config)
             show(title(config, earlier), earlier)
         return
-    with mlflow_run(config, "evaluate", SECTIONS) as mlflow:
+    with mlflow_run(config, "evaluate") as mlflow:
         evaluation = _decoded(stage, pair) if pair else Evaluation(*evaluated(config))
         stage.replace()
         evaluation.write(config)
         for path in stage.outputs:
             mlflow.log_artifact(str(path))
-        describe(mlflow, "\n\n".join(verdicts(evaluation)), metrics(evaluation))
+        mlflow.log_metrics(metrics(evaluation))
+        describe(mlflow, "\n\n".join(verdicts(evaluation)))
     if pair:  # of a log, the report says all
         show(title(config, evaluation), evaluation)
         stage.say(methods.greedy_summary(evaluation.found["greedy"]))

@@ -265,7 +265,7 @@ def serve(config: Config, name: str) -> None:
     for settings, refused in sections:
         if not refused:
             files |= engine.files(settings)
-    with mlflow_run(config, f"export-{name}", ("sampling", "verifiers")) as mlflow:
+    with mlflow_run(config, f"export-{name}") as mlflow:
         stage.replace()
         with atomically(folder) as partial_path:
             partial_path.mkdir(parents=True)

@@ -27,7 +27,6 @@ from selector.runtime.selector import Selector
 from selector.schema import sha256
 from selector.train.replay import Ratio
 
-SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train", "export")
 MODEL = "espalier-selector"  # in the registry of MLflow
 CODE = Path(__file__).with_name("registered.py")
 ABOUT = f"""Chooses what to draft at every step of speculative decoding. Each export is a version;
@@ -74,7 +73,7 @@ def run(config: Config) -> None:
     if (config.folder / "evaluation.json").exists():
         evaluation = Evaluation.read(config)
     (folder,) = stage.outputs
-    with mlflow_run(config, "export", SECTIONS) as mlflow:
+    with mlflow_run(config, "export") as mlflow:
         stage.replace()
         splits = load_traces(config, load_profile(config).pair)
         summary = evaluation.found["summary"] if evaluation else None  # a log's has none

@@ -36,7 +36,6 @@ from selector.runtime.selector import Selector, Tuned
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.train.module import SelectorModule
 
-SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "latency", "train")
 TREES = (
     (1, 0, 0),
     (1, 1, 0),
@@ -199,7 +198,7 @@ def run(config: Config) -> None:
     for prompt in pairs.prompts_of(config, pair, "train")[:PROMPTS]:
         prompts.append(pairs.encode(config, pair, prompt))
     lengths = context_lengths(config)
-    with mlflow_run(config, "latency", SECTIONS) as mlflow:
+    with mlflow_run(config, "latency") as mlflow:
         samples = _timed_steps(config, pair, prompts, lengths)
         fitted = [sample for sample in samples if sample.step.action in FITTED]
         profile = timing.fitted(pair, fitted, lengths, stage.depends["device"])

@@ -34,7 +34,6 @@ from selector.files import atomically
 from selector.schema import FULL, InputError, sha256
 from selector.train.data import SPLITS
 
-SECTIONS = ("pair", "prompts", "data")
 PROMPTS = Path(__file__).with_name("prompts.jsonl")  # those that come with Espalier
 
 

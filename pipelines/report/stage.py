@@ -19,12 +19,11 @@ from pipelines.evaluate.table import Figure, decoded, replayed
 from pipelines.evaluate.verdict import Evaluation
 from pipelines.latency.stage import profile_path
 from pipelines.run import Stage, console, provenance, require, templates_beside, verify
-from pipelines.tracking import describe, mlflow_run, pipeline_of
+from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import known_digest
 from selector.files import atomically
 from selector.schema import InputError, sha256
 
-SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
 TEMPLATES = templates_beside(__file__, autoescape=True)
 TEMPLATES.filters["cell"] = lambda value: f"{value:z.3f}" if isinstance(value, float) else value
 
@@ -59,11 +58,10 @@ def run(config: Config) -> None:
     stage = stage_of(config)
     evaluation = Evaluation.read(config)
     if stage.begin():
-        with mlflow_run(config, "report", SECTIONS) as mlflow:
+        with mlflow_run(config, "report") as mlflow:
             stage.replace()
             page(config, evaluation)
-            for run_id in (None, pipeline_of(mlflow)):
-                mlflow.log_artifact(str(stage.outputs[0]), run_id=run_id)
+            mlflow.log_artifact(str(stage.outputs[0]))
             describe(mlflow, "\n\n".join(verdict.verdicts(evaluation)))
         stage.finish()
     verdict.show_words(verdict.title(config, evaluation), evaluation)

@@ -21,7 +21,7 @@ from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.latency.stage import load_profile
 from pipelines.pair.log import SQUARED, why_untrained
 from pipelines.run import Stage, console, table, watched, write_json
-from pipelines.tracking import describe, log_traces, mlflow_run, named, nested_run
+from pipelines.tracking import describe, log_traces, mlflow_run, named
 from pipelines.train import judging
 from pipelines.train.fitting import OWN, fitted, module_of, seen
 from pipelines.train.result import chosen_of, inputs
@@ -34,8 +34,6 @@ from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio
 from selector.train.tuning import TIE, Judged
-
-SECTIONS = ("pair", "prompts", "sampling", "verifiers", "data", "train")
 
 
 def kinds(config: Config) -> list[tuple[str, str]]:
@@ -99,7 +97,7 @@ def _train(
     is_dense = splits["train"].is_dense
     rate = config.train.learning_rate
     remark = "" if rate is None else f", rate {rate:g}"
-    with mlflow_run(config, "train", SECTIONS) as mlflow:
+    with mlflow_run(config, "train") as mlflow:
         log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
         train = judging.by_setting(config, splits["train"], profile)
@@ -113,7 +111,7 @@ def _train(
         selectors: dict[str, dict[str, Any]] = {}
         for objective, level in kinds(config):
             name = _name_of(objective, level)
-            with nested_run(mlflow, f"train-{name}{remark}") as nested:
+            with mlflow.start_run(run_name=f"train-{name}{remark}", nested=True) as nested:
                 log_traces(mlflow, traces_folder(config), OWN)
                 run_id = nested.info.run_id
                 module = _untrained(config, objective, level, splits["train"])
@@ -159,7 +157,9 @@ def _log_choice(mlflow: Any, result: dict[str, Any], is_dense: bool) -> None:
     decides = [Mode.of(mode).place for mode in chosen["modes"] if mode["decides"]]
     places = "; ".join(decides) if decides else "no sampling setting"
     words = f"{result['chosen']} is kept, and decides at {places}"
-    describe(mlflow, words, figures(chosen) if is_dense else {})
+    if is_dense:
+        mlflow.log_metrics(figures(chosen))
+    describe(mlflow, words)
 
 
 def figures(row: dict[str, Any]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from tests.pipelines.runs import SMALL, espalier, new_store
+from tests.pipelines.runs import SMALL, espalier
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +35,8 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def store(inside: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A new store of MLflow in it for stages in this process, by its absolute path: MLflow keeps
+    """A store of MLflow in it for stages in this process, by its absolute path: MLflow keeps
     relative ones."""
-    shutil.copyfile(new_store(), inside / "mlflow.db")
     uri = f"sqlite:///{inside}/mlflow.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     return uri
@@ -45,8 +44,6 @@ def store(inside: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def copy(demo: tuple[Path, str], store: str, inside: Path) -> Path:
-    """The working directory, with a copy of the finished run that a test may change, and of its
-    MLflow store."""
-    for name in ("runs", "mlruns"):
-        shutil.copytree(demo[0] / name, inside / name)
+    """The working directory, with a copy of the finished run that a test may change."""
+    shutil.copytree(demo[0] / "runs", inside / "runs")
     return inside

@@ -6,26 +6,22 @@ import json
 import multiprocessing
 import os
 import pkgutil
-import shutil
 import signal
-import sqlite3
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from functools import cache, wraps
-from importlib.metadata import version
+from functools import wraps
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, event
 from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.config import Config, load_config
 from selector.schema import sha256
-from tests.tiny import made_once, small_pair
+from tests.tiny import small_pair
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "configs" / "demo.yaml"
@@ -68,25 +64,6 @@ SERVER.set_forkserver_preload(
     ]
 )
 Prepare = Callable[[], object]
-
-
-@event.listens_for(Engine, "connect")
-def do_not_wait_for_the_disk(connection: Any, _: object) -> None:
-    """MLflow commits every tag and metric by itself, each of which would wait for milliseconds."""
-    if isinstance(connection, sqlite3.Connection):
-        connection.execute("PRAGMA synchronous = OFF")
-
-
-@cache
-def new_store() -> Path:
-    """The database of a new MLflow store, to be copied: making one takes seconds."""
-
-    def make(folder: Path) -> None:
-        from mlflow import MlflowClient
-
-        assert MlflowClient(f"sqlite:///{folder}/mlflow.db").search_registered_models() == []
-
-    return made_once("store", make, version("mlflow")) / "mlflow.db"
 
 
 def demo_config(*overrides: str) -> Config:
@@ -162,10 +139,6 @@ def outcome(
 
 def espalier(folder: Path, stage: str, *arguments: str, config: str = "demo.yaml") -> str:
     """Run a stage; its output."""
-    store = folder / "mlruns" / "mlflow.db"
-    if "--plan" not in arguments and not store.exists():
-        store.parent.mkdir(exist_ok=True)
-        shutil.copyfile(new_store(), store)
     code, output = outcome(folder, stage, *arguments, config=config)
     assert code == 0, output
     return output

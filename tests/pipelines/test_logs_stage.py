@@ -81,7 +81,7 @@ def test_mlflow_holds_the_selector_its_gains_and_the_logs(
 ) -> None:
     client = mlflow.MlflowClient(f"sqlite:///{run[0]}/mlruns/mlflow.db")
     stages = {
-        each.data.tags["stage"]: each
+        each.info.run_name: each
         for each in client.search_runs([client.get_experiment_by_name("small").experiment_id])
     }
     assert {"data", "train", "evaluate", "export", "report"} <= set(stages)

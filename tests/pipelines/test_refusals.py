@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
-import mlflow
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, MptConfig
 
-from selector.schema import FORMAT
-from tests.pipelines.runs import DRAFT, SMALL, espalier, failure, outcome, refusal, signed
+from tests.pipelines.runs import DRAFT, SMALL, espalier, failure, refusal
 from tests.tiny import save_pair
 
 OTHER = "runs/demo/traces: made from other inputs ({}); choose another name= or remove it"
@@ -81,39 +78,6 @@ def test_a_file_that_is_cut_short(copy: Path, stage: str, name: str, message: st
     path.write_bytes(path.read_bytes()[:-20])
     said = refusal(stage, *SMALL)
     assert str(path) in said and message in said
-
-
-def test_what_a_record_says_of_a_file_is_not_all_that_is_checked(copy: Path) -> None:
-    """Checksums that were made to fit do not help a profile of another machine, damaged weights, or
-    old traces."""
-
-    def spoilt(path: Path, content: bytes, of: str, stage: str, message: str) -> None:
-        before = path.read_bytes()
-        for each in (content, before):
-            path.write_bytes(each)
-            signed(path, of)
-            if each is content:
-                assert message in refusal(stage, *SMALL)
-
-    profile, manifest = Path("runs/demo/latency.json"), Path("runs/demo/traces/manifest.json")
-    elsewhere = json.dumps(
-        {**json.loads(profile.read_text()), "device": "another machine"}
-    ).encode()
-    spoilt(
-        profile,
-        elsewhere,
-        "latency",
-        "train",
-        "runs/demo/latency.json was measured on another machine; this is",
-    )
-    for path in Path("runs/demo/training").rglob("best.ckpt"):
-        path.write_bytes(path.read_bytes()[:1000])
-        signed(path, "train")
-    assert "best.ckpt is damaged: run the train stage again" in refusal("evaluate", *SMALL)
-    old = manifest.read_bytes().replace(f'"format": {FORMAT}'.encode(), b'"format": 7')
-    spoilt(
-        manifest, old, "data", "data", f"traces of format 7; this program reads {FORMAT}: remove"
-    )
 
 
 def test_a_model_that_reads_positions_off_its_cache(copy: Path) -> None:
@@ -191,23 +155,3 @@ def test_a_store_of_mlflow_that_cannot_be_used(copy: Path, monkeypatch: pytest.M
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////dev/null/mlflow.db")
     said = refusal("train", *SMALL, "train.epochs=3")
     assert said.startswith("espalier: sqlite:////dev/null/mlflow.db: MLflow's store fails: ")
-
-
-def test_an_experiment_that_was_deleted_in_mlflow(copy: Path, store: str) -> None:
-    client = mlflow.MlflowClient(store)
-    client.delete_experiment(client.create_experiment("demo"))
-    assert "MLflow's store fails: Cannot set a deleted experiment 'demo'" in refusal(
-        "train", *SMALL, "train.epochs=3"
-    )
-
-
-def test_a_damaged_store_of_mlflow(copy: Path) -> None:
-    """In a process of its own: this one may have the store open."""
-    Path("mlruns/mlflow.db").write_bytes(b"no database" * 1000)
-    code, said = outcome(copy, "train", *SMALL, "train.epochs=3")
-    assert code == 2 and "Traceback" not in said
-    assert (
-        said.strip()
-        .splitlines()[-1]
-        .startswith("espalier: sqlite:///mlruns/mlflow.db: MLflow's store fails: ")
-    )
