@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_gen.drafting.lookup import LookupIndex, copied
+from data_gen.drafting.lookup import copied
 from data_gen.features.text import HitHistory, RunningMeans, TextHistory
 from data_gen.models.sampling import Sampling
 from selector import schema
@@ -163,17 +163,6 @@ def scalars_along(
         draft.add([p[root - 1]], [q[root - 1]], [of_draft[root]])
         scalars_RF[root] = target.scalars(sampling) + draft.scalars()
     return scalars_RF
-
-
-def lookup_lengths(tokens: Sequence[int], start: int, roots: int, most: int) -> Tensor:
-    """How many tokens of a lookup are right, at most `most`, at each root of a text from `start`
-    on; uint8 [roots]."""
-    index = LookupIndex(tokens[: start + 1])
-    lengths = []
-    for at in range(start + 1, start + 1 + roots):
-        lengths.append(index.agreement(tokens[at : at + most]))
-        index.extend(tokens[at : at + 1])
-    return torch.tensor(lengths, dtype=torch.uint8)
 
 
 class Accepted:

@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from data_gen.features.root import DrafterKnowledge, lookup_lengths
+from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
+from data_gen.text_labels.copies import lookup_lengths
 from data_gen.texts.logs import LoggedText, Logs
 from data_gen.texts.prompts import Prompt, place_of, split_of
 from data_gen.traces import HIT, read_rows, space_of, text_schema, to_table
