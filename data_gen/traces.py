@@ -207,9 +207,9 @@ class TraceStore:
         check_shard(self.folder, name, listed)
         return True
 
-    def write(self, name: str, table: pa.Table, **facts: Any) -> None:
-        """Write a shard under a temporary name, then list it with other facts about it; InputError
-        where a value is not finite, or the file cannot be written."""
+    def write(self, name: str, table: pa.Table) -> None:
+        """Write a shard under a temporary name, then list it; InputError where a value is not
+        finite, or the file cannot be written."""
         _check_finite(name, table)
         with atomically(self.folder / name) as partial:
             pq.write_table(table, partial, compression="zstd")
@@ -219,7 +219,6 @@ class TraceStore:
             "rows": table.num_rows,
             "bytes": size,
             "sha256": digest,
-            **facts,
         }
         self._write_manifest()
 

@@ -232,7 +232,7 @@ class Data(Section):
         "setting",
     )
     log: Path | None = Field(
-        None, description="an engine's texts instead: JSON lines with `prompt` and `completion`"
+        None, description="an engine's texts instead: JSON lines with token ids, as `logs.files`"
     )
     decoded: float = Field(
         0.1,

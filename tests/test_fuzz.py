@@ -20,9 +20,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.labelled import read_log
 from data_gen.texts.log_labels import Labeller, with_features
 from data_gen.texts.logs import drafter_of, read_all
 from data_gen.texts.prompts import read_prompts
@@ -102,7 +100,7 @@ def test_config_files(content: bytes) -> None:
         assert isinstance(load_config(path, []), Config)
 
 
-FIELDS = ("text", "prompt", "completion", "temperature", "top_p", "id")
+FIELDS = ("text", "messages", "source", "kind", "id")
 OBJECTS = JSON | st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, JSON))
 LINE = st.binary(max_size=30) | OBJECTS.map(lambda value: json.dumps(value).encode())
 LINES = st.lists(LINE, max_size=4).map(b"\n".join)
@@ -115,16 +113,6 @@ def test_prompts(content: bytes) -> None:
         assert all(
             prompt.text.strip() and isinstance(prompt.id, str) for prompt in read_prompts(path)
         )
-
-
-@MANY
-@given(LINES)
-def test_logs(pair: ModelPair, content: bytes) -> None:
-    with tried("log.jsonl", content) as path:
-        for text in read_log(path, pair):
-            assert all(
-                0 <= token < pair.vocabulary for token in (*text.prompt_tokens, *text.completion)
-            )
 
 
 RESPONSES = [

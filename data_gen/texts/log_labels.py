@@ -41,6 +41,10 @@ def splits_of(logs: Logs, validation: float, test: float) -> dict[str, list[Logg
     split = {source: split_of(Prompt("", "", "", source), validation, test) for source in ordered}
     if needed - set(split.values()):
         split = _counted_off(ordered, validation, test)
+        if "train" not in split.values():
+            raise InputError(
+                f"{logs.name}: {len(ordered)} sources of texts are too few for a split"
+            )
     texts_by_split: dict[str, list[LoggedText]] = {name: [] for name in SPLITS}
     texts_by_split["test"] = list(logs.held_out)
     for text in logs.texts:
@@ -57,13 +61,7 @@ def _counted_off(ordered: Sequence[str], validation: float, test: float) -> dict
     names = ["test"] * count(test)
     names += ["validation"] * count(validation)
     names += ["train"] * len(ordered)
-    split = dict(zip(ordered, names, strict=False))
-    if "train" not in split.values():
-        reason = f"{len(ordered)} sources of texts are too few for a split: add some, or --test"
-        if not ordered:
-            reason = "all of its sources or prompts are held out, too"
-        raise InputError(f"logs.files: {reason}")
-    return split
+    return dict(zip(ordered, names, strict=False))
 
 
 @dataclass(frozen=True)

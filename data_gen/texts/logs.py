@@ -116,7 +116,7 @@ def _of_steps(name: str, steps: list[list[int]], positions: int) -> NDArray[np.f
 class LoggedRecord(Record):
     prompt_token_ids: TokenIds
     generated_token_ids: TokenIds
-    drafters: dict[str, Drafted]
+    drafters: dict[str, Drafted] = Field({})
     note: str = ""
 
 
@@ -292,6 +292,11 @@ class Logs(NamedTuple):
     remarks: list[str]
 
     @property
+    def name(self) -> str:
+        """The file of the first text."""
+        return self.all[0].place.rpartition(":")[0]
+
+    @property
     def all(self) -> list[LoggedText]:
         return [*self.texts, *self.held_out]
 
@@ -392,9 +397,10 @@ def record_of(line: Any) -> Any:
         if key.startswith(SIMULATOR):
             counts = [count - 1 for count in Simulated.model_validate(line[key]).acc_len]
             drafters[key.removeprefix(SIMULATOR)] = {"accepted": counts, "other_length": True}
-    if not drafters:
-        return line
-    return line | {"drafters": drafters}
+    for key in ("prompt_token_ids", "generated_token_ids"):
+        if key not in line:
+            raise ValueError(f"{key} is missing: a log holds token ids, and text is not enough")
+    return {**line, "drafters": drafters} if drafters else line
 
 
 def _record(answer: dict[str, Any], ids: str, fields: dict[str, Any]) -> dict[str, Any]:

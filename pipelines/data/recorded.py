@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from data_gen.texts.labelled import BEHAVIOUR
 from data_gen.texts.log_labels import read_log_texts
+from data_gen.texts.written import BEHAVIOUR
 from data_gen.traces import differences, read_manifest, read_texts, space_of
 from pipelines.config import Config
 from pipelines.pair import log

@@ -6,25 +6,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from data_gen.models.pair import ModelPair
-from data_gen.models.sampling import Sampling
-from data_gen.texts.labelled import (
-    BEYOND,
-    GivenText,
-    Plausibility,
-    Work,
-    apart,
-    make_shard,
-    read_log,
-)
-from data_gen.texts.prompts import split_of
+from data_gen.texts.labelled import make_shard
+from data_gen.texts.log_labels import splits_of
+from data_gen.texts.logs import read_all
+from data_gen.texts.written import BEYOND, Work
 from data_gen.traces import TraceStore, text_bytes
 from pipelines.config import Config
 from pipelines.data.recorded import depends, realised, traces_folder
@@ -100,20 +92,16 @@ def run(config: Config) -> None:
     stage.replace()
     for line in plan(config):  # a log's remarks are lines of their own
         stage.say(line)
-    plausibility = Plausibility()
     roots = 0
     started = time.perf_counter()
-    for name in set(work) - set(todo):
-        _judge(config, plausibility, Plausibility(**store.manifest["shards"][name]["plausibility"]))
     make = log.shard if log is not None else partial(make_shard, pair, pairs.recipe(config))
     forks = pair is not None and pair.device.type == "cpu"
     processes = config.processes if forks else 1
     bar = ticking("labelling texts", len(work), len(work) - len(todo))
     with mlflow_run(config, "data") as mlflow, bar as tick:
         for name, shard in made(make, todo, processes):
-            store.write(name, shard.table, plausibility=asdict(shard.plausibility))
-            _judge(config, plausibility, shard.plausibility)
-            roots += sum(shard.table["roots"].to_pylist())
+            store.write(name, shard)
+            roots += sum(shard["roots"].to_pylist())
             seconds = time.perf_counter() - started
             tick(note=f"{roots / seconds:.0f} roots/s")
             missing.discard(kinds[name])
@@ -122,8 +110,6 @@ def run(config: Config) -> None:
         checks = realised(config)
         summary = _logged(mlflow, folder, store, checks)
     stage.say(summary)
-    if log is None:
-        stage.say(str(plausibility))
     for row in checks:
         stage.say(_in_words(row))
     stage.finish()
@@ -154,16 +140,6 @@ def _in_words(check: dict[str, Any]) -> str:
     )
 
 
-def _judge(config: Config, seen: Plausibility, shard: Plausibility) -> None:
-    """Add a shard's plausibility; InputError where the target cannot have written the log so
-    far."""
-    seen.join(shard)
-    if config.data.log is not None and seen.is_foreign:
-        raise InputError(
-            f"{config.data.log}: not the target's own texts under their sampling settings: {seen}"
-        )
-
-
 def split_counts(config: Config) -> dict[str, int]:
     test = config.prompts.test
     validation = config.prompts.validation
@@ -185,11 +161,11 @@ def shards(config: Config, pair: ModelPair, log: Log | None = None) -> dict[str,
     numbers = Counter[str]()
     size = config.data.texts_per_shard
     for whole in wholes:
-        count = len(whole.prompts) or len(whole.given)
+        count = len(whole.prompts) or len(whole.logged)
         for begin in range(0, count, size):
             part = slice(begin, begin + size)
             name = f"{whole.split}/part-{numbers[whole.split]:05d}.parquet"
-            work = replace(whole, prompts=whole.prompts[part], given=whole.given[part])
+            work = replace(whole, prompts=whole.prompts[part], logged=whole.logged[part])
             named_work.append((begin, name, work))
             numbers[whole.split] += 1
     return {name: work for _, name, work in sorted(named_work, key=itemgetter(0))}
@@ -216,32 +192,27 @@ def _of_prompts(config: Config, pair: ModelPair) -> Iterator[Work]:
 
 
 def _of_log(config: Config, pair: ModelPair, path: Path) -> Iterator[Work]:
-    """InputError where the run lacks a text's sampling setting, a text is too long, or a split is
-    empty."""
-    settings = {setting.build().law: setting.build() for setting in config.sampling}
+    """InputError where the run has several sampling settings, a text is too long or has other token
+    ids, or a split is empty."""
+    if len(config.sampling) > 1:
+        raise InputError(
+            "data.log: a log's texts are of one sampling setting: leave one in sampling"
+        )
+    sampling = config.sampling[0].build()
+    logs = read_all([path], [], sampling)
+    for remark in logs.remarks:
+        Stage("data", config, {}, ()).say(remark)
     longest = 0
-    texts: dict[tuple[str, Sampling], list[GivenText]] = {}
-    given_texts, remark = apart(read_log(path, pair))
-    if remark:
-        Stage("data", config, {}, ()).say(f"{path}: {remark}")
-    for text in given_texts:
-        sampling = settings.get(text.sampling.law)
-        if sampling is None:
+    for text in logs.texts:
+        if len(text.tokens) > pair.max_positions:
             raise InputError(
-                f"{text.place}: {text.sampling} is not among the run's sampling settings"
+                f"{text.place}: {len(text.tokens)} tokens; the pair has {pair.max_positions} "
+                "positions"
             )
-        count = len(text.prompt_tokens) + len(text.completion)
-        if count > pair.max_positions:
-            raise InputError(
-                f"{text.place}: {count} tokens; the pair has {pair.max_positions} positions"
-            )
-        longest = max(longest, count)
-        split = split_of(text.prompt, config.prompts.validation, config.prompts.test)
-        texts.setdefault((split, sampling), []).append(text)
+        if max(text.tokens) >= pair.vocabulary:
+            raise InputError(f"{text.place}: a token beyond the vocabulary of {pair.vocabulary}")
+        longest = max(longest, len(text.tokens))
     pairs.check_models(pair, longest)  # no trees are drafted behind these texts
-    for split, (law, sampling) in product(SPLITS, settings.items()):
-        if (split, sampling) not in texts:
-            prompts = [text.prompt for text in given_texts if text.sampling.law == law]
-            raise pairs.no_prompts(config, path, prompts, split)
-    for (split, sampling), part in texts.items():
-        yield Work(split, sampling, (), given=tuple(part))
+    splits = splits_of(logs, config.prompts.validation, config.prompts.test)
+    for split, texts in splits.items():
+        yield Work(split, sampling, (), logged=tuple(texts))

@@ -26,7 +26,7 @@ from data_gen.decoding.loop import Chooser, FixedTree
 from data_gen.models.checkpoints import quiet
 from data_gen.models.pair import ModelPair, without_own_settings
 from data_gen.models.sampling import Sampling, generation_arguments
-from data_gen.texts.labelled import tie
+from data_gen.texts.possible import tie
 from data_gen.texts.prompts import Prompt
 from data_gen.timing import now
 from data_gen.verification import get_verifier, styled

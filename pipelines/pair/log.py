@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from data_gen.texts.labelled import Plausibility, Shard, Work
+import pyarrow as pa
+
 from data_gen.texts.log_labels import Labeller, splits_of
 from data_gen.texts.logs import LoggedText, Logs, drafter_of, read_all
+from data_gen.texts.written import Work
 from pipelines.config import Config
 from selector.actions import ActionSpace
 from selector.schema import InputError, sha256
@@ -63,13 +65,13 @@ class Log:
     def work(self) -> list[Work]:
         """All texts by split, as the data stage takes them."""
         return [
-            Work(split, self.labeller.sampling, (), given=tuple(texts))
+            Work(split, self.labeller.sampling, (), logged=tuple(texts))
             for split, texts in self.splits.items()
         ]
 
-    def shard(self, work: Work) -> Shard:
+    def shard(self, work: Work) -> pa.Table:
         """The rows of some texts."""
-        return Shard(self.labeller.table(work.given), Plausibility())
+        return self.labeller.table(work.logged)
 
     def __str__(self) -> str:
         texts = self.logs.all

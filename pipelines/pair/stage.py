@@ -17,7 +17,6 @@ from data_gen.models.checkpoints import load_tokenizer, text_config
 from data_gen.models.gguf import resolved
 from data_gen.models.pair import ModelPair
 from data_gen.models.self_check import check_once
-from data_gen.texts.labelled import BEYOND, DEPTH, Recipe
 from data_gen.texts.prompts import (
     SETS,
     Prompt,
@@ -27,6 +26,7 @@ from data_gen.texts.prompts import (
     take_evenly,
     write_prompts,
 )
+from data_gen.texts.written import BEYOND, DEPTH, Recipe
 from pipelines.config import DISTILLED, SHIPPED, SMOLLM2, Config
 from pipelines.pair.log import log_of
 from pipelines.run import Stage, read_record, verify

@@ -222,7 +222,7 @@ GOOD = {
     "drafters": {"head": {"accepted": [0, 1, 0]}},
 }
 BAD = {
-    "no prompt": ({"drafters": {}, "generated_token_ids": [1]}, "prompt_token_ids: Field required"),
+    "no prompt": ({"drafters": {}, "generated_token_ids": [1]}, "prompt_token_ids is missing"),
     "huge id": (
         {**GOOD, "generated_token_ids": [1, 2**40, 3]},
         "generated_token_ids.1: Input should be less than",

@@ -1,12 +1,8 @@
-"""Texts that follow the target's law, rows along them, an engine's log, and tokens that cannot
-be."""
+"""Texts that follow the target's law, rows along them, and tokens that cannot be."""
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +13,7 @@ from torch import Tensor
 from data_gen.models.pair import ModelPair, ModelRows
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.texts.generated import generated_by_target, rows_along
-from data_gen.texts.labelled import ImpossibleToken, Plausibility, read_log
-from data_gen.texts.prompts import Prompt
-from selector.schema import InputError
+from data_gen.texts.possible import ImpossibleToken, check_possible
 from tests.data_gen.decodes import generated
 
 PROMPTS = [[5, 17, 203, 44, 91], [9], [3, 8], [250, 251, 17, 5]]
@@ -156,91 +150,6 @@ def test_rows_do_not_depend_on_the_blocks(
         assert torch.equal(rows.probs_NV, probabilities(rows.logits_NV, own))
 
 
-# --- an engine's log ---
-
-GOOD = {"prompt": [5, 6], "completion": [7, 8, 9], "temperature": 0.7}
-
-
-def log(path: Path, *records: object) -> Path:
-    path.write_bytes(
-        b"\n".join(r if isinstance(r, bytes) else json.dumps(r).encode() for r in records) + b"\n"
-    )
-    return path
-
-
-def test_a_log_of_token_ids_is_taken_as_it_is(pair: ModelPair, tmp_path: Path) -> None:
-    line = {
-        **GOOD,
-        "top_p": 0.9,
-        "top_k": 20,
-        "min_p": 0.05,
-        "kind": "code",
-        "source": "file.py",
-        "id": 17,
-    }
-    path = log(tmp_path / "log.jsonl", line, b"", {**GOOD, "temperature": 0})
-    first, second = read_log(path, pair)
-    shown = str(pair.tokenizer.decode([5, 6]))
-    assert first.prompt == Prompt("17", shown, "code", "file.py")
-    assert (first.place, first.prompt_tokens, first.completion) == (f"{path}:1", [5, 6], [7, 8, 9])
-    assert first.sampling == Sampling(0.7, 0.9, 20, 0.05)
-    assert second.prompt == Prompt("line-3", shown, "text", "line-3")
-    assert (second.place, second.sampling) == (f"{path}:3", Sampling(0.0))
-
-
-class Begins:
-    """A tokenizer that begins with a special token where it is let to; one token per letter."""
-
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        return {"input_ids": [0] * add_special_tokens + [ord(letter) for letter in text]}
-
-
-def test_a_log_of_texts_is_tokenised(pair: ModelPair, tmp_path: Path) -> None:
-    """A completion goes on with the prompt: it begins with no special token of its own."""
-    line = {"prompt": "ab", "completion": " c", "temperature": 1}
-    (text,) = read_log(log(tmp_path / "log.jsonl", line), replace(pair, tokenizer=Begins()))
-    assert (text.prompt_tokens, text.completion) == ([0, ord("a"), ord("b")], [ord(" "), ord("c")])
-    assert text.prompt.text == "ab"
-    assert text.sampling == Sampling(1.0)
-    words = {"prompt": "the quick", "completion": [3, 4], "temperature": 1}
-    (text,) = read_log(log(tmp_path / "log.jsonl", words), pair)
-    assert text.prompt_tokens == pair.tokenizer("the quick")["input_ids"]
-    assert text.completion == [3, 4]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b"not json", "not JSON"),
-        ({key: GOOD[key] for key in ("completion", "temperature")}, "prompt: Field required"),
-        ({**GOOD, "completion": []}, "should have at least 1 item"),
-        ({**GOOD, "completion": [7, 300]}, "one beyond the vocabulary of 300"),
-        ({**GOOD, "prompt": [5, True]}, "should be a valid integer"),
-        (b'{"prompt": [5], "completion": [6], "temperature": NaN}', "temperature: Input should be"),
-        ({**GOOD, "top_p": 0}, "top_p: Input should be"),
-        ({**GOOD, "min_p": 1.5}, "min_p: Input should be"),
-    ],
-    ids=lambda value: None if isinstance(value, str) else "line",
-)
-def test_a_damaged_line_is_named(
-    pair: ModelPair, tmp_path: Path, line: object, message: str
-) -> None:
-    """In one line, with the file and its number, after good ones."""
-    path = log(tmp_path / "log.jsonl", GOOD, b"  ", {**GOOD, "id": "b"}, line, {**GOOD, "id": "c"})
-    with pytest.raises(InputError) as error:
-        read_log(path, pair)
-    assert str(error.value).startswith(f"{path}:4: ")
-    assert message in str(error.value)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 300
-
-
-def test_two_texts_of_one_id_are_refused(pair: ModelPair, tmp_path: Path) -> None:
-    """Ids that were given, or that a line has by its number."""
-    for one, other in (({"id": 1}, {"id": "1"}), ({"id": "line-2"}, {})):
-        with pytest.raises(InputError, match=r"log.jsonl: two lines have the same id"):
-            read_log(log(tmp_path / "log.jsonl", {**GOOD, **one}, {**GOOD, **other}), pair)
-
-
 # --- tokens that cannot be ---
 
 
@@ -252,7 +161,7 @@ def refused(
     logits_NV: Tensor, following: list[int], sampling: Sampling, begin: int = 10
 ) -> ImpossibleToken:
     with pytest.raises(ImpossibleToken) as error:
-        Plausibility().add(rows_of(logits_NV, sampling), begin, following, sampling)
+        check_possible(rows_of(logits_NV, sampling), begin, following, sampling)
     return error.value
 
 
@@ -310,22 +219,3 @@ def test_the_edge_of_what_is_kept(
     assert (rows_of(logits_NV, sampling).probs_NV[0] > 0).tolist() == [True, True, False, False]
     assert refused(logits_NV, [2], sampling).at_a_tie == tie
     assert not refused(logits_NV, [3], sampling).at_a_tie
-
-
-def test_unlikely_tokens_are_counted_beside_those_to_be_expected() -> None:
-    probs_NV = torch.tensor([[0.9989, 6e-4, 5e-4], [0.5, 0.4995, 5e-4], [0.2, 0.3, 0.5]])
-    rows = ModelRows(probs_NV, probs_NV.log(), probs_NV)
-    seen, other = Plausibility(), Plausibility()
-    seen.add(rows, 4, [1, 0, 2], Sampling())
-    assert (seen.tokens, seen.unlikely) == (3, 1)
-    assert seen.expected == pytest.approx(11e-4 + 5e-4, rel=1e-4)
-    other.add(rows, 4, [0, 2], Sampling())  # the last row has no next token: it does not count
-    assert (other.tokens, other.unlikely) == (2, 1)
-    assert other.expected == pytest.approx(16e-4, rel=1e-4)
-    seen.join(other)
-    assert (seen.tokens, seen.unlikely) == (5, 2)
-    assert seen.expected == pytest.approx(32e-4, rel=1e-4)
-    assert (
-        str(seen) == "40.00% of the tokens had a probability below 0.001; 0.06% are to be expected"
-    )
-    assert str(Plausibility()).startswith("0.00% of the tokens")

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from data_gen.models.pair import ModelPair
-from data_gen.texts.labelled import Work, make_shard
+from data_gen.texts.labelled import make_shard
+from data_gen.texts.written import Work
 from data_gen.traces import TraceStore, read_texts
 from pipelines.config import Config
 from pipelines.data.recorded import against_labels, realised, settings_of, z_of
@@ -128,7 +129,7 @@ def test_the_plan_says_texts_and_bytes(pair: ModelPair, features: str) -> None:
     (prompt, *_) = prompts_of(config, pair, "test")
     table = make_shard(
         pair, recipe(config), Work("test", config.sampling[0].build(), ((prompt, 0),))
-    ).table
+    )
     assert table["roots"].to_pylist() == [48]
     assert table.nbytes / 1e3 == pytest.approx(int(planned[1]), rel=0.04)
 
@@ -150,7 +151,7 @@ def test_what_decoding_accepts_is_what_the_labels_say(
         if work.split == "train":
             decoded = replace(work, decoded=True)
             store.write(
-                name, make_shard(pair, replace(recipe(config), behaviour=behaviour), decoded).table
+                name, make_shard(pair, replace(recipe(config), behaviour=behaviour), decoded)
             )
     rows = realised(config)
     assert {row["verifier"] for row in rows} == {"specinfer", "traversal", "lifted_uniform"}

@@ -11,7 +11,7 @@ import torch
 from data_gen.models.masks import TreeMasks
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.labelled import tie
+from data_gen.texts.possible import tie
 from data_gen.texts.prompts import Prompt
 from pipelines.evaluate.methods import Assistant, greedy_check
 from pipelines.pair.stage import encode

@@ -15,8 +15,9 @@ import torch
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
-from data_gen.texts.labelled import Work, make_shard
+from data_gen.texts.labelled import make_shard
 from data_gen.texts.prompts import Prompt
+from data_gen.texts.written import Work
 from data_gen.traces import texts_of
 from pipelines.evaluate.methods import (
     AT_ROOT,
@@ -127,7 +128,7 @@ def labelled(pair: ModelPair) -> tuple[Texts, list[Prompt]]:
     sentences = [" ".join(generator.choices(words, k=8)) for _ in range(2 * TEXTS)]
     prompts = [Prompt(f"p{n}", text, "words", f"s{n}") for n, text in enumerate(sentences)]
     work = Work("test", SAMPLING, tuple((prompt, 0) for prompt in prompts[:TEXTS]))
-    return texts_of(make_shard(pair, recipe(CONFIG), work).table, VERIFIERS), prompts[TEXTS:]
+    return texts_of(make_shard(pair, recipe(CONFIG), work), VERIFIERS), prompts[TEXTS:]
 
 
 def methods_of(data: Texts) -> dict[str, Method]:

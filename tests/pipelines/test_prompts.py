@@ -12,12 +12,34 @@ from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import read_prompts
 from pipelines.cli import run
 from pipelines.config import load_config
-from pipelines.pair.stage import all_prompts, encode, prompts_of
+from pipelines.pair.stage import all_prompts, encode, load_pair, prompts_of
 from selector.schema import InputError
 from selector.train.data import SPLITS
 from tests.data_gen.test_prompt_sets import RECORDS
-from tests.pipelines.runs import DEMO, ROOT, SMALL_PAIR, demo_config, failure, write_lines
+from tests.pipelines.runs import (
+    DEMO,
+    ROOT,
+    SMALL_PAIR,
+    UNTEMPLATED,
+    demo_config,
+    failure,
+    write_lines,
+)
 
+WORDS = [
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "the",
+    "lazy",
+    "dog",
+    "and",
+    "then",
+    "some",
+    "more",
+]
 LARGE = ("qwen", "spec_bench")
 COUNT = 40  # records of a set
 GSM8K = "prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: %d}]"
@@ -43,6 +65,30 @@ def overrides(folder: Path, *names: str) -> list[str]:
         f"{{name: {name}, file: {folder / f'{name}.jsonl'}, prompts: 20}}" for name in names
     )
     return [*SMALL_PAIR, f"prompts.sets=[{sets}]"]
+
+
+def sentence(number: int) -> str:
+    """Different for each number, in its first words."""
+    words = [WORDS[number // 12**place % 12] for place in range(3)]
+    return " ".join(words) + " text follows it" * 6
+
+
+@pytest.mark.parametrize("extra", ["", " and more of it"], ids=["equal", "equal once cut"])
+def test_a_prompt_that_a_file_repeats_is_in_one_split(
+    extra: str, inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [sentence(n % 100) + extra * (n // 100) for n in range(300)]
+    write_lines(Path("prompts.jsonl"), ({"text": text} for text in texts))
+    options = [*SMALL_PAIR, *UNTEMPLATED, "prompts.tokens=16", "prompts.file=prompts.jsonl"]
+    run("pair", DEMO, options, plan=False)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "200 with the tokens of an earlier one are left out" in said
+    config = demo_config(*options)
+    pair = load_pair(config)
+    in_splits = []
+    for split in SPLITS:
+        in_splits.append({tuple(encode(config, pair, p)) for p in prompts_of(config, pair, split)})
+    assert len(set.union(*in_splits)) == sum(map(len, in_splits)) == 100
 
 
 @pytest.mark.parametrize("name", LARGE)
