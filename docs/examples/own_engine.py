@@ -1,0 +1,76 @@
+"""An engine of one's own asks a selector at every step. Run `replay_a_log.py` first: it trains one.
+
+    .venv/bin/python docs/examples/own_engine.py
+
+The engine's target knows a nursery rhyme by heart, and its drafter knows it but for the word "the".
+A real engine has models in their places, and verifies a step's tokens in one forward pass.
+"""
+
+from data_gen.features.root import DrafterKnowledge
+from data_gen.models.sampling import Sampling
+from selector.runtime import load_selector
+
+RHYME = (
+    "this is the house that Jack built . this is the malt that lay in the house that Jack built . "
+    "this is the rat that ate the malt that lay in the house that Jack built . this is the cat "
+    "that killed the rat that ate the malt that lay in the house that Jack built . this is the dog "
+    "that worried the cat that killed the rat that ate the malt that lay in the house"
+)
+TEXT = RHYME.split()
+WORDS = sorted(set(TEXT))
+
+
+def target(text: list[int]) -> int:
+    """The token that follows a text."""
+    return WORDS.index(TEXT[len(text)])
+
+
+def drafter(text: list[int], length: int) -> list[int]:
+    """The next tokens, of which some are wrong."""
+    words = TEXT[len(text) : len(text) + length]
+    return [WORDS.index(word.replace("the", "Jack")) for word in words]
+
+
+selector = load_selector("runs/example/selector")
+decision = selector.at(temperature=0.0, level="text")  # from token ids alone
+text = [WORDS.index(word) for word in TEXT[:4]]  # the prompt
+known = DrafterKnowledge(text, Sampling(temperature=0.0), selector.tokens)
+
+while len(text) < 70:
+    action = decision.select(known.features("text"))
+    assert action is not None
+    if action.copies:  # what followed the longest earlier match of the text's end
+        drafted = known.text.index.proposal(action.L1)
+    else:
+        drafted = drafter(text, action.L1)
+    step: list[int] = []
+    for token in drafted:
+        if token != target(text + step):
+            break
+        step.append(token)
+    accepted = len(step)
+    step.append(target(text + step))
+    text += step
+    known.committed(step)
+    way = "copied" if action.copies else "drafted"
+    words = " ".join(WORDS[token] for token in step)
+    print(f"{accepted:2} of {action.L1:2} {way}: {words}")
+
+# It prints:
+#
+#      5 of  5 drafted: that Jack built . this is
+#      1 of 11 copied: the malt
+#      3 of  5 drafted: that lay in the
+#      0 of 11 copied: house
+#      7 of 11 copied: that Jack built . this is the rat
+#      2 of  5 drafted: that ate the
+#      0 of 11 copied: malt
+#     11 of 11 copied: that lay in the house that Jack built . this is the
+#      0 of 11 copied: cat
+#      2 of  5 drafted: that killed the
+#      0 of 11 copied: rat
+#     11 of 11 copied: that ate the malt that lay in the house that Jack built
+#      4 of 11 copied: . this is the dog
+#      2 of  5 drafted: that worried the
+#      0 of 11 copied: cat
+#     11 of 11 copied: that killed the rat that ate the malt that lay in the
