@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 Path = Sequence[int]
 
@@ -141,13 +142,18 @@ class DraftTree:
     def ancestors_NN(self) -> Tensor:
         """Which nodes each node attends to, itself and its ancestors; bool [N, N], a row for each
         node."""
-        return ancestors(self._parents)
+        seen_NN = torch.eye(len(self), dtype=torch.bool)
+        for node, parent in enumerate(self._parents):
+            if parent >= 0:
+                seen_NN[node] |= seen_NN[parent]
+        return seen_NN
 
     @cached_property
     def paths_ND(self) -> Tensor:
         """For each node the ids of the nodes from the root (left out) to it, filled up with 0;
         int64 [N, D]."""
-        return _padded([self.path_to(node) for node in range(len(self))])
+        paths = [torch.tensor(self.path_to(node), dtype=torch.int64) for node in range(len(self))]
+        return pad_sequence(paths, batch_first=True)
 
     def groups(self, nodes: Sequence[int] | None = None) -> list[NodeGroup]:
         """The inner nodes among `nodes` (all nodes if None), by the length of their child lists."""
@@ -182,21 +188,3 @@ class NodeGroup(NamedTuple):
 
     def to(self, device: torch.device) -> NodeGroup:
         return NodeGroup(*(tensor.to(device) for tensor in self))
-
-
-def ancestors(parents: Sequence[int]) -> Tensor:
-    """As `DraftTree.ancestors_NN`; a parent stands before its children, and the root's is -1."""
-    seen = torch.eye(len(parents), dtype=torch.bool)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            seen[node] |= seen[parent]
-    return seen
-
-
-def _padded(paths: list[list[int]]) -> Tensor:
-    depth = max(map(len, paths))
-    rows = []
-    for path in paths:
-        filling = [0] * (depth - len(path))
-        rows.append(path + filling)
-    return torch.tensor(rows, dtype=torch.int64)

@@ -14,7 +14,6 @@ import math
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +22,8 @@ from data_gen.decoding.loop import Chooser, Clock, Decoded, Step
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
 from data_gen.features.root import BLOCK, Accepted, RootKnowledge
-from data_gen.models.pair import CachedModel, ModelPair, ModelRows
+from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.verification import COPIED, Verdict, Verifier, styled
 from data_gen.verification.distributions import sample
@@ -64,12 +64,6 @@ class Text:
         """The tokens of a lookup; none where the last token is new."""
         self._index.extend(self.tokens[len(self._index) :])
         return self._index.proposal(length)
-
-
-class Outcome(NamedTuple):
-    tokens: list[int]  # the accepted ones and the extra one
-    nodes: int  # of the tree, the root included
-    accepted: Accepted
 
 
 @dataclass(eq=False)
@@ -129,13 +123,16 @@ class Decoder:
         length = len(text.tokens)
         action = self._choose(text, clock)
         clock.lap("select")
-        outcome = self._run(text, action, clock)
-        if text.knowledge is not None:
-            text.knowledge.committed(outcome.accepted, outcome.tokens)
-        text.tokens += outcome.tokens
+        drafted = self._draft(text, action, clock)
+        clock.lap("draft")
+        rows = self._target(text, drafted)
+        clock.lap("target")
+        verdict = self._verify(text, action, drafted, rows)
+        clock.lap("verify")
+        tokens = self._commit(text, drafted, rows, verdict)
         clock.lap("commit")
-        step = Step(length, action, len(outcome.tokens) - 1, outcome.nodes, clock.seconds)
-        return step, outcome.tokens
+        step = Step(length, action, len(tokens) - 1, len(drafted.tree), clock.seconds)
+        return step, tokens
 
     def _choose(self, text: Text, clock: Clock) -> Action:
         knowledge = text.knowledge
@@ -180,15 +177,6 @@ class Decoder:
         return draft_pass.rows(
             self.draft_sampling, lambda: [text.tokens[: n + 1] for n in range(first, end)]
         )
-
-    def _run(self, text: Text, action: Action, clock: Clock) -> Outcome:
-        drafted = self._draft(text, action, clock)
-        clock.lap("draft")
-        rows = self._target(text, drafted)
-        clock.lap("target")
-        verdict = self._verify(text, action, drafted, rows)
-        clock.lap("verify")
-        return self._commit(text, drafted, rows, verdict)
 
     def _draft(self, text: Text, action: Action, clock: Clock) -> Draft:
         if action.drafts:
@@ -237,12 +225,15 @@ class Decoder:
             return styled(self.verifier, action.style)
         return self.verifier
 
-    def _commit(self, text: Text, drafted: Draft, rows: ModelRows, verdict: Verdict) -> Outcome:
+    def _commit(self, text: Text, drafted: Draft, rows: ModelRows, verdict: Verdict) -> list[int]:
+        """Keep the accepted path in both caches; the step's tokens."""
         path = drafted.tree.path_to(verdict.node)
         passed = [node for node in path if node in drafted.row_of]
         text.target.keep([0, *path])
         text.draft.keep([drafted.row_of[node] for node in passed])
+        tokens = [drafted.tree.token(node) for node in path] + [verdict.token]
         if text.knowledge is not None:
             text.knowledge.passed(drafted.rows(passed))
-        tokens = [drafted.tree.token(node) for node in path] + [verdict.token]
-        return Outcome(tokens, len(drafted.tree), Accepted(rows, [0, *path]))
+            text.knowledge.committed(Accepted(rows, [0, *path]), tokens)
+        text.tokens += tokens
+        return tokens

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from data_gen.models.pair import CachedModel, ModelRow
+from data_gen.models.pair import CachedModel
+from data_gen.models.rows import ModelRow
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
 from data_gen.verification.distributions import most_likely, sample

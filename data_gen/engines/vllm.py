@@ -12,16 +12,13 @@ Read and run in vLLM 0.32.0 (`v1/spec_decode/custom_class_proposer.py`,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen.engines.text import NAME, TextSelector, grow, no_harm
+from data_gen.engines.text import NAME, Chains, TextSelector, grow, no_harm
 from data_gen.features.root import DrafterKnowledge
-
-if TYPE_CHECKING:
-    from data_gen.engines.drafter import CachedDrafter
 
 
 class Proposer:
@@ -32,7 +29,7 @@ class Proposer:
     def __init__(self, vllm_config: Any) -> None:
         additional = vllm_config.additional_config or {}
         self._selector = TextSelector.of(
-            additional.get(NAME), lambda draft: drafter_of(vllm_config, draft).chains
+            additional.get(NAME), lambda draft: chains_of(vllm_config, draft)
         )
         self._longest = vllm_config.speculative_config.num_speculative_tokens
         self._room = vllm_config.model_config.max_model_len
@@ -81,12 +78,12 @@ class Proposer:
         return self._selector.text(ids_N, len(ids_N) - new)
 
 
-def drafter_of(vllm_config: Any, draft: str) -> CachedDrafter:
-    """A draft for the engine's target, on its device in its dtype; InputError as
+def chains_of(vllm_config: Any, draft: str) -> Chains:
+    """The chains of a draft for the engine's target, on its device in its dtype; InputError as
     `CachedDrafter.load`."""
     from data_gen.engines.drafter import CachedDrafter  # copies need no transformers
 
     model = vllm_config.model_config
     device = vllm_config.device_config.device_type
     dtype = str(model.dtype).removeprefix("torch.")
-    return CachedDrafter.load(draft, model.model, device, dtype)
+    return CachedDrafter.load(draft, model.model, device, dtype).chains

@@ -12,7 +12,6 @@ Legend: F scalars, J keys, N tokens, V vocabulary, R roots.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,12 +20,10 @@ from torch import Tensor
 
 from data_gen.drafting.lookup import copied
 from data_gen.features.text import HitHistory, RunningMeans, TextHistory
+from data_gen.models.rows import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
 from selector import schema
 from selector.runtime.tokens import TokenStatistics
-
-if TYPE_CHECKING:  # engines that have no transformers use the features of token ids
-    from data_gen.models.pair import ModelRow, ModelRows
 
 BLOCK = 64  # distributions of the draft that are kept at once
 # of a root, as traces hold them

@@ -27,29 +27,12 @@ from data_gen.models.gguf import resolved
 from data_gen.models.masks import TreeMasks
 from data_gen.models.prepack import PrepackedLinear, prepack
 from data_gen.models.processed import Processed
+from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling, probabilities
 from selector.schema import InputError
 
 FILL = 1024  # tokens of a forward pass over a prompt, which bounds the memory of its mask
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class ModelRow(NamedTuple):
-    probs_V: Tensor
-    logits_V: Tensor
-    hidden_D: Tensor
-
-
-class ModelRows(NamedTuple):
-    """One model's outputs after N consecutive tokens; `probs_NV` are the distributions that it
-    samples from."""
-
-    probs_NV: Tensor
-    logits_NV: Tensor
-    hidden_ND: Tensor
-
-    def each(self) -> Iterator[ModelRow]:
-        return map(ModelRow, *self)
 
 
 class Pass(NamedTuple):

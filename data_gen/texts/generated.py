@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from data_gen.decoding.loop import Step
-from data_gen.models.pair import CachedModel, ModelPair, ModelRows, without_own_settings
+from data_gen.models.pair import CachedModel, ModelPair, without_own_settings
+from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling, generation_arguments, probabilities
 from data_gen.text_labels.labels import block_rows
 from selector.schema import InputError

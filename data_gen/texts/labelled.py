@@ -22,7 +22,8 @@ from torch import Tensor
 from data_gen import traces
 from data_gen.features.root import ROW_NUMBERS, row_numbers
 from data_gen.models.distilled import said_by
-from data_gen.models.pair import ModelPair, ModelRows
+from data_gen.models.pair import ModelPair
+from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.copies import lookup_lengths
 from data_gen.text_labels.labels import TextLabeller, block_rows

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import permutations, product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from data_gen.verification import Verifier
 from selector.actions import IID, STYLES, WITHOUT_REPLACEMENT
 from selector.schema import InputError
 
+Law = Callable[[DraftTree, Tensor, Tensor], Tensor]
 Draw = Callable[[DraftTree, Tensor, Tensor, torch.Generator], Sequence[int]]
 
 ALARM = 1e-4
@@ -203,7 +204,17 @@ def _shown(probs_V: list[float]) -> str:
     return ", ".join(f"{probability:.4f}" for probability in probs_V)
 
 
-def check_law(law: Callable[[DraftTree, Tensor, Tensor], Tensor], style: str) -> Fault | None:
+def check_verifier(verifier: Verifier | Law | Draw, style: str = IID) -> Fault | None:
+    """The first fault of a verifier for drafts of a style, with an example; None where there is
+    none. A law is checked exactly, and a function that draws with `DRAWS` draws for each case."""
+    if isinstance(verifier, Verifier):
+        return check_law(verifier.law, style)
+    if _needed_arguments(verifier) == 3:
+        return check_law(cast(Law, verifier), style)
+    return check_draws(cast(Draw, verifier), style, DRAWS)
+
+
+def check_law(law: Law, style: str) -> Fault | None:
     """The first fault of a verifier that gives P(accepted node, extra token), [N, V]; None where
     there is none."""
     for case in CASES:
@@ -332,11 +343,9 @@ def check_named(words: Sequence[str]) -> bool:
     if not callable(law):
         raise InputError(f"check-verifier: {verifier!r:.60} is neither a function nor a verifier")
     with _errors_named("the verifier raises"):
-        if _needed_arguments(law) == 3:
-            fault = check_law(law, style)
-            how = "the law of the text is the target's, exactly"
-        else:
-            fault = check_draws(verifier, style, DRAWS)
+        fault = check_verifier(law, style)
+        how = "the law of the text is the target's, exactly"
+        if _needed_arguments(law) != 3:
             how = f"{DRAWS} draws each differ no more than chance allows (false alarms: {ALARM:g})"
     print(fault or f"right: {how}, on {len(CASES)} kinds of trees of style {style}")
     return fault is None

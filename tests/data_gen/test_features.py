@@ -24,7 +24,8 @@ from data_gen.features.root import (
     row_numbers,
     scalars_along,
 )
-from data_gen.models.pair import ModelPair, ModelRow, ModelRows
+from data_gen.models.pair import ModelPair
+from data_gen.models.rows import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.texts.generated import GeneratedText, finished, rows_along
 from data_gen.traces import texts_of

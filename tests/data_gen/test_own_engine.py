@@ -11,7 +11,8 @@ import torch
 from data_gen.decoding.decoder import Decoder
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.features.root import Accepted, RootKnowledge
-from data_gen.models.pair import ModelPair, ModelRows
+from data_gen.models.pair import ModelPair
+from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier, styled

@@ -10,7 +10,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from data_gen.models.pair import ModelPair, ModelRows
+from data_gen.models.pair import ModelPair
+from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.texts.generated import generated_by_target, rows_along
 from data_gen.texts.possible import ImpossibleToken, check_possible

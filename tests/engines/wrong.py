@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from data_gen.engines.vllm import drafter_of
+from data_gen.engines.vllm import chains_of
 
 # the environment's variable with the file of two numbers: proposed tokens, and draft passes
 COUNT = "ESPALIER_WRONG"
@@ -20,7 +20,7 @@ class WrongTokens:
 
     def __init__(self, vllm_config: Any) -> None:
         self._file, self._room = Path(os.environ[COUNT]), vllm_config.model_config.max_model_len
-        self._drafter = drafter_of(vllm_config, vllm_config.additional_config["draft"])
+        self._chains = chains_of(vllm_config, vllm_config.additional_config["draft"])
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -37,7 +37,7 @@ class WrongTokens:
         apart = 2 if count >= 0.5 else 4
         lengths = [int(each) for each in num_tokens_no_spec[: len(sampled_token_ids)]]
         texts = [ids[:length].tolist() for ids, length in zip(token_ids_cpu, lengths, strict=False)]
-        self._drafter.chains(texts, [int(passes)] * len(texts))
+        self._chains(texts, [int(passes)] * len(texts))
         counts = (
             [apart * count * (row % apart == 1) for row in range(len(texts))]
             if len(texts) > 1
