@@ -3,9 +3,11 @@ templates, JSON."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -14,10 +16,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -35,7 +39,7 @@ from torch.utils.data import DataLoader
 
 from data_gen.traces import differences
 from pipelines.config import Config
-from selector.files import atomically, json_text, unwritable
+from selector.files import atomically, json_text
 from selector.schema import FORMAT, InputError, sha256
 
 T = TypeVar("T")
@@ -117,6 +121,14 @@ class Stage:
             return ""
         return None
 
+    def parts(self) -> Parts:
+        """What the stage has made so far. It is removed when the stage is finished."""
+        return Parts(self._parts_folder, self.depends)
+
+    @property
+    def _parts_folder(self) -> Path:
+        return self.config.folder / "parts" / self.name
+
     def replace(self) -> None:
         """Record that the earlier output is no longer valid. Call it before the first write."""
         self._write({"finished": False})
@@ -128,6 +140,7 @@ class Stage:
         # `--plan` says how long the last call took
         seconds = round(time.monotonic() - self.started, 1)
         self._write({"finished": True, "seconds": seconds, "files": sums})
+        shutil.rmtree(self._parts_folder, ignore_errors=True)
 
     def _output_files(self) -> tuple[Path, ...]:
         paths = list(self.outputs)
@@ -148,6 +161,47 @@ class Stage:
             "provenance": provenance(self.config),
         }
         write_json(record_path(self.config, self.name), record)
+
+
+class Parts:
+    """What a stage has made so far, by name, so that it goes on where it stopped. A folder of files
+    that begins anew where they would depend on other inputs."""
+
+    def __init__(self, folder: Path, depends: dict[str, Any]) -> None:
+        self.folder = folder
+        inputs_path = folder / "depends.json"
+        inputs = {"format": FORMAT, **depends}
+        if not inputs_path.exists() or inputs_path.read_text() != json_text(inputs):
+            shutil.rmtree(folder, ignore_errors=True)
+            write_json(inputs_path, inputs)
+
+    def get(self, name: str, make: Callable[[], R]) -> R:
+        """What `make` returns, or returned earlier."""
+
+        def write(path: Path) -> None:
+            buffer = BytesIO()  # torch's own writer ends in another error where the disk is full
+            torch.save(make(), buffer)
+            path.write_bytes(buffer.getvalue())
+
+        path = self.file(f"{self._digest(name)}.pt", write)
+        result: R = torch.load(path, weights_only=False)  # the run's own file
+        return result
+
+    def holds(self, name: str) -> bool:
+        """Whether `get` has made it."""
+        return (self.folder / f"{self._digest(name)}.pt").exists()
+
+    def file(self, name: str, write: Callable[[Path], object]) -> Path:
+        """The file of this name, which `write` writes where it is missing."""
+        path = self.folder / name
+        if not path.exists():
+            with atomically(path) as partial_path:
+                write(partial_path)
+        return path
+
+    @staticmethod
+    def _digest(name: str) -> str:
+        return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def record_path(config: Config, stage: str) -> Path:
@@ -362,33 +416,3 @@ def read_json(path: Path, made_by: str) -> Any:
         raise InputError(
             f"{path} is damaged: remove it and run the {made_by} stage again"
         ) from error
-
-
-class Journal:
-    """A file with one JSON line per finished part, so that an interrupted stage continues where it
-    stopped. Its first line holds the inputs. Entries of other inputs are dropped, and so is a last
-    line that was cut short."""
-
-    def __init__(self, path: Path, inputs: dict[str, Any]) -> None:
-        self.path = path
-        self.entries: list[Any] = []
-        header = json.dumps(inputs, sort_keys=True)
-        lines: list[str] = []
-        if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines()
-        if lines[:1] == [header]:
-            for line in lines[1:]:
-                with suppress(json.JSONDecodeError):
-                    self.entries.append(json.loads(line))
-        kept_lines = [header, *map(json.dumps, self.entries)]
-        with atomically(path) as partial:  # a full disk must not cost the earlier entries
-            partial.write_text("\n".join(kept_lines) + "\n", encoding="utf-8")
-
-    def add(self, entry: Any) -> None:
-        """Write an entry; InputError where that fails, as on a full disk."""
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-        except OSError as error:
-            raise unwritable(self.path, error) from error
-        self.entries.append(entry)

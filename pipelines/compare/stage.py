@@ -6,7 +6,7 @@ by exact replay, under every sampling setting, on this machine's step times, on 
 `evaluate.clocks`, and by the paper's own model of time (equation 11). Means are over *cells*, a
 kind of prompts under a setting, and errors, one standard error, over sources.
 
-A stopped stage goes on where it was: networks and replays are kept in the folder `comparing`.
+A stopped stage goes on where it was: networks and replays are parts of it.
 
 Legend: X texts, C cells, D depth.
 """
@@ -14,7 +14,6 @@ Legend: X texts, C cells, D depth.
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -46,7 +45,7 @@ from pipelines.evaluate.stage import clocks
 from pipelines.evaluate.table import ALL, Figure, Table, replayed_figure
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
-from pipelines.run import Stage, console, made, table, watched
+from pipelines.run import Parts, Stage, console, made, table, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import OWN, fitted, module_of, seen
 from pipelines.train.judging import statics
@@ -54,7 +53,7 @@ from pipelines.train.result import inputs
 from pipelines.train.stage import trained
 from selector import latency
 from selector.actions import Action
-from selector.files import atomically, json_text
+from selector.files import atomically
 from selector.latency import LatencyProfile, Verification
 from selector.schema import sha256
 from selector.train.data import Texts, Timed
@@ -97,11 +96,11 @@ def run(config: Config) -> None:
         profile = load_profile(config, pair)
         splits = load_traces(config, profile.pair)
         with mlflow_run(config, "compare") as mlflow:
-            kept = Kept(config.folder / "comparing", stage.depends, mlflow)
+            parts = stage.parts()
             stage.replace()
             profiles = all_clocks(config, profile)
-            totals = kept_replays(config, profiles, splits, kept)
-            drafts = kept.get(
+            totals = kept_replays(config, profiles, splits, parts)
+            drafts = parts.get(
                 "drafts", lambda: [tuple(figure) for figure in drafted(config, pair, labelled)]
             )
             figures = [*by_depth(config, splits["test"]), *map(Figure._make, drafts)]
@@ -119,13 +118,13 @@ def kept_replays(
     config: Config,
     profiles: Mapping[str, LatencyProfile],
     splits: Mapping[str, Texts],
-    kept: Kept,
+    parts: Parts,
 ) -> dict[tuple[str, str], Totals]:
     """What `replays` returns by verifier and sampling setting, with networks that are trained
     first."""
     networks = asked(config.verifiers, config.data.features)
     modules = {
-        regressor: network(config, regressor, splits, kept)
+        regressor: network(config, regressor, splits, parts)
         for regressor in watched(networks, "training regressors")
     }
     # bottom-up verifiers have no policy
@@ -139,7 +138,7 @@ def kept_replays(
             clock,
             profiles[clock],
             splits,
-            kept,
+            parts,
         )
     work: dict[tuple[str, str], Callable[[], Any]] = {}
     for name, sampling in product(config.verifiers, settings_of(config)):
@@ -152,7 +151,7 @@ def kept_replays(
         replay = partial(
             replays, name, sampling, splits, profiles, verifier_modules, policy_by_clock
         )
-        work[name, str(sampling)] = partial(kept.get, f"replay {name} {sampling}", replay)
+        work[name, str(sampling)] = partial(parts.get, f"replay {name} {sampling}", replay)
     for _ in zip(
         watched(work, "replays"),
         made(lambda get: bool(get()), work, config.processes),
@@ -162,39 +161,21 @@ def kept_replays(
     return {key: get() for key, get in work.items()}
 
 
-class Kept:
-    """What a stage has computed so far, by name, in a folder that begins anew with other inputs."""
+def kept_module(
+    parts: Parts,
+    name: str,
+    module: SelectorModule,
+    train: Callable[[Path, str], SelectorModule],
+) -> SelectorModule:
+    """An untrained module as `train` returns it, which is given a folder and an MLflow run."""
+    import mlflow  # takes seconds
 
-    def __init__(self, folder: Path, depends: Mapping[str, Any], mlflow: Any) -> None:
-        self.folder = folder
-        self.mlflow = mlflow
-        inputs_path = folder / "inputs.json"
-        if not inputs_path.exists() or inputs_path.read_text() != json_text(depends):
-            shutil.rmtree(folder, ignore_errors=True)
-            with atomically(inputs_path) as partial_path:
-                partial_path.write_text(json_text(depends))
+    def make() -> dict[str, Tensor]:
+        with mlflow.start_run(run_name=name, nested=True) as nested:
+            return train(parts.folder / name, nested.info.run_id).state_dict()
 
-    def get(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` returns: tensors in dicts, lists and tuples."""
-        path = self.folder / f"{name.replace('/', ' of ')}.pt"
-        if not path.exists():
-            result = make()
-            with atomically(path) as partial_path:
-                torch.save(result, partial_path)
-        kept: T = torch.load(path)
-        return kept
-
-    def module(
-        self, name: str, module: SelectorModule, train: Callable[[Path, str], SelectorModule]
-    ) -> SelectorModule:
-        """An untrained module as `train` returns it, which is given a folder and an MLflow run."""
-
-        def make() -> dict[str, Tensor]:
-            with self.mlflow.start_run(run_name=name, nested=True) as nested:
-                return train(self.folder / name, nested.info.run_id).state_dict()
-
-        module.load_state_dict(self.get(name, make))
-        return module.eval()
+    module.load_state_dict(parts.get(name, make))
+    return module.eval()
 
 
 def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProfile]:
@@ -217,13 +198,13 @@ def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProf
 
 
 def network(
-    config: Config, own: Network, splits: Mapping[str, Texts], kept: Kept
+    config: Config, own: Network, splits: Mapping[str, Texts], parts: Parts
 ) -> SelectorModule:
     module = module_of(
         config, "regressor", *seen(own.level, splits["train"]), space=OF[own.actions].to_json()
     )
     train = partial(fitted, config, module, of_verifier(splits, *own), own.verifier, [])
-    return kept.module(", ".join(own), module, train)
+    return kept_module(parts, ", ".join(own), module, train)
 
 
 @torch.no_grad()
@@ -248,7 +229,7 @@ def policy_of_ddte(
     clock: str,
     profile: LatencyProfile,
     splits: Any,
-    kept: Kept,
+    parts: Parts,
 ) -> SelectorModule:
     """Equation 12, trained for one clock and a verifier's labels, with the hidden states that the
     traces have."""
@@ -275,7 +256,7 @@ def policy_of_ddte(
             verifier_config, module, expected, timed["validation"], bases, folder, run_id
         )
 
-    return kept.module(f"{name}, policy, {clock}", module, train)
+    return kept_module(parts, f"{name}, policy, {clock}", module, train)
 
 
 def speeds(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +19,7 @@ from pipelines.config import Config
 from pipelines.distil.texts import BEGUN, FEW, Sequences, Template, batches, held_out, write_texts
 from pipelines.distil.training import cost, measured, speed, train
 from pipelines.pair.stage import all_prompts, by_split, prepared_prompts, target_name
-from pipelines.run import Stage, console, provenance, read_json, table, write_json
+from pipelines.run import Parts, Stage, console, provenance, read_json, table, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.schema import InputError, sha256
 
@@ -64,12 +61,12 @@ def run(config: Config) -> None:
     stage = Stage("distil", config, depends, (folder / "draft", folder / "manifest.json"))
     if stage.begin():
         check_model(target, name, settings.context)  # before it writes for hours
-        texts = folder / "texts" / _digest(made_from)
+        texts = Parts(folder / "texts", made_from)  # stay for other drafts
         prepack(target.to(dtype))
         write_texts(config, texts, target, tokenizer)
         target = load_model(name, "target", torch.float32, device, config.pair.device_map)
         with mlflow_run(config, "distil") as mlflow:
-            metrics = _trained(stage, folder, texts, target, tokenizer, dtype, mlflow)
+            metrics = _trained(stage, folder, texts.folder, target, tokenizer, dtype, mlflow)
             mlflow.log_metrics(
                 {key: metrics[key] for key in ("overlap", "covered", "cost", "speed")}
             )
@@ -151,8 +148,8 @@ def _trained(
         always |= {*template.to_answer, *template.to_user}
     scored_tokens = data.most_frequent(settings.vocabulary, scored(target), sorted(always))
     draft = new_draft(target, settings.layers, scored_tokens)
-    training = folder / "training" / _digest(stage.depends)
-    train(config, draft, data, _steps(config), dtype, training, mlflow.active_run().info.run_id)
+    run_id = mlflow.active_run().info.run_id
+    train(config, draft, data, _steps(config), dtype, stage.parts().folder, run_id)
     text_metrics = measured(draft, *held_out(config, texts, tokenizer, eos_ids(target)))
     for model in (draft, target):  # as they decode
         prepack(model)
@@ -182,10 +179,4 @@ def _trained(
     }
     write_json(folder / "draft" / "provenance.json", origin)
     write_json(folder / "manifest.json", {"draft": metrics, "tried": [*tried, metrics]})
-    shutil.rmtree(folder / "training")
     return metrics
-
-
-def _digest(depends: dict[str, Any]) -> str:
-    text = json.dumps(depends, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

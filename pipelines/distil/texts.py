@@ -17,7 +17,8 @@ from __future__ import annotations
 import random
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +36,7 @@ from data_gen.texts.generated import seed_of
 from data_gen.texts.prompts import Prompt
 from pipelines.config import Config
 from pipelines.pair.stage import all_prompts, by_split
-from pipelines.run import ticking
-from selector.files import atomically
+from pipelines.run import Parts, watched
 from selector.schema import InputError
 
 HELD_OUT = "held_out.safetensors"
@@ -126,7 +126,6 @@ def write(
     further: Iterator[Start],
     length: int,
     seed: int,
-    tick: Callable[[], None] = lambda: None,
 ) -> Sampled:
     """Sample one batch of sequences of `length` tokens. Where a target without a template ends its
     text, the sequence continues with the next of the `further` beginnings. InputError where the
@@ -161,7 +160,6 @@ def write(
             temperatures = [[row.temperature] for row in rows]
             temperatures_B1 = torch.tensor(temperatures, device=target.device)
             drawn_B = _sample(logits_BV.div_(temperatures_B1), generator).cpu()
-            tick()
     if not log_total_BT.isfinite().all():
         raise InputError(
             f"{target.name_or_path}: the model gives numbers that are not finite (NaN or infinity)"
@@ -248,28 +246,29 @@ def batches(config: Config) -> int:
     return max(1, round(settings.tokens / (settings.batch * settings.context)))
 
 
-def write_texts(config: Config, folder: Path, target: PreTrainedModel, tokenizer: Any) -> None:
+def write_texts(config: Config, texts: Parts, target: PreTrainedModel, tokenizer: Any) -> None:
     """Sample and store the texts that are missing, and answers to the validation prompts at
     temperature 1."""
     settings = config.distil
     template = Template.of(tokenizer, config.prompts.system)
     prompts = list(_prompts_with_room(config, tokenizer, "train").values())
-    paths = [folder / f"{number:05}.safetensors" for number in range(batches(config))]
-    missing = [path for path in paths if not path.exists()]
-    total = len(paths) * settings.context
-    done = (len(paths) - len(missing)) * settings.context
-    with ticking("sampling texts", total, done) as tick:
-        for path in missing:
-            seed = seed_of(config.seed, "distil", int(path.stem))
-            further = starts(template, prompts, random.Random(seed))
-            begun = [next(further) for _ in range(settings.batch)]
-            save(write(target, template, begun, further, settings.context, seed, tick), path)
-    if not (folder / HELD_OUT).exists():
+
+    def write_batch(number: int, path: Path) -> None:
+        seed = seed_of(config.seed, "distil", number)
+        further = starts(template, prompts, random.Random(seed))
+        begun = [next(further) for _ in range(settings.batch)]
+        save(write(target, template, begun, further, settings.context, seed), path)
+
+    def write_held_out(path: Path) -> None:
         asked = _prompts_with_room(config, tokenizer, "validation").values()
         begun = [_asked(template, ids) for ids in asked]
         further = starts(template, prompts, random.Random(0))
         seed = seed_of(config.seed, "distil", "held out")
-        save(write(target, template, begun, further, settings.context, seed), folder / HELD_OUT)
+        save(write(target, template, begun, further, settings.context, seed), path)
+
+    for number in watched(range(batches(config)), "sampling texts"):
+        texts.file(f"{number:05}.safetensors", partial(write_batch, number))
+    texts.file(HELD_OUT, write_held_out)
 
 
 def held_out(
@@ -321,8 +320,7 @@ def _prompts_with_room(config: Config, tokenizer: Any, split: str) -> dict[Promp
 
 
 def save(written: Sampled, path: Path) -> None:
-    with atomically(path) as partial:
-        save_file(written._asdict(), partial)
+    save_file(written._asdict(), path)
 
 
 class Sequences(Dataset[Sampled]):

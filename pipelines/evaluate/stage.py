@@ -12,7 +12,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +41,7 @@ from pipelines.latency.stage import load_profile
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.pair.log import why_untrained
 from pipelines.pair.stage import encode, load_pair, prompts_depend, prompts_of
-from pipelines.run import Journal, Stage, ticking, verify, watched
+from pipelines.run import Parts, Stage, verify, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.result import (
@@ -62,7 +63,6 @@ from selector.train.tuning import Judged, tune_lookup_rule
 
 T = TypeVar("T")
 Contenders = dict[Sampling, list[Method | Assistant]]  # by sampling setting
-PARTIAL = "evaluation.partial.jsonl"  # the prompts that were decoded before an interruption
 GREEDY_PROMPTS = 40
 TUNING_PROMPTS = 6  # on which transformers' own methods are tuned
 WARM_UP = 16  # tokens that every method decodes first, which do not count
@@ -127,7 +127,6 @@ def run(config: Config) -> None:
         show(title(config, evaluation), evaluation)
         stage.say(methods.greedy_summary(evaluation.found["greedy"]))
     stage.finish()
-    (config.folder / PARTIAL).unlink(missing_ok=True)
 
 
 def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
@@ -152,8 +151,7 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
         for sampling, assistants in _assistants(config, pair).items():
             contenders[sampling] += assistants
     greedy = methods.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
-    journal = Journal(config.folder / PARTIAL, stage.depends)
-    decoded = decode_prompts(config, pair, prompts, contenders, journal)
+    decoded = decode_prompts(config, pair, prompts, contenders, stage.parts())
     table = Table([*figures(decoded), *replayed])
     outcome = {
         "summary": summary(config, table, decoded),
@@ -270,28 +268,23 @@ def _judged(
 
 
 def decode_prompts(
-    config: Config, pair: ModelPair, prompts: list[Prompt], among: Contenders, journal: Journal
+    config: Config, pair: ModelPair, prompts: list[Prompt], among: Contenders, parts: Parts
 ) -> Rows:
-    """Every prompt under every setting with every method; those that the journal already holds are
-    not decoded."""
-    finished: set[tuple[str, float, float]] = set()
-    for rows in journal.entries:
-        finished.update((row["prompt"], row["temperature"], row["top_p"]) for row in rows)
-    tasks = list(product(prompts, config.sampling))
-    todo = [
-        (prompt, setting)
-        for prompt, setting in tasks
-        if (prompt.id, setting.temperature, setting.top_p) not in finished
-    ]
-    with ticking("decoding held-out prompts", len(tasks), len(tasks) - len(todo)) as tick:
+    """Every prompt under every setting with every method; those among the parts are not decoded
+    again."""
+    tasks: dict[str, tuple[Prompt, SamplingSetting]] = {}
+    for prompt, setting in product(prompts, config.sampling):
+        tasks[f"{prompt.id} {setting.build()}"] = prompt, setting
+    missing = [name for name in tasks if not parts.holds(name)]
+    if missing:
         # a process decodes its first tokens more slowly than the others, so these are not used
-        if todo:
-            prompt, setting = todo[0]
-            _decode_all(config, pair, prompt, setting, among, min(WARM_UP, config.data.tokens))
-        for prompt, setting in todo:
-            journal.add(_decode_all(config, pair, prompt, setting, among, config.data.tokens))
-            tick()
-    return list(chain.from_iterable(journal.entries))
+        prompt, setting = tasks[missing[0]]
+        _decode_all(config, pair, prompt, setting, among, min(WARM_UP, config.data.tokens))
+    rows: Rows = []
+    for name, (prompt, setting) in watched(tasks.items(), "decoding held-out prompts"):
+        decode = partial(_decode_all, config, pair, prompt, setting, among, config.data.tokens)
+        rows += parts.get(name, decode)
+    return rows
 
 
 def turns(items: Sequence[T], rounds: int) -> list[list[T]]:

@@ -3,6 +3,8 @@ are over cells."""
 
 from __future__ import annotations
 
+import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from pipelines.compare.cells import (
 )
 from pipelines.compare.stage import IDEAL, over_cells
 from pipelines.evaluate.table import ALL, Table
-from tests.pipelines.runs import SMALL, espalier
+from tests.pipelines.runs import SMALL, at_call, espalier, outcome
 
 CLOCK = str(Path(__file__).parents[2] / "configs" / "clocks" / "h100_qwen2.5-32b_qwen2.5-0.5b.csv")
 
@@ -95,16 +97,14 @@ def test_every_method_of_every_verifier_is_compared_on_every_clock(copy: Path) -
 
 
 def test_a_stopped_comparison_goes_on(copy: Path) -> None:
-    """Networks and replays that are there are not made again, and the figures are the same."""
-    espalier(copy, "compare", *SMALL)
-    own = copy / "runs" / "demo"
-    before, record = Table.read(own / "papers.parquet").figures, own / "stages" / "compare.json"
-    record.write_text(record.read_text().replace('"finished": true', '"finished": false'))
-    made = {path: path.stat().st_mtime_ns for path in (own / "comparing").glob("*.pt")}
-    (gone := next(path for path in made if path.name.startswith("replay"))).unlink()
-    assert "reusing" not in espalier(copy, "compare", *SMALL)
-    changed = [path for path, time in made.items() if path.stat().st_mtime_ns != time]
-    assert changed == [gone] and Table.read(own / "papers.parquet").figures == before
+    """What is kept is not made again."""
+    ended = partial(signal.raise_signal, signal.SIGKILL)
+    stopped = partial(at_call, "pipelines.compare.stage.draw", 1, ended)
+    assert outcome(copy, "compare", *SMALL, prepare=stopped)[0] == -signal.SIGKILL
+    again = partial(at_call, "pipelines.compare.stage.replays", 1, ended)
+    code, said = outcome(copy, "compare", *SMALL, prepare=again)
+    assert code == 0, said
+    assert (copy / "runs/demo/papers.parquet").exists()
 
 
 def test_means_are_over_cells_and_errors_over_sources() -> None:

@@ -7,14 +7,13 @@ import json
 import random
 import signal
 from collections import Counter
+from copy import deepcopy
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -35,27 +34,26 @@ from pipelines.distil.texts import (
     starts,
     write,
 )
-from pipelines.distil.training import WEIGHT_DECAY, Muon, distances
+from pipelines.distil.training import WEIGHT_DECAY, Muon, distances, loss_and_gradient
 from selector.schema import sha256
-from tests.pipelines.runs import TARGET, at_call, espalier, outcome, patch
+from tests.pipelines.runs import TARGET, UNTEMPLATED, at_call, espalier, outcome, patch
 
 SMALL = [
-    *(
-        f"pair.target={TARGET}",
-        "pair.draft=distilled",
-        "pair.device=cpu",
-        "prompts.tokens=64",
-        "prompts.chat=false",
-    ),
-    *(
-        "prompts.longer=start",
-        "distil.layers=[0]",
-        "distil.vocabulary=60",
-        "distil.context=160",
-        "distil.batch=8",
-    ),
-    *("distil.tokens=3840", "distil.passes=2", "distil.rate=0.003"),
+    f"pair.target={TARGET}",
+    "pair.draft=distilled",
+    "pair.device=cpu",
+    "prompts.tokens=64",
+    *UNTEMPLATED,
+    "distil.layers=[0]",
+    "distil.vocabulary=60",
+    "distil.context=160",
+    "distil.batch=8",
+    "distil.tokens=3840",
+    "distil.passes=2",
+    "distil.rate=0.003",
 ]
+DISTIL = Path("runs/demo/distil")
+WEIGHTS = DISTIL / "draft" / "model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -175,51 +173,61 @@ def test_without_a_template_texts_follow_one_another(
     assert sum(not each for each in drawn) <= 2 + len(ends) + 2
 
 
-def exact(states_ND: Tensor, rows_RD: Tensor, hidden_ND: Tensor, total_N: Tensor) -> Tensor:
-    p_NR, log_q_NR = (
-        (hidden_ND @ rows_RD.T - total_N[:, None]).exp(),
-        (states_ND @ rows_RD.T).log_softmax(-1),
-    )
-    overlap = torch.minimum(p_NR, log_q_NR.exp()).sum(-1).mean()
-    return 1 - overlap - (p_NR * log_q_NR).sum(-1).mean()
-
-
 def test_the_loss_has_the_gradient_of_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.distil.training.ELEMENTS", 7 * 30)  # in parts of seven places
     generator = torch.Generator().manual_seed(0)
-    states_ND, hidden_ND = torch.randn(2, 50, 8, generator=generator).requires_grad_().unbind(0)
-    rows_RD, hidden_ND = torch.randn(40, 8, generator=generator), hidden_ND.detach()
-    total_N = (hidden_ND @ rows_RD.T).logsumexp(-1)
-    output = SimpleNamespace(weight=rows_RD[:30])  # the draft says a part of the tokens
-    draft = SimpleNamespace(get_output_embeddings=lambda: output)
-    found, overlap, covered = distances(draft, states_ND, hidden_ND, total_N)
-    (slope,) = torch.autograd.grad(found, states_ND, retain_graph=True)
-    expected = exact(states_ND, rows_RD[:30], hidden_ND, total_N)
-    (true_slope,) = torch.autograd.grad(expected, states_ND)
-    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    assert torch.allclose(slope, true_slope, atol=1e-6)
-    assert 0 < overlap < covered < 1
+    states_ND, hidden_ND = torch.randn(2, 50, 8, generator=generator)
+    states_ND.requires_grad_()
+    rows_VD = torch.randn(40, 8, generator=generator)
+    rows_RD = rows_VD[:30]  # the draft scores a part of the tokens
+    log_total_N = (hidden_ND @ rows_VD.T).logsumexp(-1)
+    with torch.no_grad():
+        means, gradient_ND = loss_and_gradient(states_ND, rows_RD, hidden_ND, log_total_N)
+    p_NR = (hidden_ND @ rows_RD.T - log_total_N[:, None]).exp()
+    log_q_NR = (states_ND @ rows_RD.T).log_softmax(-1)
+    cross_entropy = -(p_NR * log_q_NR).sum(-1).mean()
+    overlap = torch.minimum(p_NR, log_q_NR.exp()).sum(-1).mean()
+    expected = torch.stack([cross_entropy, overlap, p_NR.sum(-1).mean()])
+    assert torch.allclose(means, expected, rtol=1e-5)
+    (slope_ND,) = torch.autograd.grad(cross_entropy - overlap, states_ND)
+    assert torch.allclose(gradient_ND, slope_ND, atol=1e-6)
+
+
+def test_the_loss_passes_its_gradient_to_the_draft(target: PreTrainedModel) -> None:
+    """Along a weight's gradient the loss falls by its square."""
+    batch = written(target, None, [Start([5, 9, 4], True, 1.0)])
+    _, overlap, covered = distances(target, batch)  # its own draft
+    assert 0.98 < float(overlap) <= float(covered)
+    draft = deepcopy(target)
+    weight = draft.model.layers[0].mlp.down_proj.weight
+    with torch.no_grad():
+        weight *= -1
+    loss, *_ = distances(draft, batch)
+    (slope,) = torch.autograd.grad(loss, weight)
+    step = 1e-2 / slope.norm()
+    with torch.no_grad():
+        weight -= step * slope
+    fall = ((loss - distances(draft, batch)[0]) / step).item()
+    assert fall == pytest.approx(slope.square().sum().item(), rel=0.05)
 
 
 def test_muon_moves_matrices_as_that_of_torch_does() -> None:
     """Torch's rounds to bfloat16."""
     generator = torch.Generator().manual_seed(0)
-    mine = [
-        torch.randn(*shape, generator=generator).requires_grad_()
-        for shape in ((40, 24), (24, 40), (30, 30))
-    ]
-    other = [each.detach().clone().requires_grad_() for each in mine]
-    moves = (
-        Muon(mine, 0.01),
-        torch.optim.Muon(other, 0.01, WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"),
+    shapes = ((40, 24), (24, 40), (30, 30))
+    ours = [torch.randn(*shape, generator=generator).requires_grad_() for shape in shapes]
+    theirs = [matrix.detach().clone().requires_grad_() for matrix in ours]
+    optimizers = (
+        Muon(ours, 0.01),
+        torch.optim.Muon(theirs, 0.01, WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"),
     )
     for _ in range(5):
-        for own, its in zip(mine, other, strict=True):
-            own.grad = its.grad = torch.randn(own.shape, generator=generator)
-        for each in moves:
-            each.step()
-    for own, its in zip(mine, other, strict=True):
-        assert torch.allclose(own, its, rtol=0, atol=4e-4)
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = other.grad = torch.randn(mine.shape, generator=generator)
+        for optimizer in optimizers:
+            optimizer.step(lambda: None)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, other, rtol=0, atol=4e-4)
 
 
 def test_the_most_frequent_tokens_are_counted_where_they_were_drawn(tmp_path: Path) -> None:
@@ -234,26 +242,30 @@ def test_the_most_frequent_tokens_are_counted_where_they_were_drawn(tmp_path: Pa
     assert data[0].counted_BT.tolist() == [False, False, True, True, True, False]
 
 
-def test_a_draft_from_nothing_to_decoding(tmp_path: Path) -> None:
-    espalier(tmp_path, "distil", *SMALL)
-    folder = tmp_path / "runs" / "demo" / "distil"
-    about = json.loads((folder / "manifest.json").read_text())["draft"]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with a draft, and the checksum of its weights."""
+    folder = tmp_path_factory.mktemp("whole")
+    espalier(folder, "distil", *SMALL)
+    return folder, sha256(folder / WEIGHTS)
+
+
+def test_a_draft_from_nothing_to_decoding(whole: tuple[Path, str]) -> None:
+    folder, _ = whole
+    manifest = folder / DISTIL / "manifest.json"
+    about = json.loads(manifest.read_text())["draft"]
     assert about["vocabulary"] == 60 and 0.1 < about["overlap"] < about["covered"] < 1
-    assert "distil: reusing" in espalier(tmp_path, "distil", *SMALL)
-    # on the same texts
-    again = espalier(tmp_path, "distil", *SMALL, "distil.layers=[1]", "distil.passes=1")
-    tried = json.loads((folder / "manifest.json").read_text())["tried"]
-    assert [each["layers"] for each in tried] == [[0], [1]] and "[1]" in again
-    assert len(list((folder / "texts").iterdir())) == 1
-    assert (
-        ModelPair.load(TARGET, str(folder / "draft"), device="cpu").draft.config.num_hidden_layers
-        == 1
-    )
-    assert "their vocabulary" in espalier(tmp_path, "pair", *SMALL, "data.tokens=24")
-    made = json.loads((folder / "draft" / "provenance.json").read_text())  # as it is shipped
-    assert made["weights"] == sha256(folder / "draft" / "model.safetensors") and made["config"][
-        "layers"
-    ] == [1]
+    assert "distil: reusing" in espalier(folder, "distil", *SMALL)
+    texts = {path: path.stat().st_mtime_ns for path in (folder / DISTIL / "texts").iterdir()}
+    espalier(folder, "distil", *SMALL, "distil.layers=[1]", "distil.passes=1")
+    assert texts == {path: path.stat().st_mtime_ns for path in texts}  # another draft on them
+    tried = json.loads(manifest.read_text())["tried"]
+    assert [draft["layers"] for draft in tried] == [[0], [1]]
+    draft = ModelPair.load(TARGET, str(folder / DISTIL / "draft"), device="cpu").draft
+    assert draft.config.num_hidden_layers == 1
+    assert "their vocabulary" in espalier(folder, "pair", *SMALL, "data.tokens=24")
+    made = json.loads((folder / DISTIL / "draft" / "provenance.json").read_text())
+    assert made["weights"] == sha256(folder / WEIGHTS) and made["config"]["layers"] == [1]
 
 
 KILLED = partial(signal.raise_signal, signal.SIGKILL)
@@ -265,22 +277,18 @@ def kill_at_step(number: int) -> None:
     at_call("pipelines.distil.training.DistilModule.training_step", number, KILLED)
 
 
-def test_a_killed_stage_goes_on(tmp_path: Path) -> None:
-    """Killed between two batches of texts, which stay; and at the sixth step of the training, of
-    which four were kept, so that the third call makes two: at a third one it would be killed."""
-    distil = tmp_path / "runs" / "demo" / "distil"
-    code, _ = outcome(
-        tmp_path,
-        "distil",
-        *SMALL,
-        prepare=partial(at_call, "pipelines.distil.texts.save", 2, KILLED),
-    )
+def test_a_killed_stage_ends_at_the_same_weights(whole: tuple[Path, str], tmp_path: Path) -> None:
+    """Killed between two batches of texts, which stay; and at the fourth step of the training, of
+    which two were kept, so that the next call makes four: at a fifth one it would be killed."""
+    prepare = partial(at_call, "pipelines.distil.texts.save", 2, KILLED)
+    code, _ = outcome(tmp_path, "distil", *SMALL, prepare=prepare)
     assert code == -signal.SIGKILL
-    (first,) = distil.rglob("0*.safetensors")
-    before = sha256(first)
-    code, _ = outcome(tmp_path, "distil", *SMALL, prepare=partial(kill_at_step, 6))
-    assert code == -signal.SIGKILL and sha256(first) == before
-    code, said = outcome(tmp_path, "distil", *SMALL, prepare=partial(kill_at_step, 3))
-    assert code == 0, said
-    assert len(list(first.parent.glob("0*.safetensors"))) == 3 and sha256(first) == before
-    assert (distil / "draft" / "model.safetensors").exists() and not (distil / "training").exists()
+    (first,) = (tmp_path / DISTIL).rglob("0*.safetensors")
+    before = first.stat().st_mtime_ns
+    for number, expected in ((4, -signal.SIGKILL), (5, 0)):
+        prepare = partial(kill_at_step, number)
+        code, said = outcome(tmp_path, "distil", *SMALL, prepare=prepare)
+        assert code == expected, said
+    assert first.stat().st_mtime_ns == before
+    assert sha256(tmp_path / WEIGHTS) == whole[1]
+    assert not list((tmp_path / "runs/demo").rglob("*.ckpt"))

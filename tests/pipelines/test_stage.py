@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from pipelines.cli import STAGES, only_one
 from pipelines.config import Config
 from pipelines.run import (
-    Journal,
     Stage,
     console,
     read_record,
@@ -208,21 +209,26 @@ def test_other_inputs_are_named(config: Config, capsys: pytest.CaptureFixture[st
     assert run(stage_of(config, 2)) and f"fake: made again: {changes}" in capsys.readouterr().out
 
 
-def test_parts_that_are_finished_are_not_made_again(tmp_path: Path) -> None:
-    """But for a line that was cut short, and unless the inputs are others."""
-    path = tmp_path / "parts.jsonl"
-    for part in ([1], {"two": 2}):
-        Journal(path, {"seed": 1}).add(part)
-    assert Journal(path, {"seed": 1}).entries == [[1], {"two": 2}]
-    path.write_text(path.read_text()[:-3])
-    again = Journal(path, {"seed": 1})
-    assert again.entries == [[1]]
-    again.path = Path("/dev/full")
-    with pytest.raises(
-        InputError, match=r"^/dev/full: cannot be written: No space left on device; make room"
-    ):
-        again.add([3])
-    assert again.entries == [[1]] and Journal(path, {"seed": 2}).entries == []
+def test_parts_are_made_once_for_the_same_inputs(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the stage is finished, and whatever their names."""
+    stage = stage_of(config)
+    part = {"rows": [1, "two", None], "tensor": torch.ones(2)}
+    name = "one/of several: " + "x" * 300
+    assert not stage.parts().holds(name)
+    for made in (part, {}):
+        kept = stage.parts().get(name, lambda made=made: made)
+        assert kept["rows"] == part["rows"] and torch.equal(kept["tensor"], part["tensor"])
+    with monkeypatch.context() as patched:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        patched.setattr(Path, "write_bytes", Mock(side_effect=full))
+        with pytest.raises(InputError, match="No space left on device; make room"):
+            stage.parts().get("another", dict)
+    assert stage.parts().holds(name) and not stage.parts().holds("another")
+    assert not stage_of(config, 2).parts().holds(name)
+    assert stage.parts().get(name, dict) == {}
+    assert run(stage) and not stage.parts().holds(name)
 
 
 def test_two_commands_exclude_each_other(inside: Path) -> None:
