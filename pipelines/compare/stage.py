@@ -94,7 +94,7 @@ def run(config: Config) -> None:
     if stage.begin():
         pair = load_pair(config)
         profile = load_profile(config, pair)
-        splits = load_traces(config, profile.pair)
+        splits = load_traces(config)
         with mlflow_run(config, "compare") as mlflow:
             parts = stage.parts()
             stage.replace()

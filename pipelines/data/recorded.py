@@ -16,63 +16,35 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from data_gen.texts.log_labels import read_log_texts
-from data_gen.texts.written import BEHAVIOUR
-from data_gen.traces import differences, read_manifest, read_texts, space_of
+from data_gen.traces import differences, read_manifest, space_of
 from pipelines.config import Config
-from pipelines.pair import log
-from pipelines.pair.stage import prompts_depend
+from pipelines.pair.source import source_of
 from pipelines.run import verify
 from selector.actions import STYLES, ActionSpace
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
-from selector.schema import FORMAT, LIGHT, InputError, sha256, survival_column
-from selector.train.data import SPLITS, Texts, Timed
+from selector.schema import FORMAT, InputError, survival_column
+from selector.train.data import Texts, Timed
 from selector.train.replay import outcomes
 
 FEWEST = 10  # decoded steps that are compared with their labels, which are averages of few draws
 ROUNDING = 2.0**-11  # labels are stored in half precision, whose numbers below 1 lie so far apart
 
 
-def depends(config: Config, pair: str) -> dict[str, Any]:
-    """Everything that the rows' law depends on; `pair` is the pair's fingerprint. The device is
-    left out: it changes the rounding and so a few of the drawn tokens, but not their law.
-    InputError where there is no log."""
-    if config.logs.files:
-        return log.depends(config)
-    data = config.data.model_dump(mode="json")
-    if config.data.features == LIGHT:  # only hidden states are recorded with a stride
-        data["stride"] = 1
-    data["behaviour"] = BEHAVIOUR
-    log_digest = None if config.data.log is None else sha256(config.data.log)
-    shares = [config.prompts.validation, config.prompts.test]
-    return {
-        "pair": pair,
-        "dtype": config.pair.dtype,
-        "seed": config.seed,
-        "sampling": [setting.model_dump() for setting in config.sampling],
-        "verifiers": list(config.verifiers),
-        "data": data,
-        "log": log_digest,
-        "prompts": {"shares": shares, **prompts_depend(config, *SPLITS)},
-    }
-
-
 def traces_folder(config: Config) -> Path:
     return config.folder / "traces"
 
 
-def load_traces(config: Config, pair: str) -> dict[str, Texts]:
+def load_traces(config: Config) -> dict[str, Texts]:
     """The texts of every split; InputError unless they were made with this config and pair."""
     folder = traces_folder(config)
     verify(config, "data")
+    source = source_of(config)
     recorded = read_manifest(folder)["depends"]
-    changes = differences(recorded, {"format": FORMAT, **depends(config, pair)})
+    changes = differences(recorded, {"format": FORMAT, **source.depends()})
     if changes:
         raise InputError(f"{folder}: made from other inputs ({changes}): run the data stage")
-    if config.logs.files:
-        return read_log_texts(folder, sha256(folder / "manifest.json"))
-    return {split: read_texts(folder, split, config.verifiers) for split in SPLITS}
+    return source.texts(folder)
 
 
 def settings_of(config: Config) -> list[Sampling]:

@@ -15,7 +15,7 @@ import numpy as np
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
 from data_gen.texts.log_labels import VERIFIER
-from data_gen.texts.logs import NO_DRAFTER, LoggedText
+from data_gen.texts.logs import LoggedText
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, timed
 from pipelines.evaluate.gains import (
@@ -31,7 +31,7 @@ from pipelines.evaluate.gains import (
 from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
 from pipelines.evaluate.table import ALL, Figure, Table, replayed
 from pipelines.latency.stage import load_profile
-from pipelines.pair.log import Log, log_of, why_untrained
+from pipelines.pair.log import LogSource
 from pipelines.run import watched
 from pipelines.tracking import metric_name
 from pipelines.train.result import build, chosen_of, load_module, load_result
@@ -44,9 +44,9 @@ CONTEXT = 8000  # tokens of context at which decisions are timed
 
 def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     """What `evaluation.json` holds of a run on a log, and its figures."""
-    log = log_of(config)
-    data = load_traces(config, log.fingerprint)
-    outcome = _contents(config, log, data)
+    source = LogSource(config)
+    data = load_traces(config)
+    outcome = _contents(source, data)
     if not outcome["exported"]:
         return {"logs": outcome, "summary": None}, Table([])
     result = load_result(config)
@@ -56,10 +56,10 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     rows = chosen_of(result)["modes"]
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", data)
-    outcome["decision_seconds"] = _decision_seconds(selector, log.splits["test"], sampling)
+    outcome["decision_seconds"] = _decision_seconds(selector, source.log.splits["test"], sampling)
     predicted = {level: module.scores(data["test"], level) for level in LEVELS}
     figures: list[Figure] = []
-    tuned = BatchModes.by_batch(rows) if log.is_dense else {}
+    tuned = BatchModes.by_batch(rows) if source.is_dense else {}
     for batch, modes in watched(tuned.items(), "replay, by batch size"):
         test = timed(data["test"], sampling, VERIFIER, profile, batch)
         taken = {level: outcome["decision_seconds"][level][str(batch)] for level in LEVELS}
@@ -71,26 +71,26 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     return {"logs": outcome, "summary": None}, Table(figures)
 
 
-def _contents(config: Config, log: Log, data: dict[str, Texts]) -> dict[str, Any]:
+def _contents(source: LogSource, data: dict[str, Texts]) -> dict[str, Any]:
     """What a log holds, before anything is replayed."""
     levels = list(LEVELS)
-    if log.labeller.drafter == NO_DRAFTER:
+    if not source.drafts:
         levels = levels[:1]  # without a drafter there are no hits
     accepted = {}
     for name, texts in data.items():
         mean_S = texts.survivals[VERIFIER].float().nanmean(0)
         accepted[name] = mean_S.cumsum(0).tolist()
     return {
-        "drafter": log.labeller.drafter,
+        "drafter": source.drafter,
         "texts": {name: len(texts) for name, texts in data.items()},
         "roots": {name: int(texts.size_X.sum()) for name, texts in data.items()},
-        "dense": log.is_dense,
+        "dense": source.is_dense,
         "levels": levels,
         # of the drafter's longest chain, by the number of its tokens
         "accepted": accepted,
         "by_batch": [],
-        "exported": not why_untrained(config),
-        "why": why_untrained(config),
+        "exported": not source.why_untrained,
+        "why": source.why_untrained,
     }
 
 

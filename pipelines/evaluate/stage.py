@@ -39,7 +39,7 @@ from pipelines.evaluate.table import (
 from pipelines.evaluate.verdict import Evaluation, metrics, show, title, verdicts
 from pipelines.latency.stage import load_profile
 from pipelines.latency.timings import profile_of, read_timings
-from pipelines.pair.log import why_untrained
+from pipelines.pair.source import source_of
 from pipelines.pair.stage import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Parts, Stage, verify, watched
 from pipelines.tracking import describe, mlflow_run
@@ -69,13 +69,14 @@ WARM_UP = 16  # tokens that every method decodes first, which do not count
 
 
 def plan(config: Config) -> list[str]:
-    if not config.logs.files:
+    source = source_of(config)
+    if source.decodes:
         return [
             f"{config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings with "
             f"every method, in {config.evaluate.rounds} rounds where text is greedy, "
             f"{config.data.tokens} tokens each; then replay"
         ]
-    if why_untrained(config):
+    if source.why_untrained:
         return []
     return ["replay of the held-out texts by batch size"]
 
@@ -83,7 +84,7 @@ def plan(config: Config) -> list[str]:
 def stage_of(config: Config) -> Stage:
     """The stage with what it depends on; InputError unless training is finished, where a selector
     can be trained."""
-    if config.logs.files:
+    if not source_of(config).decodes:
         verify(config, "data")
         shards = read_manifest(traces_folder(config))["shards"]
         hashes = {name: shard["sha256"] for name, shard in shards.items()}
@@ -106,7 +107,7 @@ def stage_of(config: Config) -> Stage:
 
 
 def run(config: Config) -> None:
-    pair = None if config.logs.files else load_pair(config)
+    pair = load_pair(config) if source_of(config).decodes else None
     if pair:
         load_profile(config, pair)  # InputError where it is another pair's
     stage = stage_of(config)
@@ -134,7 +135,7 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     result = load_result(config)
     profile = load_profile(config, pair)
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
-    splits = load_traces(config, profile.pair)
+    splits = load_traces(config)
     module = load_module(config, result)
     compared = _compared(config, profile, splits, result, module)
     replayed = list(replays(compared, splits["test"], profile))

@@ -247,7 +247,7 @@ def serve(config: Config, name: str) -> None:
         "read": engine.read,
     }
     stage = Stage(f"export-{name}", config, depends, (folder,))
-    texts = load_traces(config, profile.pair)["validation"]
+    texts = load_traces(config)["validation"]
     if not stage.begin():
         return
     sections = []

@@ -19,7 +19,7 @@ from pipelines.evaluate.logged import metrics
 from pipelines.evaluate.verdict import Evaluation, losses
 from pipelines.export.engines import serve
 from pipelines.latency.stage import load_profile
-from pipelines.pair.log import why_untrained
+from pipelines.pair.source import source_of
 from pipelines.run import Stage, require
 from pipelines.tracking import EXPORTED, describe, mlflow_run, named
 from pipelines.train.result import build, decision_digest, load_result
@@ -35,7 +35,7 @@ the alias, a run's name, is that of its last one. `load_selector("models:/{MODEL
 
 
 def plan(config: Config) -> list[str]:
-    if why_untrained(config):
+    if source_of(config).why_untrained:
         return []
     lines = []
     if config.export.engine:
@@ -64,7 +64,7 @@ def run(config: Config) -> None:
         serve(config, config.export.engine)
         if not (config.folder / "training" / "result.json").exists():
             return  # an engine's table needs no training
-    if why_untrained(config):
+    if source_of(config).why_untrained:
         return
     stage = stage_of(config)
     if not stage.begin():
@@ -75,7 +75,7 @@ def run(config: Config) -> None:
     (folder,) = stage.outputs
     with mlflow_run(config, "export") as mlflow:
         stage.replace()
-        splits = load_traces(config, load_profile(config).pair)
+        splits = load_traces(config)
         summary = evaluation.found["summary"] if evaluation else None  # a log's has none
         lost = losses(evaluation) if evaluation and summary else []
         selector = build(config, folder, splits, summary, lost)
@@ -97,7 +97,7 @@ def _figures(config: Config, evaluation: Evaluation | None) -> dict[str, str]:
     fixed length."""
     if evaluation is None:
         return {}
-    if config.logs.files:
+    if not source_of(config).decodes:
         gains = metrics(evaluation.table)
         return {name.replace("/", " "): f"{value:.3f}" for name, value in gains.items()}
     summary = evaluation.found["summary"] or {}

@@ -20,12 +20,11 @@ from data_gen.drafting.sampled import distinct_nodes
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.generated import generated_by_target, seed_of
-from data_gen.texts.logs import NO_DRAFTER
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.latency import timings
 from pipelines.pair import stage as pairs
-from pipelines.pair.log import log_of
+from pipelines.pair.source import source_of
 from pipelines.run import Stage, console, table, ticking, verify, watched, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.actions import GREEDY, IID, Action, ActionSpace
@@ -109,7 +108,7 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
     verify(config, "latency")
     profile = LatencyProfile.load(path)
     device = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
-    if profile.device != device and not config.logs.files:
+    if profile.device != device and source_of(config).decodes:
         raise InputError(
             f"{path} was measured on {profile.device}; this is {device}: "
             "run the latency stage again"
@@ -161,7 +160,7 @@ def decision_seconds(
 
 def plan(config: Config) -> list[str]:
     path = config.latency.timings
-    if config.logs.files or reads_only(config):
+    if reads_only(config):
         if path is None:
             return []
         count = len(timings.read_timings(path))
@@ -172,16 +171,19 @@ def plan(config: Config) -> list[str]:
 
 
 def reads_only(config: Config) -> bool:
-    """Whether only an engine's times are read, because this machine's profile exists."""
-    return config.latency.timings is not None and profile_path(config).exists()
+    """Whether only an engine's times are read: there are no models, or this machine's profile
+    exists."""
+    has_timings = config.latency.timings is not None
+    return not source_of(config).decodes or (has_timings and profile_path(config).exists())
 
 
 def run(config: Config) -> None:
     path = config.latency.timings
-    if config.logs.files:
-        log = log_of(config)  # a log that cannot be read ends the run before anything is written
+    source = source_of(config)
+    if not source.decodes:
+        source.open()  # a log that cannot be read ends the run before anything is written
         if path is not None:
-            timings.run(stage_of(config), path, log.labeller.drafter != NO_DRAFTER)
+            timings.run(stage_of(config), path, source.drafts)
         return
     pair = pairs.load_pair(config)
     if path is not None:
@@ -255,17 +257,13 @@ def _with_decisions(
 def stage_of(config: Config, pair: str | None = None) -> Stage:
     """The stage with what it depends on. `pair` is the pair's fingerprint: the recorded one if it
     is not given."""
-    if config.logs.files and config.latency.timings:
-        return timings.stage_of(
-            config,
-            "latency",
-            config.latency.timings,
-            log_of(config).fingerprint,
-            profile_path(config),
-        )
+    source = source_of(config)
+    path = config.latency.timings
+    if path is not None and not source.decodes:
+        return timings.stage_of(config, "latency", path, source.fingerprint, profile_path(config))
     device = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
     if pair is None:
-        pair = pairs.known_fingerprint(config)
+        pair = source.fingerprint
     depends = {
         "device": device,
         "pair": pair,

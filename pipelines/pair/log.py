@@ -1,28 +1,27 @@
-"""An engine's log as the source of a run's texts, in place of a pair of models.
-
-The stages are those of a pair. Where `logs.files` names logs, `latency` reads the engine's step
-times, `data` stores what each text says of every position, and nothing is decoded.
-"""
+"""An engine's log as the source of a run's texts, in place of a pair of models: `latency` reads the
+engine's step times, `data` stores what each text says of every position, and nothing is decoded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from data_gen.texts.log_labels import Labeller, splits_of
-from data_gen.texts.logs import LoggedText, Logs, drafter_of, read_all
+from data_gen.texts.log_labels import Labeller, read_log_texts, splits_of
+from data_gen.texts.logs import NO_DRAFTER, LoggedText, Logs, drafter_of, read_all
 from data_gen.texts.written import Work
 from pipelines.config import Config
 from selector.actions import ActionSpace
-from selector.schema import InputError, sha256
+from selector.schema import DRAFTER, LOG, InputError, sha256
+from selector.train.data import Texts
 
-OF_LOG = "log:"
 LONGEST_LOOKUP = 20  # tokens
-# weight of the squared error; with 1, lookups of 20 tokens would outweigh the drafter's chains
-SQUARED = 0.03
+# speed of drafting over that of copies alone, since an engine's step times lack its passes over
+# prompts and over tokens that were copied
+DRAFTING_LEAD = 1.1
 TIMELESS = (
     "No step times were given: add --timings FILE to train a selector, to measure its gain and to "
     "export it."
@@ -43,15 +42,9 @@ class Log:
     splits: dict[str, list[LoggedText]]
     labeller: Labeller
 
-    @property
-    def fingerprint(self) -> str:
-        """What stands in the place of a pair's."""
-        return OF_LOG + self.labeller.drafter
-
     @cached_property
     def is_dense(self) -> bool:
-        """Whether it is known at every position what would have been accepted, so that every policy
-        can be replayed."""
+        """Whether it is known at every position what would have been accepted."""
         if not self.labeller.space.depth:
             return True
         for text in self.logs.all:
@@ -60,18 +53,6 @@ class Log:
             if survivals_RD.shape[1] == 0 or (survivals_RD != survivals_RD).any():
                 return False
         return True
-
-    @property
-    def work(self) -> list[Work]:
-        """All texts by split, as the data stage takes them."""
-        return [
-            Work(split, self.labeller.sampling, (), logged=tuple(texts))
-            for split, texts in self.splits.items()
-        ]
-
-    def shard(self, work: Work) -> pa.Table:
-        """The rows of some texts."""
-        return self.labeller.table(work.logged)
 
     def __str__(self) -> str:
         texts = self.logs.all
@@ -85,9 +66,97 @@ class Log:
         )
 
 
-def log_of(config: Config) -> Log:
-    """The run's log; InputError where a file is missing, no log, or holds too few texts."""
-    return _read(config, tuple(files_of(config).values()))
+@dataclass(frozen=True)
+class LogSource:
+    """A `pipelines.pair.source.Source`: the logs that `logs.files` names."""
+
+    config: Config
+    schema = LOG
+    decodes = False
+    selectors = (("regressor", DRAFTER),)
+    # with 1, lookups of 20 tokens would outweigh the drafter's chains
+    squared_weight = 0.03
+
+    @property
+    def log(self) -> Log:
+        return _read(self.config, tuple(self._checksums().values()))
+
+    @property
+    def drafter(self) -> str:
+        return self.log.labeller.drafter
+
+    @property
+    def drafts(self) -> bool:
+        return self.drafter != NO_DRAFTER
+
+    @property
+    def drafting_lead(self) -> float:
+        return DRAFTING_LEAD if self.drafts else 1.0
+
+    @property
+    def is_dense(self) -> bool:
+        return self.log.is_dense
+
+    @property
+    def why_untrained(self) -> str:
+        if not (self.is_dense or self.config.logs.force):
+            return UNMEASURED
+        if self.config.latency.timings is None:
+            return TIMELESS
+        return ""
+
+    @property
+    def fingerprint(self) -> str:
+        return f"log:{self.drafter}"
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return {"target": "of the log", "draft": self.drafter}
+
+    @property
+    def processes(self) -> int:
+        return self.config.processes
+
+    def open(self) -> None:
+        self.log  # noqa: B018
+
+    def depends(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "pair": self.fingerprint,
+            "sampling": [setting.model_dump() for setting in config.sampling],
+            "verifiers": list(config.verifiers),
+            "log": self._checksums(),
+            "held out": [str(path) for path in config.logs.test],
+            "prompts": {"shares": [config.prompts.validation, config.prompts.test]},
+        }
+
+    def plan(self) -> list[str]:
+        return [str(self.log), *self.log.logs.remarks]
+
+    def work(self) -> list[Work]:
+        sampling = self.log.labeller.sampling
+        whole = []
+        for split, texts in self.log.splits.items():
+            whole.append(Work(split, sampling, (), logged=tuple(texts)))
+        return whole
+
+    def make(self, work: Work) -> pa.Table:
+        return self.log.labeller.table(work.logged)
+
+    def texts(self, folder: Path) -> dict[str, Texts]:
+        return read_log_texts(folder, sha256(folder / "manifest.json"))
+
+    def _checksums(self) -> dict[str, str]:
+        """Of the logs, by path."""
+        checksums = {}
+        for path in [*self.config.logs.files, *self.config.logs.test]:
+            is_pipe = path.exists() and not (path.is_file() or path.is_dir())
+            if is_pipe:  # it would be empty once it is read
+                raise InputError(f"{path}: a pipe, no file: write the log to a file first")
+            manifest = path / "manifest.json"
+            checksums[str(path)] = sha256(manifest if manifest.exists() else path)
+        return checksums
 
 
 @lru_cache(maxsize=1)
@@ -100,39 +169,3 @@ def _read(config: Config, _: tuple[str, ...]) -> Log:
     space = ActionSpace.chains(longest_chain, LONGEST_LOOKUP)
     splits = splits_of(logs, config.prompts.validation, config.prompts.test)
     return Log(logs, splits, Labeller(drafter, space, sampling))
-
-
-def files_of(config: Config) -> dict[str, str]:
-    """The checksums of the logs by path."""
-    checksums = {}
-    for path in [*config.logs.files, *config.logs.test]:
-        is_pipe = path.exists() and not (path.is_file() or path.is_dir())
-        if is_pipe:  # it would be empty once it is read
-            raise InputError(f"{path}: a pipe, no file: write the log to a file first")
-        manifest = path / "manifest.json"
-        checksums[str(path)] = sha256(manifest if manifest.exists() else path)
-    return checksums
-
-
-def depends(config: Config) -> dict[str, Any]:
-    """Everything that the rows depend on."""
-    return {
-        "pair": log_of(config).fingerprint,
-        "sampling": [setting.model_dump() for setting in config.sampling],
-        "verifiers": list(config.verifiers),
-        "log": files_of(config),
-        "held out": [str(path) for path in config.logs.test],
-        "prompts": {"shares": [config.prompts.validation, config.prompts.test]},
-    }
-
-
-def why_untrained(config: Config) -> str:
-    """Why a selector cannot be trained on the run's log; empty where it can, and where there is no
-    log."""
-    if not config.logs.files:
-        return ""
-    if not (log_of(config).is_dense or config.logs.force):
-        return UNMEASURED
-    if config.latency.timings is None:
-        return TIMELESS
-    return ""

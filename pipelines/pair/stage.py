@@ -28,7 +28,6 @@ from data_gen.texts.prompts import (
 )
 from data_gen.texts.written import BEYOND, DEPTH, Recipe
 from pipelines.config import DISTILLED, SHIPPED, SMOLLM2, Config
-from pipelines.pair.log import log_of
 from pipelines.run import Stage, read_record, verify
 from selector.files import atomically
 from selector.schema import FULL, InputError, sha256
@@ -79,10 +78,8 @@ def load_pair(config: Config) -> ModelPair:
 
 
 def known_fingerprint(config: Config) -> str:
-    """The pair's fingerprint as the latency or the pair stage recorded it, or what stands in its
-    place for a log; InputError where neither has been run."""
-    if config.logs.files:
-        return log_of(config).fingerprint
+    """The pair's fingerprint as the latency or the pair stage recorded it; InputError where neither
+    has been run."""
     for stage, key in (("latency", "pair"), ("pair", "fingerprint")):
         with suppress(InputError):
             fingerprint = read_record(config, stage)["depends"].get(key)

@@ -18,6 +18,7 @@ from pipelines.evaluate.methods import BEST_STATIC, SELECTOR, greedy_summary
 from pipelines.evaluate.table import Figure, decoded, replayed
 from pipelines.evaluate.verdict import Evaluation
 from pipelines.latency.stage import profile_path
+from pipelines.pair.source import source_of
 from pipelines.run import Stage, console, provenance, require, templates_beside, verify
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import known_digest
@@ -80,7 +81,7 @@ def page(config: Config, evaluation: Evaluation) -> None:
         "methods": verdict.methods(evaluation),
         "provenance": json.dumps(provenance(config), indent=1),
     }
-    if not config.logs.files:
+    if source_of(config).decodes:
         values |= {
             "program": program,
             "note": verdict.NOTE,
@@ -89,7 +90,7 @@ def page(config: Config, evaluation: Evaluation) -> None:
             "origins": verdict.origins(evaluation),
             "greedy": greedy_summary(evaluation.found["greedy"]),
         }
-    template = TEMPLATES.get_template("logs.j2" if config.logs.files else "run.j2")
+    template = TEMPLATES.get_template("run.j2" if source_of(config).decodes else "logs.j2")
     with atomically(config.folder / "report.html") as partial_path:
         partial_path.write_text(template.render(values), encoding="utf-8")
 

@@ -16,7 +16,6 @@ from pipelines.data.recorded import settings_of, timed
 from pipelines.run import watched
 from selector.decision import Mode
 from selector.latency import LatencyProfile
-from selector.schema import LOG
 from selector.train import tuning
 from selector.train.data import Texts, Timed
 from selector.train.mixed import MixedBatches
@@ -30,9 +29,6 @@ from selector.train.tuning import (
     judge_mode,
     tune_lookup_rule,
 )
-
-# an engine's step times lack the draft's passes over prompts and over tokens that were copied
-DRAFTING = 1.1
 
 
 def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
@@ -111,21 +107,16 @@ def _among(batches: MixedBatches, mode: Mode, replayed: Replayed, base: Mode) ->
     return Judged(mode, ratio, replayed, torch.arange(len(replayed.tokens_X)))
 
 
-def lead(texts: Timed, rule: Mode) -> float:
-    """How many times the rule's speed a network must have: one that drafts must gain more than step
-    times say."""
-    is_log_of_drafts = texts.texts.schema is LOG and texts.space.depth > 0
-    if is_log_of_drafts and not rule.action.drafts:
-        return DRAFTING
-    return 1.0
-
-
 def judge_rules(
-    train: list[Timed], others: list[Timed], bases: list[Mode], profile: LatencyProfile
+    train: list[Timed],
+    others: list[Timed],
+    bases: list[Mode],
+    profile: LatencyProfile,
+    drafting_lead: float = 1.0,
 ) -> list[Judged]:
     """Lookup rules, tuned on the training texts and judged on others, in every case; several
-    requests have different texts. A log's drafts with a model only where that is surely ahead of
-    copies alone by `DRAFTING`."""
+    requests have different texts. With a `drafting_lead` above 1, a rule drafts with a model only
+    where that is surely so many times as fast as copies alone."""
 
     def judged_rule(case: Timed, judged: Timed, base: Mode, drafts: bool = True) -> Judged:
         if case.batch == 1:
@@ -140,9 +131,9 @@ def judge_rules(
     cases = list(zip(train, others, bases, strict=True))
     for case, judged, base in watched(cases, "tuning lookup rules"):
         rule = judged_rule(case, judged, base)
-        if case.texts.schema is LOG and rule.mode.action.drafts:
+        if drafting_lead > 1 and rule.mode.action.drafts:
             alone = judged_rule(case, judged, base, drafts=False)
-            if not rule.is_ahead_of(alone, DRAFTING):
+            if not rule.is_ahead_of(alone, drafting_lead):
                 rule = alone
         rules.append(rule)
     return rules
@@ -154,7 +145,7 @@ def keep_if_ahead(
     """The network where it is two standard errors ahead of the better one of the lookup rule, or so
     many `times` its speed, and the static tree: less may be luck, since it was tuned on these
     texts. Else the rule where it is one ahead of the tree, as it has few parameters, or where
-    `lead` lets it only copy; else the tree. Beyond the `longest` text of the network's training,
+    `times` lets it only copy; else the tree. Beyond the `longest` text of the network's training,
     unless that is 0, the rule decides."""
     unsure = times > 1 and static.action.drafts  # the tree is not that far ahead of copies alone
     if unsure or rule.ratio.value > 1:

@@ -13,13 +13,11 @@ from typing import Any
 
 import torch
 
-from data_gen.models.checkpoints import revision
 from data_gen.traces import read_manifest
 from pipelines.config import Config
 from pipelines.data.recorded import timed, traces_folder
 from pipelines.latency.stage import load_profile
-from pipelines.pair.log import OF_LOG, why_untrained
-from pipelines.pair.stage import pair_names
+from pipelines.pair.source import source_of
 from pipelines.run import provenance, read_json, require
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import Mode
@@ -29,23 +27,23 @@ from selector.latency import LatencyProfile
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, Tuned, load_selector
 from selector.sampling import Sampling
-from selector.schema import HIDDEN_STATES, LOG, PAIR, SCALARS_KEY, InputError, sha256
+from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError, sha256
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import decide
 
-COMPARED = 12  # texts of a log on which the artefact must decide as the trained network does
+# decisions, about: that many of the artefact must be those of the trained network
+COMPARED = 50_000
 TIE = 1e-3  # tokens; the artefact sums in another order than the module
 
 
 def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
-    schema = LOG if config.logs.files else PAIR
     shards = read_manifest(traces_folder(config))["shards"]
     return {
         "train": config.train.model_dump(mode="json"),
         "seed": config.seed,
         "stride": config.data.stride,
-        "scalars": schema.fingerprint,
+        "scalars": source_of(config).schema.fingerprint,
         "traces": {name: shard["sha256"] for name, shard in shards.items()},
         "latency": profile.to_json(),
     }
@@ -53,7 +51,7 @@ def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
 
 def known_digest(config: Config) -> dict[str, str]:
     """`decision_digest` of the run; for a log on which nothing can be trained, why."""
-    why = why_untrained(config)
+    why = source_of(config).why_untrained
     if why:
         return {"untrained": why}
     return decision_digest(config, load_result(config))
@@ -115,10 +113,10 @@ def build(
     chosen = chosen_of(result)
     verifier = config.train.verifier
     texts = splits["validation"]
-    if config.logs.files:
-        texts = texts.take(torch.arange(len(texts))[:COMPARED])
+    first_root_X = texts.size_X.cumsum(0) - texts.size_X
+    texts = texts.take((first_root_X * len(chosen["modes"]) < COMPARED).nonzero()[:, 0])
     facts: dict[str, Any] = {
-        "pair": _pair_of(config, profile),
+        "pair": {**source_of(config).names, "fingerprint": profile.pair},
         "run_id": chosen["run_id"],
         "metrics": {
             **chosen["metrics"],
@@ -151,19 +149,6 @@ def build(
     return write_artefact(
         folder, module, profile, verifier, fallback, modes, facts, check, texts.tokens
     )
-
-
-def _pair_of(config: Config, profile: LatencyProfile) -> dict[str, Any]:
-    if config.logs.files:
-        draft = profile.pair.removeprefix(OF_LOG)
-        return {"target": "of the log", "draft": draft, "fingerprint": profile.pair}
-    target, draft = pair_names(config)
-    return {
-        "target": target,
-        "draft": draft,
-        "revisions": {"target": revision(target), "draft": revision(draft)},
-        "fingerprint": profile.pair,
-    }
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch import Tensor
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.latency.stage import load_profile
-from pipelines.pair.log import SQUARED, why_untrained
+from pipelines.pair.source import Source, source_of
 from pipelines.run import Stage, console, table, watched, write_json
 from pipelines.tracking import describe, log_traces, mlflow_run, named
 from pipelines.train import judging
@@ -29,27 +29,11 @@ from selector.actions import Action
 from selector.decision import Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
-from selector.schema import DRAFTER, FULL, LIGHT, LOG
+from selector.schema import LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio
 from selector.train.tuning import TIE, Judged
-
-
-def kinds(config: Config) -> list[tuple[str, str]]:
-    """Objective and feature level of the selectors that are trained: a policy uses all features in
-    the traces."""
-    if config.logs.files:
-        return [("regressor", DRAFTER)]
-    recorded: str = config.data.features
-    levels = {"regressor": [LIGHT], "policy": [recorded]}
-    if recorded == FULL:
-        levels["regressor"].append(FULL)
-    objectives_and_levels: list[tuple[str, str]] = []
-    for objective in config.train.objectives:
-        for level in levels[objective]:
-            objectives_and_levels.append((objective, level))
-    return objectives_and_levels
 
 
 def _name_of(objective: str, level: str) -> str:
@@ -57,10 +41,10 @@ def _name_of(objective: str, level: str) -> str:
 
 
 def plan(config: Config) -> list[str]:
-    why = why_untrained(config)
-    if why:
-        return [why]
-    names = ", ".join(f"{objective} ({level})" for objective, level in kinds(config))
+    source = source_of(config)
+    if source.why_untrained:
+        return [source.why_untrained]
+    names = ", ".join(f"{objective} ({level})" for objective, level in source.selectors)
     return [f"{names}: {config.train.epochs} epochs each, judged by replay of the validation texts"]
 
 
@@ -72,21 +56,21 @@ def stage_of(config: Config) -> Stage:
 
 
 def run(config: Config) -> None:
-    why = why_untrained(config)
-    if why:
+    source = source_of(config)
+    if source.why_untrained:
         for name in ("training", "selector"):  # earlier ones would pass for this log's
             shutil.rmtree(config.folder / name, ignore_errors=True)
-        console.print(why, soft_wrap=True)
+        console.print(source.why_untrained, soft_wrap=True)
         return
     profile = load_profile(config)
     stage = stage_of(config)
-    splits = load_traces(config, profile.pair)
+    splits = load_traces(config)
     if not stage.begin():
         return
     with atomically(stage.outputs[0]) as partial:
         result = _train(config, splits, profile, partial)
         stage.replace()
-    if splits["train"].is_dense:
+    if source.is_dense:
         console.print(table_of(result["selectors"], result["chosen"]))
     stage.finish()
 
@@ -94,7 +78,8 @@ def run(config: Config) -> None:
 def _train(
     config: Config, splits: dict[str, Texts], profile: LatencyProfile, folder: Path
 ) -> dict[str, Any]:
-    is_dense = splits["train"].is_dense
+    source = source_of(config)
+    is_dense = source.is_dense
     rate = config.train.learning_rate
     remark = "" if rate is None else f", rate {rate:g}"
     with mlflow_run(config, "train") as mlflow:
@@ -106,10 +91,10 @@ def _train(
         rules: list[Judged] = []
         if is_dense:
             bases = judging.statics(train)
-            rules = judging.judge_rules(train, validation, bases, profile)
+            rules = judging.judge_rules(train, validation, bases, profile, source.drafting_lead)
             train = []  # its labels take memory that the networks' training needs
         selectors: dict[str, dict[str, Any]] = {}
-        for objective, level in kinds(config):
+        for objective, level in source.selectors:
             name = _name_of(objective, level)
             with mlflow.start_run(run_name=f"train-{name}{remark}", nested=True) as nested:
                 log_traces(mlflow, traces_folder(config), OWN)
@@ -120,7 +105,7 @@ def _train(
                 mlflow.log_params(facts)
                 facts |= {"checkpoint": f"{name}/best.ckpt", "run_id": run_id}
                 if is_dense:
-                    row = row_of(module, validation, rules, bases, profile)
+                    row = row_of(module, validation, rules, bases, profile, source)
                     mlflow.log_metrics(figures(row))
                 else:
                     row = _unjudged_row_of(module, train)
@@ -128,7 +113,7 @@ def _train(
         if is_dense:
             chosen = choose(selectors)
         else:  # the only one: there is one kind of selector for logs, and only they are not dense
-            chosen = _name_of(*kinds(config)[-1])
+            chosen = _name_of(*source.selectors[-1])
         result = {"chosen": chosen, "selectors": selectors}
         _log_choice(mlflow, result, is_dense)
         write_json(folder / "result.json", result)
@@ -136,10 +121,14 @@ def _train(
 
 
 def _untrained(config: Config, objective: str, level: str, texts: Texts) -> SelectorModule:
-    options: dict[str, Any] = {"schema": texts.schema.name, "space": texts.space.to_json()}
-    if config.logs.files:
-        options["squared_weight"] = SQUARED
-    return module_of(config, objective, *seen(level, texts), **options)
+    return module_of(
+        config,
+        objective,
+        *seen(level, texts),
+        schema=texts.schema.name,
+        space=texts.space.to_json(),
+        squared_weight=source_of(config).squared_weight,
+    )
 
 
 def _unjudged_row_of(module: SelectorModule, train: list[Timed]) -> dict[str, Any]:
@@ -216,16 +205,17 @@ def row_of(
     rules: list[Judged],
     bases: list[Mode],
     profile: LatencyProfile,
+    source: Source,
 ) -> dict[str, Any]:
     """What `result.json` holds of a selector's decisions: metrics over all cases, and the modes of
     each, with the best static tree and the lookup rule beside them."""
-    # logs are replayed for their whole texts
-    longest = 0 if module.schema is LOG else module.longest
+    # without models, whole texts are replayed
+    longest = module.longest if source.decodes else 0
     modes = []
     ratios = []
     cases = list(zip(validation, rules, bases, strict=True))
     for case, rule, base in watched(cases, "tuning decisions"):
-        times = judging.lead(case, rule.mode)
+        times = 1.0 if rule.mode.action.drafts else source.drafting_lead
         for judged in judging.judge(module, [case], [base]):
             network = judged
             common = 0.0

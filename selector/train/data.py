@@ -80,11 +80,6 @@ class Texts:
         return (self.number_R == 0) & (self.schema is PAIR)
 
     @cached_property
-    def is_dense(self) -> bool:
-        """Whether all labels are known, so that every policy can be replayed."""
-        return not any(bool(labels_RS.isnan().any()) for labels_RS in self.survivals.values())
-
-    @cached_property
     def source_number_X(self) -> Tensor:
         return torch.from_numpy(np.unique(self.source_X, return_inverse=True)[1])
 

@@ -22,6 +22,7 @@ from data_gen.traces import TraceStore, read_texts
 from pipelines.config import Config
 from pipelines.data.recorded import against_labels, realised, settings_of, z_of
 from pipelines.data.stage import plan, shards
+from pipelines.pair.source import source_of
 from pipelines.pair.stage import prompts_of, recipe
 from selector.actions import GREEDY, Action, ActionSpace
 from selector.train.data import SPLITS
@@ -147,7 +148,7 @@ def test_what_decoding_accepts_is_what_the_labels_say(
     settings = "sampling=[{temperature: 0.7, draft_temperature: 0.8}, {temperature: 1.0}]"
     config = config_of("data.texts=90", "data.texts_per_shard=32", "data.siblings=4", settings)
     store = TraceStore(config.folder / "traces", {})
-    for name, work in shards(config, pair).items():
+    for name, work in shards(config, source_of(config)).items():
         if work.split == "train":
             decoded = replace(work, decoded=True)
             store.write(

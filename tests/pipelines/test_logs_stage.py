@@ -25,6 +25,7 @@ from pipelines.evaluate.gains import selector_at
 from pipelines.evaluate.methods import COPYING
 from pipelines.evaluate.table import Table, replayed
 from pipelines.latency.timings import profile_of, read_timings
+from pipelines.pair.log import DRAFTING_LEAD
 from pipelines.train import judging
 from pipelines.train.judging import judge_jointly, keep_if_ahead
 from selector.actions import ActionSpace
@@ -247,7 +248,7 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
         for each in (validation, test)
     ]
     fixed = best_static(train, StaticTable.of(train))
-    (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile())
+    (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile(), DRAFTING_LEAD)
     batches = MixedBatches(train, logged.profile(), 4)
     tuned, alike = (
         batches.replay(decide(train, {}, mode).action_R) for mode in (rule.mode, lookup_rule(train))
@@ -416,19 +417,18 @@ def test_a_model_drafts_in_a_log_only_where_it_is_clearly_ahead_of_copies_alone(
         replace(own, profile=replace(own.profile, drafting=drafting)) for own in (train, validation)
     )
     (fixed,) = judging.statics([train])
-    (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile())
+    (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile(), DRAFTING_LEAD)
     drafted, alone = (
         judge_mode(validation, {}, tune_lookup_rule(train, fixed, drafts=own), fixed.action)
         for own in (True, False)
     )
     assert drafted.is_ahead_of(alone) and not alone.mode.action.drafts
     assert rule.mode == (drafted if drafts else alone).mode
-    lead = judging.lead(validation, rule.mode)
-    assert lead == (1.0 if drafts else judging.DRAFTING) and fixed.action.drafts
+    assert fixed.action.drafts
     if not drafts:
         # one that drafts as that rule does
         network = replace(drafted, mode=replace(fixed, feature_levels=(TEXT,)))
-        assert judging.keep_if_ahead(network, rule, fixed, times=lead).mode == rule.mode
+        assert judging.keep_if_ahead(network, rule, fixed, times=DRAFTING_LEAD).mode == rule.mode
 
 
 def test_what_is_left_out_of_a_log_is_said(tmp_path: Path) -> None:

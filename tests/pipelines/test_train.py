@@ -15,11 +15,12 @@ import torch
 from scipy import stats
 
 from pipelines.config import Config
+from pipelines.pair.source import source_of
 from pipelines.train.fitting import MONITOR, fitted
 from pipelines.train.fitting import module_of as new_module
 from pipelines.train.judging import judge, judge_rules, keep_if_ahead, statics, step_times
 from pipelines.train.result import count_differing
-from pipelines.train.stage import choose, kinds, row_of, trained
+from pipelines.train.stage import choose, row_of, trained
 from selector.decision import NETWORK, LookupRule, Mode
 from selector.export.writer import write_artefact
 from selector.sampling import Sampling
@@ -100,7 +101,7 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     judged = judge(module, own, bases)
     assert [each.pays for each in judged] == [True, False]
     assert judged[0].ratio.value > 1.2
-    row = row_of(module, own, no_rules(judged), bases, profile())
+    row = row_of(module, own, no_rules(judged), bases, profile(), source_of(CONFIG))
     hot, cold = (Mode.of(mode) for mode in row["modes"])
     assert hot.longest == module.longest == int(
         data["train"].length_R.max()
@@ -222,8 +223,12 @@ def test_the_kinds_follow_from_what_the_traces_hold() -> None:
     full = Config.model_validate(
         {"name": "train", "data": {"features": "full"}, "train": TRAIN, **VERIFIERS}
     )
-    assert kinds(CONFIG) == [("regressor", LIGHT), ("policy", LIGHT)]
-    assert kinds(full) == [("regressor", LIGHT), ("regressor", FULL), ("policy", FULL)]
+    assert source_of(CONFIG).selectors == (("regressor", LIGHT), ("policy", LIGHT))
+    assert source_of(full).selectors == (
+        ("regressor", LIGHT),
+        ("regressor", FULL),
+        ("policy", FULL),
+    )
 
 
 @pytest.fixture
