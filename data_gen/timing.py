@@ -275,7 +275,7 @@ def fitted(
         target=target,
         verify=dict(zip(verifiers, verifications, strict=True)),
         decide={},
-        drafting=drafting,
+        drafting=Table.constant(drafting),
         nucleus=nucleus_seconds(pair),
         weights=[known_weights_of(model) for model in (pair.target, pair.draft)],
         lag=lag,

@@ -8,19 +8,21 @@ root's own best ratio `E / T`. Text lies in between, so
     price = g^(1 - rho) (max_a E(a) / T(a))^rho,
 
 and rho is tuned by replay. At rho = 1 the action with the largest ratio E / T is the best.
-`net_tokens` computes this for tensors, `selector.runtime.selector` for NumPy arrays.
+Tuning, replay and serving decide by `choices`; `selector.export.torchscript` states the same for
+engines that run TorchScript.
 
-Legend: B roots, A actions, T trees.
+Legend: B roots, A actions, K actions that may be chosen, T trees.
 """
 
-# Annotations are not postponed, because TorchScript reads those of functions as objects.
+from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
@@ -45,6 +47,7 @@ WAYS: tuple[tuple[str, ...], ...] = (
 )
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEVER = -1e9  # the score, in tokens, of an action that may not be chosen
+Array = NDArray[Any]
 
 
 class LookupRule(NamedTuple):
@@ -119,12 +122,9 @@ class Mode:
         """Coordinates of the setting; `nearest` sums their absolute differences."""
         return self.sampling.temperature, self.sampling.top_p, of_batch(self.batch)
 
-    def mask(self, space: ActionSpace) -> Tensor:
-        """Which actions may be chosen where the lookup rule does not apply, bool [A]."""
-        if self.decider != NETWORK:
-            return torch.tensor([action == self.action for action in space])
-        allowed = set(self.allowed or range(len(space)))
-        return torch.tensor([a in allowed for a in range(len(space))])
+    def positions(self, space: ActionSpace) -> Array:
+        """Positions of the actions that the network may choose, int64 [K], ascending."""
+        return np.array(self.allowed or range(len(space)))
 
     def copied(self, match: float) -> Action:
         """The choice of the lookup rule: its lookup or the static tree."""
@@ -132,14 +132,14 @@ class Mode:
             return self.rule.lookup
         return self.action
 
-    def without_network(self) -> "Mode":
+    def without_network(self) -> Mode:
         """The mode of the lookup rule, or of the static tree where there is none."""
         return replace(self, feature_levels=(), longest=0, joint=0.0)
 
-    def static_only(self) -> "Mode":
+    def static_only(self) -> Mode:
         return replace(self.without_network(), rule=None)
 
-    def restricted(self, space: ActionSpace, positions: Iterable[int], speed_T: Tensor) -> "Mode":
+    def restricted(self, space: ActionSpace, positions: Iterable[int], speed_T: Tensor) -> Mode:
         """The mode of an engine that can draft only the actions at some positions, among them at
         least one tree.
 
@@ -163,7 +163,7 @@ class Mode:
         allowed = tuple(sorted({*kept, best}))
         return replace(priced, action=space.trees[best], allowed=allowed, rule=rule)
 
-    def faster(self, ratio: float) -> "Mode":
+    def faster(self, ratio: float) -> Mode:
         """The mode with the prices of time of a decoder that is `ratio` times as fast."""
         return replace(self, speed=self.speed * ratio, joint=self.joint * ratio)
 
@@ -182,7 +182,7 @@ class Mode:
         }
 
     @classmethod
-    def of(cls, entry: dict[str, Any]) -> "Mode":
+    def of(cls, entry: dict[str, Any]) -> Mode:
         """The mode of a JSON entry; other keys are ignored. Raises KeyError, TypeError or
         ValueError for other data."""
         levels = tuple(entry["feature_levels"])
@@ -248,26 +248,36 @@ def nearest(modes: Sequence[Mode], asked: Sampling, batch: float = 1) -> Mode:
     return min(covering or modes, key=distance)
 
 
-def net_tokens(
-    efficiency_BA: Tensor,
-    seconds_BA: Tensor,
-    speed_B1: Tensor,
-    rho_B1: Tensor,
-    allowed_BA: Tensor,
-    never: float = NEVER,
-) -> Tensor:
-    """`E - price T` in tokens, [B, A]; `NEVER` for actions that may not be chosen. Scriptable.
+def net_tokens(efficiency_BA: Array, seconds_BA: Array, speed: float, rho: float) -> Array:
+    """`E - price T` in tokens, [.., A], of actions that may be chosen.
 
-    `efficiency_BA` is in tokens; `speed_B1` (g), `rho_B1` and `allowed_BA` (bool) are broadcast.
+    Args:
+        efficiency_BA: block efficiencies E in tokens, above 0, [.., A].
+        seconds_BA: times T of a step, [.., A].
+        speed: g, in tokens per second.
+        rho: the exponent of the root's own best ratio, from 0 to 1.
     """
-    ratio_BA = (efficiency_BA / seconds_BA).masked_fill(~allowed_BA, 0.0)
-    price_B1 = speed_B1 ** (1 - rho_B1) * ratio_BA.amax(-1, keepdim=True) ** rho_B1
-    return (efficiency_BA - price_B1 * seconds_BA).masked_fill(~allowed_BA, never)
+    ratio_B1 = (efficiency_BA / seconds_BA).max(-1, keepdims=True)
+    price_B1 = speed ** (1 - rho) * ratio_B1**rho
+    net_BA: Array = efficiency_BA - price_B1 * seconds_BA
+    return net_BA
 
 
-def choices(efficiency_BA: Tensor, seconds_BA: Tensor, mode: Mode, space: ActionSpace) -> Tensor:
-    """Positions of the actions that a mode chooses, int64 [B]."""
-    speed_11 = torch.tensor(mode.speed).view(1, 1)
-    rho_11 = torch.tensor(mode.rho).view(1, 1)
-    allowed_1A = mode.mask(space).unsqueeze(0)
-    return net_tokens(efficiency_BA, seconds_BA, speed_11, rho_11, allowed_1A).argmax(-1)
+def worth(
+    predicted_BA: Array, seconds_BA: Array, mode: Mode, positions_K: Array, policy: bool = False
+) -> Array:
+    """What the actions at some positions are worth under a mode, [.., K]: `net_tokens` of predicted
+    block efficiencies, or a policy's logits (DDTE, eq. 12), which already allow for the times."""
+    predicted_BK = predicted_BA.take(positions_K, -1)
+    if policy:
+        return predicted_BK
+    return net_tokens(predicted_BK, seconds_BA.take(positions_K, -1), mode.speed, mode.rho)
+
+
+def choices(
+    predicted_BA: Array, seconds_BA: Array, mode: Mode, space: ActionSpace, policy: bool = False
+) -> Array:
+    """Positions of the actions that a mode's network chooses, int64 [..]; arguments as `worth`."""
+    positions_K = mode.positions(space)
+    best: Array = worth(predicted_BA, seconds_BA, mode, positions_K, policy).argmax(-1)
+    return positions_K[best]

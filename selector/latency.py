@@ -1,6 +1,6 @@
 """A machine's latency profile, and the time of a decoding step with a given action.
 
-Legend: L context lengths, A actions, B roots, S tables.
+Legend: L context lengths, A actions, B roots, S tables, V numbers of verified tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import IID, Action, ActionSpace
@@ -24,6 +25,7 @@ from selector.schema import FORMAT, FULL, LIGHT, MATCH, InputError
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
 SPACE = ActionSpace.default()
 UNCUT = Sampling()
+Array = NDArray[Any]
 # keys of the file that say how good the times are, and what they come from
 FOR_READERS = ("check", "matrices")
 
@@ -50,6 +52,10 @@ class Table:
             self._known[length, size] = float(np.interp(length, self.lengths, column))
         return self._known[length, size]
 
+    @classmethod
+    def constant(cls, seconds: float) -> Table:
+        return cls([0], [0], [[seconds]])
+
     @cached_property
     def _known(self) -> dict[tuple[float, float], float]:
         return {}  # earlier answers: hundreds of actions share a few forward passes
@@ -70,8 +76,7 @@ def number(value: object) -> float:
     return value
 
 
-FREE = Table([0], [0], [[0.0]])  # zero seconds
-NO_LAG = FREE
+FREE = Table.constant(0.0)
 
 
 def along(grid: Sequence[float], values: Sequence[float], x: float, stepped: bool) -> float:
@@ -94,22 +99,23 @@ class Batches:
     data."""
 
     sizes: list[int]  # batch sizes, ascending
-    # for each size, the draft's forward pass, by context length and width (2 in a step's first)
-    draft: list[Table]
+    draft: list[Table]  # for each size, the draft's forward pass, by context length
+    drafting: list[Table]  # for each size, once in a step that drafts, by context length
     # for each size, the rest of a step, by context length and verified tokens with the root
     target: list[Table]
     stepped: bool  # as in `along`, for requests and for tokens
 
     def __post_init__(self) -> None:
         check_grid(self.sizes)
-        if not self.sizes[0] or not len(self.sizes) == len(self.draft) == len(self.target):
-            raise ValueError("every number of requests needs two tables")
+        counts = {len(self.sizes), len(self.draft), len(self.drafting), len(self.target)}
+        if not self.sizes[0] or len(counts) > 1:
+            raise ValueError("every number of requests needs three tables")
         if not isinstance(self.stepped, bool):
             raise TypeError("stepped must be true or false")
 
-    def at(self, batch: int, tokens: int) -> tuple[Table, Table]:
-        """The draft's forward pass and the rest of a step for a batch size, the latter for 1 to
-        `tokens` tokens."""
+    def at(self, batch: int, tokens: int) -> tuple[Table, Table, Table]:
+        """The draft's forward pass, drafting once, and the rest of a step for a batch size, the
+        last for 1 to `tokens` tokens."""
         timed_lengths: set[int] = set()
         timed_counts = set(range(1, tokens + 1))
         for table in self.target:
@@ -118,9 +124,17 @@ class Batches:
             timed_counts.update(size for size in table.sizes if 1 < size < tokens)
         lengths = sorted(timed_lengths)
         counts = sorted(timed_counts)
-        draft_seconds = [self._seconds(self.draft, length, batch, [1, 2]) for length in lengths]
-        target_seconds = [self._seconds(self.target, length, batch, counts) for length in lengths]
-        return Table(lengths, [1, 2], draft_seconds), Table(lengths, counts, target_seconds)
+        return (
+            self._table(self.draft, batch, lengths, [1]),
+            self._table(self.drafting, batch, lengths, [0]),
+            self._table(self.target, batch, lengths, counts),
+        )
+
+    def _table(
+        self, tables: list[Table], batch: int, lengths: list[int], sizes: list[int]
+    ) -> Table:
+        seconds = [self._seconds(tables, length, batch, sizes) for length in lengths]
+        return Table(lengths, sizes, seconds)
 
     def _seconds(
         self, tables: list[Table], length: int, batch: int, sizes: Sequence[int]
@@ -133,6 +147,31 @@ class Batches:
             by_batch = [along(grid, values, size, self.stepped) for grid, values in curves]
             seconds.append(along(self.sizes, by_batch, batch, self.stepped))
         return seconds
+
+
+class StepTimes(NamedTuple):
+    """Seconds of the parts of a step of a batch of one size, as arrays for compiled loops."""
+
+    lengths_L: Array  # context lengths, ascending, at least two
+    draft_L: Array  # one forward pass of the draft
+    drafting_L: Array  # once in a step that drafts
+    verified_V: Array  # mean verified tokens of a request, ascending
+    target_LV: Array  # the rest of a step, by verified tokens
+
+    @property
+    def token_L(self) -> Array:
+        """Seconds of one more verified token of every request."""
+        more_tokens = self.verified_V[-1] - self.verified_V[0]
+        token_L: Array = (self.target_LV[:, -1] - self.target_LV[:, 0]) / more_tokens
+        return token_L
+
+    def prices(self, length: float, batch: int) -> tuple[float, float, float]:
+        """Seconds of one more verified token of one request, of one forward pass of the draft over
+        all, and of drafting once, at a mean context length."""
+        token = np.interp(length, self.lengths_L, self.token_L / batch)
+        draft_pass = np.interp(length, self.lengths_L, self.draft_L)
+        drafting = np.interp(length, self.lengths_L, self.drafting_L)
+        return float(token), float(draft_pass), float(drafting)
 
 
 class Verification(NamedTuple):
@@ -170,12 +209,12 @@ class LatencyProfile:
     verify: dict[str, Verification]
     # one decision, with its features, by what it sees: `schema.LEVELS`, or the match alone
     decide: dict[str, float]
-    drafting: float = 0.0  # once in a step in which anything is drafted
+    drafting: Table = FREE  # once in a step in which anything is drafted, by context length
     nucleus: float = 0.0  # additional time of one next-token distribution where top-p is below 1
     batches: Batches | None = None
     distinct: dict[str, list[list[float]]] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
-    lag: Table = NO_LAG
+    lag: Table = FREE
 
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
@@ -206,20 +245,22 @@ class LatencyProfile:
     def _of_json(cls, values: dict[str, Any]) -> LatencyProfile:
         for name in FOR_READERS:
             values.pop(name, None)
-        for name in ("draft", "target", "lag"):
+        if not isinstance(values["drafting"], dict):
+            values["drafting"] = {"lengths": [0], "sizes": [0], "seconds": [[values["drafting"]]]}
+        for name in ("draft", "drafting", "target", "lag"):
             values[name] = Table(**values[name])
         values["verify"] = {
             name: Verification(*seconds) for name, seconds in values["verify"].items()
         }
         batches = values.get("batches")
         if batches is not None:
-            for role in ("draft", "target"):
+            for role in ("draft", "drafting", "target"):
                 batches[role] = [Table(**table) for table in batches[role]]
             values["batches"] = Batches(**batches)
         return cls(**values)
 
     def _check(self) -> None:
-        numbers = [self.drafting, self.nucleus, *self.decide.values()]
+        numbers = [self.nucleus, *self.decide.values()]
         for verification in self.verify.values():
             numbers += verification
         for rows in self.distinct.values():
@@ -234,6 +275,8 @@ class LatencyProfile:
 
     def to_json(self) -> dict[str, object]:
         entries = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.drafting.lengths == [0]:
+            entries["drafting"] = self.drafting.at(0, 0)
         return {"format": FORMAT, **entries}
 
     def at_batch(self, batch: int) -> LatencyProfile:
@@ -249,8 +292,25 @@ class LatencyProfile:
             raise InputError(
                 f"the latency profile of {self.device} holds times of one request alone"
             )
-        draft, target = self.batches.at(batch, MOST_TOKENS)
-        return replace(self, draft=draft, target=target, batches=None)
+        draft, drafting, target = self.batches.at(batch, MOST_TOKENS)
+        return replace(self, draft=draft, drafting=drafting, target=target, batches=None)
+
+    def step_times(self, batch: int) -> StepTimes:
+        """The parts of a step's time for a batch size; InputError as `at_batch`."""
+        profile = self.at_batch(batch)
+        lengths = profile.target.lengths
+        if len(lengths) == 1:
+            lengths = [*lengths, lengths[0] + 1]
+        sizes = profile.target.sizes
+        return StepTimes(
+            lengths_L=np.array(lengths, float),
+            draft_L=np.array([profile.draft.at(length, 1) for length in lengths]),
+            drafting_L=np.array([profile.drafting.at(length, 0) for length in lengths]),
+            verified_V=np.array(sizes, float),
+            target_LV=np.array(
+                [[profile.target.at(length, size) for size in sizes] for length in lengths]
+            ),
+        )
 
     def nodes(self, action: Action, sampling: Sampling = UNCUT) -> float:
         """The mean number of nodes in the target's forward pass under a sampling setting, with the
@@ -283,7 +343,7 @@ class LatencyProfile:
         seconds += sum(self.decide.get(level, 0.0) for level in feature_levels)
         if action.drafts:
             verification = self.verify.get(action.style, self.verify[verifier])
-            seconds += self.drafting + verification.token * action.nodes
+            seconds += self.drafting.at(length, 0) + verification.token * action.nodes
             if action.K > 1:
                 seconds += verification.branching + verification.level * action.L2
         if sampling.top_p < 1:

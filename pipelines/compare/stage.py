@@ -186,9 +186,9 @@ def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProf
         profiles[path.stem] = clock_profile
     profiles[IDEAL] = replace(
         profile,
-        drafting=0.0,
+        drafting=latency.FREE,
         nucleus=0.0,
-        lag=latency.NO_LAG,
+        lag=latency.FREE,
         draft=latency.Table([1], [1], [[0.1]]),
         target=latency.Table([1], [1], [[1.0]]),
         verify=dict.fromkeys(config.verifiers, Verification()),

@@ -31,6 +31,7 @@ from selector.actions import GREEDY, IID, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.writer import config_of
 from selector.latency import LatencyProfile
+from selector.runtime.network import Network
 from selector.runtime.selector import Selector, Tuned
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.train.module import SelectorModule
@@ -146,7 +147,7 @@ def decision_seconds(
         Sampling(), space.chain(4), feature_levels, 100.0, allowed=(*chains, *lookups), rule=rule
     )
     selector_config = config_of(module, verifier, mode.action, [mode])
-    selector = Selector(module.state_dict(), selector_config, profile, [mode])
+    selector = Selector(Network(module.state_dict(), selector_config), profile, [mode])
     chooser = Overruled(Tuned(mode, selector), repeat(space.chain(DRAFTED)))
     decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)

@@ -114,35 +114,41 @@ def profile_of(
     if rows.empty:
         raise InputError(f"{name}: no rows")
     draft: list[Table] = []
+    drafting: list[Table] = []
     target: list[Table] = []
     for batch, batch_rows in rows.groupby("batch"):
-        draft_table, target_table = _tables(batch_rows, f"{name}: batch {batch}", stepped, drafts)
-        draft.append(draft_table)
-        target.append(target_table)
+        tables = _tables(batch_rows, f"{name}: batch {batch}", stepped, drafts)
+        draft.append(tables[0])
+        drafting.append(tables[1])
+        target.append(tables[2])
     return LatencyProfile(
         device=f"an engine: {name}",
         pair=pair,
         draft=draft[0],
+        drafting=drafting[0],
         target=target[0],
         verify=dict.fromkeys(verifiers, Verification()),
         decide=dict.fromkeys(LEVELS, 0.0),
-        batches=Batches(sorted(set(rows["batch"].tolist())), draft, target, stepped),
+        batches=Batches(sorted(set(rows["batch"].tolist())), draft, drafting, target, stepped),
     )
 
 
-def _tables(rows: pd.DataFrame, place: str, stepped: bool, drafts: bool) -> tuple[Table, Table]:
-    """The seconds of the draft's passes, and of the rest of a step, for one batch size."""
+def _tables(
+    rows: pd.DataFrame, place: str, stepped: bool, drafts: bool
+) -> tuple[Table, Table, Table]:
+    """The seconds of the draft's passes, of drafting once, and of the rest of a step, for one batch
+    size."""
     lengths: list[int] = []
     draft_seconds: list[list[float]] = []
+    once_seconds: list[list[float]] = []
     timed: list[tuple[list[Any], list[float]]] = []
     for context, context_rows in rows.groupby("context"):
         pass_seconds, once, seconds_by_size = _steps(
             context_rows, f"{place}, context {context}", drafts
         )
         lengths.append(int(context))
-        # a step's first draft pass has width 2 (`draft_passes`), and what drafting costs once per
-        # step goes with it
-        draft_seconds.append([pass_seconds, pass_seconds + once])
+        draft_seconds.append([pass_seconds])
+        once_seconds.append([once])
         timed.append((list(seconds_by_size), list(seconds_by_size.values())))
     all_sizes: set[Any] = set()
     for context_sizes, _ in timed:
@@ -151,7 +157,11 @@ def _tables(rows: pd.DataFrame, place: str, stepped: bool, drafts: bool) -> tupl
     target_seconds: list[list[float]] = []
     for sizes_and_seconds in timed:
         target_seconds.append([along(*sizes_and_seconds, size, stepped) for size in sizes])
-    return Table(lengths, [1, 2], draft_seconds), Table(list(lengths), sizes, target_seconds)
+    return (
+        Table(lengths, [1], draft_seconds),
+        Table(lengths, [0], once_seconds),
+        Table(lengths, sizes, target_seconds),
+    )
 
 
 def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, dict[Any, float]]:
@@ -235,8 +245,8 @@ def misfit(rows: pd.DataFrame, profile: LatencyProfile) -> str:
         length = row.context
         predicted = batch_profile.target.at(length, row.verified)
         if row.passes > 0:
-            predicted += batch_profile.draft.at(length, 2)
-            predicted += (row.passes - 1) * batch_profile.draft.at(length, 1)
+            predicted += batch_profile.drafting.at(length, 0)
+            predicted += row.passes * batch_profile.draft.at(length, 1)
         error = abs(predicted / row.seconds - 1)
         if error > worst:
             worst = error

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from selector.actions import Action, ActionSpace
-from selector.decision import NETWORK, NEVER, LookupRule, Mode, net_tokens, of_batch
+from selector.decision import NETWORK, NEVER, LookupRule, Mode, of_batch
 from selector.latency import LatencyProfile, interpolated_at
 from selector.sampling import FAR
 from selector.schema import EARLY, HIDDEN_STATES, LOG, TEXT
@@ -167,6 +168,21 @@ class DeployedSelector(nn.Module):
         return scores.argmax(-1), scores
 
 
+def net_tokens(
+    efficiency_BA: Tensor,
+    seconds_BA: Tensor,
+    speed_B1: Tensor,
+    rho_B1: Tensor,
+    allowed_BA: Tensor,
+    never: float = NEVER,
+) -> Tensor:
+    """As `selector.decision.net_tokens`, for a batch; `NEVER` for actions that may not be
+    chosen."""
+    ratio_BA = (efficiency_BA / seconds_BA).masked_fill(~allowed_BA, 0.0)
+    price_B1 = speed_B1 ** (1 - rho_B1) * ratio_BA.amax(-1, keepdim=True) ** rho_B1
+    return (efficiency_BA - price_B1 * seconds_BA).masked_fill(~allowed_BA, never)
+
+
 def _by_mode(modes: Sequence[Mode], space: ActionSpace) -> dict[str, list[Any]]:
     # the contents of the buffers of `DeployedSelector` that are no times
     rules = [mode.rule or LookupRule(NO_MATCH, 0) for mode in modes]
@@ -175,7 +191,7 @@ def _by_mode(modes: Sequence[Mode], space: ActionSpace) -> dict[str, list[Any]]:
         "speed_S": [mode.speed for mode in modes],
         "rho_S": [mode.rho for mode in modes],
         "longest_S": [_longest(mode) for mode in modes],
-        "allowed_SA": [mode.mask(space).tolist() for mode in modes],
+        "allowed_SA": [_allowed(mode, space) for mode in modes],
         "late_S": [float(mode.sees_all) for mode in modes],
         "least_S": [float(rule.least) for rule in rules],
         "copied_SA": [_mask(rule.lookup, space) for rule in rules],
@@ -188,6 +204,12 @@ def _longest(mode: Mode) -> float:
     if mode.decider != NETWORK:
         return 0.0
     return float(mode.longest) if mode.longest else float(NO_LIMIT)
+
+
+def _allowed(mode: Mode, space: ActionSpace) -> list[bool]:
+    allowed_A = np.zeros(len(space), bool)
+    allowed_A[mode.positions(space)] = True
+    return allowed_A.tolist()
 
 
 def _mask(chosen: Action, space: ActionSpace) -> list[bool]:

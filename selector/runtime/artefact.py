@@ -9,14 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode
-from selector.files import check_tensors, first_line, read_tensors
+from selector.files import first_line
 from selector.latency import LatencyProfile, number
 from selector.schema import (
     FORMAT,
@@ -29,14 +27,12 @@ from selector.schema import (
     Schema,
     sha256,
 )
-from selector.train.network import RootNetwork
 
 NAMED = f"espalier-selector-{FORMAT}"
 CHECKSUMS = "SHA256SUMS"
 REGISTRY = "models:/"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 Features = dict[str, Tensor]
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -190,31 +186,6 @@ def _other_version(values: dict[str, Any]) -> str:
     differing_names = sorted(set(ours) ^ set(theirs))
     differing = ", ".join(differing_names[:3]) or "their order"
     return f"its scalars are not this program's ({differing}): train and export it again"
-
-
-def read_weights(path: Path, config: ArtefactConfig) -> dict[str, Array]:
-    """`model.safetensors`; InputError where an array of the network is missing, of another shape or
-    not finite."""
-    weights = read_tensors(path)
-    bias = re.compile(re.escape(config.prefix) + r"mlp\.(\d+)\.bias")
-    sizes = {}
-    for name, array in weights.items():
-        match = bias.fullmatch(name)
-        if match:
-            sizes[int(match[1])] = array.size
-    outputs = len(config.space.sums_SA) if config.regressor else len(config.space)
-    width = np.size(weights.get(f"{config.prefix}blocks.0.0.bias", ()))
-    hidden = [sizes[i] for i in sorted(sizes)][:-1]
-    with torch.device("meta"):  # for its shapes alone
-        widths = list(config.hidden_states.values())
-        network = RootNetwork(
-            config.schema, widths, outputs, width, hidden, policy=not config.regressor
-        )
-    shapes = {}
-    for name, tensor in network.state_dict().items():
-        shapes[config.prefix + name] = tuple(tensor.shape)
-    check_tensors(path, weights, shapes)
-    return weights
 
 
 def local_folder(folder: str | Path) -> Path:

@@ -1,8 +1,8 @@
 """Replay of batches of requests with distinct texts. They are decided jointly
 (`Tuned.select_jointly`) or one by one; when a text ends, the next one takes its place.
 
-Legend: B requests in flight, C contexts, R roots of all texts, A actions, X texts, S kinds of
-drafts (chains, lookups), P parts of the texts' sources.
+Legend: B requests in flight, L context lengths, V numbers of verified tokens, R roots of all texts,
+A actions, X texts, S kinds of drafts (chains, lookups), P parts of the texts' sources.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.jit import jit
-from selector.latency import LatencyProfile
-from selector.runtime.selector import Shapes, StepClock, joint_choice, step_clock
+from selector.latency import LatencyProfile, StepTimes
+from selector.runtime.joint import Shapes, joint_choice
 from selector.train.data import Timed
 from selector.train.replay import Replayed
 
@@ -40,11 +40,35 @@ class Streamed(NamedTuple):
 
 
 @partial(jit, kept=False)
-def _rest(clock: StepClock, context: float, drafted: float) -> float:
-    target_C = np.array(
-        [np.interp(1 + drafted, clock.verified_V, target_V) for target_V in clock.target_CV]
+def step_seconds(times: StepTimes, length: float, drafted: float, passes: int) -> float:
+    """Seconds of a step at a mean context length, in which each request verifies so many drafted
+    tokens on average, after so many forward passes of the draft."""
+    target_L = np.array(
+        [np.interp(1 + drafted, times.verified_V, target_V) for target_V in times.target_LV]
     )
-    return np.interp(context, clock.contexts_C, target_C)
+    seconds = np.interp(length, times.lengths_L, target_L)
+    if passes > 0:
+        seconds += passes * np.interp(length, times.lengths_L, times.draft_L)
+        seconds += np.interp(length, times.lengths_L, times.drafting_L)
+    return seconds
+
+
+@partial(jit, kept=False)
+def _common_chain(
+    tokens_BA: Array, shapes: Shapes, speed: float, times: StepTimes, length: float
+) -> int:
+    # the position of the chain that is best for all requests of a step
+    best = -np.inf
+    chosen = 0
+    for a in range(len(shapes.drafted_A)):
+        if shapes.copies_A[a]:
+            continue
+        drafted = shapes.drafted_A[a]
+        worth = tokens_BA[:, a].sum() - speed * step_seconds(times, length, drafted, drafted)
+        if worth > best:
+            best = worth
+            chosen = a
+    return chosen
 
 
 @partial(jit, kept=False)  # it calls a function of another file
@@ -53,54 +77,48 @@ def decoded(
     batch: int,
     texts: Streamed,
     shapes: Shapes,
-    clocks: tuple[StepClock, Array],
+    times: StepTimes,
+    token_L: Array,
     decisions: tuple[Array, Array, float],
     common: bool,
 ) -> tuple[float, float, float]:
     """Tokens, seconds and steps of one stream of requests.
 
     Args:
-        clocks: step times, and the time to verify one more token of one request, [C].
+        token_L: the time to verify one more token of one request.
         decisions: an action of every root, [R]; or predicted block efficiencies, [R, A], and the
             speed of the batch.
         common: whether predictions choose one chain for all requests of a step, as engines draft
             with their drafters.
     """
-    (clock, token_C), (action_R, tokens_RA, speed) = clocks, decisions
-    text_B, at_B = stream[:batch].copy(), np.zeros(batch, np.int64)
-    coming, tokens, seconds, steps = batch, 0, 0.0, 0
+    action_R, tokens_RA, speed = decisions
+    text_B = stream[:batch].copy()
+    at_B = np.zeros(batch, np.int64)
+    coming = batch
+    tokens = 0
+    seconds = 0.0
+    steps = 0
     while coming < len(stream):
         row_B = texts.begin_X[text_B] + at_B
-        context = texts.length_R[row_B].mean()
-        draft = np.interp(context, clock.contexts_C, clock.draft_C)
-        once = np.interp(context, clock.contexts_C, clock.drafting_C)
+        length = texts.length_R[row_B].mean()
         if common:
-            best, chosen = -np.inf, 0
-            for a in range(len(shapes.drafted_A)):
-                length, worth = shapes.drafted_A[a], tokens_RA[row_B, a].sum()
-                worth -= speed * (
-                    _rest(clock, context, length) + length * draft + (length > 0) * once
-                )
-                if worth > best and not shapes.copies_A[a]:
-                    best, chosen = worth, a
-            chosen_B = np.full(batch, chosen)
+            chain = _common_chain(tokens_RA[row_B], shapes, speed, times, length)
+            chosen_B = np.full(batch, chain)
         elif len(tokens_RA):
-            token = np.interp(context, clock.contexts_C, token_C)
-            chosen_B = compiled_choice(tokens_RA[row_B], shapes, speed, token, draft, once)
+            token = np.interp(length, times.lengths_L, token_L)
+            draft = np.interp(length, times.lengths_L, times.draft_L)
+            drafting = np.interp(length, times.lengths_L, times.drafting_L)
+            chosen_B = compiled_choice(tokens_RA[row_B], shapes, speed, token, draft, drafting)
         else:
             chosen_B = action_R[row_B]
         passes = shapes.passes_A[chosen_B].max()
-        seconds += (
-            _rest(clock, context, shapes.drafted_A[chosen_B].mean())
-            + passes * draft
-            + (passes > 0) * once
-        )
+        seconds += step_seconds(times, length, shapes.drafted_A[chosen_B].mean(), passes)
         steps += 1
         for b in range(batch):
-            action, size = chosen_B[b], texts.size_X[text_B[b]]
-            right = min(
-                texts.accepted_RS[row_B[b], int(shapes.copies_A[action])], shapes.drafted_A[action]
-            )
+            action = chosen_B[b]
+            size = texts.size_X[text_B[b]]
+            kind = int(shapes.copies_A[action])
+            right = min(texts.accepted_RS[row_B[b], kind], shapes.drafted_A[action])
             tokens += min(right + 1, size - at_B[b])
             at_B[b] += right + 1
             if at_B[b] >= size:
@@ -124,7 +142,7 @@ class MixedBatches:
     def __init__(self, timed: Timed, profile: LatencyProfile, batch: int, seed: int = 0) -> None:
         self.timed = timed
         self.batch = batch
-        self.clock = step_clock(profile, batch)
+        self.times = profile.step_times(batch)
         self.shapes = Shapes.of(timed.space.actions)
         generator = np.random.default_rng(seed)
         size_X = timed.texts.size_X.numpy()
@@ -165,12 +183,21 @@ class MixedBatches:
     def _run(
         self, action_R: Array, tokens_RA: Array, speed: float, common: bool = False
     ) -> Replayed:
-        clocks = self.clock, self.clock.token_C / self.batch
+        token_L = self.times.token_L / self.batch
         decisions = action_R, tokens_RA, speed
         rows = []
         for stream in self._streams:
             rows.append(
-                decoded(stream, self.batch, self._texts, self.shapes, clocks, decisions, common)
+                decoded(
+                    stream,
+                    self.batch,
+                    self._texts,
+                    self.shapes,
+                    self.times,
+                    token_L,
+                    decisions,
+                    common,
+                )
             )
         tokens_X, seconds_X, steps_X = torch.tensor(rows, dtype=torch.float64).unbind(-1)
         return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))

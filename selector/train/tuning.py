@@ -137,10 +137,9 @@ def _decide_by_network(timed: Timed, predictions: Predictions, mode: Mode, polic
     passes_R = torch.zeros_like(unknown_R)
     for number, level in enumerate(mode.feature_levels, 1):
         seconds_RA = timed.seconds(mode.feature_levels[:number])
-        if policy:
-            chosen_R = predictions[level].masked_fill(~mode.mask(space), -torch.inf).argmax(-1)
-        else:
-            chosen_R = choices(predictions[level], seconds_RA, mode, space)
+        chosen_R = torch.from_numpy(
+            choices(predictions[level].numpy(), seconds_RA.numpy(), mode, space, policy)
+        )
         level_action_R = torch.where(unknown_R, static_R, chosen_R)
         time_R = seconds_RA.gather(-1, level_action_R.unsqueeze(-1))[:, 0]
         action_R = torch.where(open_R, level_action_R, action_R)

@@ -68,7 +68,7 @@ def true_profile() -> LatencyProfile:
         target=table(NODES, 20e-3, 2e-3, 1e-6),
         draft=table(WIDTHS, 3e-3, 1e-3, 2e-6),
         verify={"traversal": Verification(2e-4, 1e-3), "block": Verification(1e-4, 2e-3)},
-        drafting=1e-3,
+        drafting=Table.constant(1e-3),
         lag=Table([0], [*LAGS], [[0.0, 1e-3, 2e-3, 4e-3]]),
     )
 

@@ -28,16 +28,11 @@ from pipelines.latency.timings import profile_of, read_timings
 from pipelines.pair.log import DRAFTING_LEAD
 from pipelines.train import judging
 from pipelines.train.judging import judge_jointly, keep_if_ahead
+from selector import latency
 from selector.actions import ActionSpace
 from selector.decision import Mode
-from selector.runtime.selector import (
-    Selector,
-    Shapes,
-    Tuned,
-    joint_choice,
-    load_selector,
-    step_clock,
-)
+from selector.runtime.joint import Shapes, joint_choice
+from selector.runtime.selector import Selector, Tuned, load_selector
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed
 from selector.train.mixed import MixedBatches
@@ -186,11 +181,6 @@ def test_one_artefact_decides_for_every_batch_size_and_level(
         assert selector.select(features) == alone, "by the scalars `batch` and `temperature`"
         jointly = asked.select_jointly([features] * batch)
         assert len(jointly) == batch and len(set(jointly)) == 1, "equal requests decide alike"
-        by_features = selector.at(0.0, batch=batch)
-        assert (
-            by_features.select(features) == alone
-            and by_features.select_jointly([features] * batch) == jointly
-        )
         assert selector.scores(features).shape == (len(selector.actions),)
 
 
@@ -210,9 +200,7 @@ def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
             replace(mode, feature_levels=(DRAFTER,), rule=None, joint=speed, allowed=()), selector
         )
         chosen = asked.select_jointly(given)
-        prices = step_clock(selector.latency, 8).prices(
-            float(data.length_R[rows].float().mean()), 8
-        )
+        prices = selector.latency.step_times(8).prices(float(data.length_R[rows].float().mean()), 8)
         tokens_BA = module.scores(data)[rows].double().numpy()
         expected = joint_choice(tokens_BA, Shapes.of(selector.actions), speed, *prices)
         assert chosen == [selector.actions[a] for a in expected]
@@ -414,7 +402,8 @@ def test_a_model_drafts_in_a_log_only_where_it_is_clearly_ahead_of_copies_alone(
     for own in (train, validation):
         own.texts.lookup_R.floor_divide_(4)
     train, validation = (
-        replace(own, profile=replace(own.profile, drafting=drafting)) for own in (train, validation)
+        replace(own, profile=replace(own.profile, drafting=latency.Table.constant(drafting)))
+        for own in (train, validation)
     )
     (fixed,) = judging.statics([train])
     (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile(), DRAFTING_LEAD)

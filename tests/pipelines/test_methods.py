@@ -37,6 +37,7 @@ from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.writer import config_of
 from selector.latency import Verification
+from selector.runtime.network import Network
 from selector.runtime.selector import Selector, Tuned
 from selector.schema import EARLY, LIGHT
 from selector.train.data import Texts, Timed
@@ -141,8 +142,7 @@ def methods_of(data: Texts) -> dict[str, Method]:
     tuned = Tuned(
         mode,
         Selector(
-            module.state_dict(),
-            config_of(module, "traversal", best.action, [mode]),
+            Network(module.state_dict(), config_of(module, "traversal", best.action, [mode])),
             PROFILE,
             [mode],
         ),

@@ -68,8 +68,8 @@ def test_the_snippets_of_the_pages_run(
     decide in programs."""
     decided, select = list[bool](), Tuned.select
 
-    def observed(self: Tuned, features: Features | None, final: bool = False) -> Action | None:
-        action = select(self, features, final)
+    def observed(self: Tuned, features: Features | None) -> Action | None:
+        action = select(self, features)
         decided.append(self.mode.decider == "network" and None not in (features, action))
         return action
 

@@ -13,9 +13,8 @@ from pipelines.latency.stage import unsteady
 from pipelines.latency.timings import misfit, profile_of, read_timings
 from selector.actions import EMPTY, ActionSpace
 from selector.latency import LatencyProfile
-from selector.runtime.selector import step_clock
 from selector.schema import InputError
-from selector.train.mixed import _rest
+from selector.train.mixed import step_seconds
 from tests.engines import clocks
 from tests.pipelines.gpus import BATCHES, CONTEXT, VERIFIED, Seconds, flat, step, stepped, timings
 from tests.selector.synthetic import profile
@@ -72,11 +71,11 @@ def test_means_between_one_token_and_two_are_times_of_batches_in_which_some_draf
     tmp_path: Path,
 ) -> None:
     rows = "8,100,1,0,0.048\n8,100,1.25,0,0.060\n8,100,2,0,0.063\n8,100,0,2,0.002\n"
-    clock = step_clock(read(tmp_path, HEAD + rows, stepped=False), 8)
-    assert clock.prices(100.0, 8)[0] == pytest.approx((clock.target_CV[0, -1] - 0.048) / 63 / 8)
+    clock = read(tmp_path, HEAD + rows, stepped=False).step_times(8)
+    assert clock.prices(100.0, 8)[0] == pytest.approx((clock.target_LV[0, -1] - 0.048) / 63 / 8)
     assert (
-        float(_rest(clock, 100.0, 0.25)) == pytest.approx(0.060)
-        and float(_rest(clock, 100.0, 0.125)) < 0.055
+        float(step_seconds(clock, 100.0, 0.25, 0)) == pytest.approx(0.060)
+        and float(step_seconds(clock, 100.0, 0.125, 0)) < 0.055
     )
 
 
@@ -85,7 +84,7 @@ def test_drafting_once_each_pass_and_verification_are_told_apart(tmp_path: Path)
     made = read(tmp_path, text)
     assert not misfit(read_timings(tmp_path / "timings.csv"), made)
     own = made.at_batch(1)
-    assert (own.draft.at(100, 1), own.draft.at(100, 2)) == pytest.approx((0.002, 0.0025))
+    assert (own.draft.at(100, 1), own.drafting.at(100, 0)) == pytest.approx((0.002, 0.0005))
     assert own.target.at(100, 3) == pytest.approx(0.010) and own.target.at(100, 5) == pytest.approx(
         0.013
     )

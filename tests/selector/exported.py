@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
-from selector.decision import NEVER, LookupRule, Mode, net_tokens
-from selector.export.torchscript import load_script
+from selector.decision import NEVER, LookupRule, Mode
+from selector.export.torchscript import load_script, net_tokens
 from selector.export.writer import write_artefact
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, load_selector
@@ -151,7 +151,9 @@ def mask_of(mode: Mode, data: Timed) -> Tensor:
     if not mode.feature_levels:
         return by_rule
     beyond_R1 = (data.texts.length_R > (mode.longest or torch.inf)).unsqueeze(-1)
-    return torch.where(beyond_R1, by_rule, mode.mask(SPACE))
+    allowed_A = torch.zeros(len(SPACE), dtype=torch.bool)
+    allowed_A[mode.positions(SPACE)] = True
+    return torch.where(beyond_R1, by_rule, allowed_A)
 
 
 def worth(made: SelectorModule, data: Timed, mode: Mode, early: bool = False) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from selector.actions import Action, ActionSpace
-from selector.latency import Batches, LatencyProfile, Table, Verification
+from selector.latency import FREE, Batches, LatencyProfile, Table, Verification
 from selector.sampling import Sampling
 from selector.schema import LEVELS, LOG, PAIR
 from selector.train.data import Texts, Timed
@@ -30,7 +30,9 @@ def profile() -> LatencyProfile:
     draft = [
         Table([1, 201], [1], [[1e-3 + 1e-4 * batch], [1e-3 + 1e-4 * batch]]) for batch in SIZES
     ]
-    batches = Batches(list(SIZES), draft, [target(batch) for batch in SIZES], stepped=False)
+    batches = Batches(
+        list(SIZES), draft, [FREE] * len(SIZES), [target(batch) for batch in SIZES], stepped=False
+    )
     return LatencyProfile(
         device="test engine",
         pair="log:head",

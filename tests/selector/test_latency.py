@@ -20,7 +20,7 @@ FLAT = LatencyProfile(
     target=Table([10, 20], [1, 33], [[100.0, 132.0], [100.0, 132.0]]),  # 99 + nodes
     verify={"traversal": Verification(0.1, 300.0)},
     decide={TEXT: 3000.0, DRAFTER: 4000.0, EARLY: 5000.0, LIGHT: 10_000.0, FULL: 20_000.0},
-    drafting=1000.0,
+    drafting=Table.constant(1000.0),
 )
 ACTIONS = ActionSpace.with_lookups().actions
 
@@ -132,7 +132,7 @@ def test_a_decision_that_was_not_measured_is_named() -> None:
 def test_a_profile_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     lag, distinct = Table([0], [0, 4], [[0.0, 1e-3]]), {"T=0": [[1.0] * 8] * 3}
-    whole = replace(profile(), drafting=1e-4, lag=lag, distinct=distinct)
+    whole = replace(profile(), drafting=Table.constant(1e-4), lag=lag, distinct=distinct)
     for own in (profile(), whole):
         path.write_text(json.dumps({**own.to_json(), "check": [], "matrices": []}))
         assert LatencyProfile.load(path) == own

@@ -13,7 +13,7 @@ import torch
 
 from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Mode
-from selector.runtime.selector import Shapes, joint_choice, step_clock
+from selector.runtime.joint import Shapes, joint_choice
 from selector.sampling import Sampling
 from selector.schema import InputError
 from selector.train.mixed import PARTS, MixedBatches
@@ -94,7 +94,7 @@ def test_trees_with_branches_are_refused() -> None:
 
 def test_a_clock_without_a_batch_axis_is_refused() -> None:
     with pytest.raises(InputError, match="one request alone"):
-        step_clock(synthetic.profile(), 4)
+        synthetic.profile().step_times(4)
 
 
 def step_seconds(nodes: list[int], passes: int, context: float) -> float:

@@ -1,0 +1,222 @@
+"""A selector under one sampling setting: the static tree, the lookup rule or the network decides.
+
+Legend: B requests, A actions, K those that may be chosen, F scalars, L context lengths.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from selector.actions import Action
+from selector.decision import NETWORK, NEVER, STATIC, Mode, choices, worth
+from selector.latency import LatencyProfile, StepTimes
+from selector.runtime.artefact import Features, checked
+from selector.runtime.joint import Shapes, joint_choice
+from selector.runtime.network import Network
+from selector.sampling import Sampling
+from selector.schema import MATCH, SCALARS_KEY, InputError
+
+Array = NDArray[Any]
+
+
+class Loaded:
+    """What decisions need of an artefact: its network, and a machine's step times.
+
+    Attributes:
+        actions: the action table, which all scores follow.
+        latency: the profile that the decisions are based on.
+        widths: of the features, by name.
+    """
+
+    def __init__(self, network: Network, latency: LatencyProfile) -> None:
+        config = network.config
+        self.network = network
+        self.latency = latency
+        self.config = config
+        self.space = config.space
+        self.schema = config.schema
+        self.verifier = config.verifier
+        self.actions = config.space.actions
+        self.widths = {SCALARS_KEY: len(config.schema.scalars), **config.hidden_states}
+
+
+class Tuned:
+    """A selector under one sampling setting, for one root or several; a lookup rule or a static
+    tree needs no selector.
+
+    Call `select` with the features of each of `feature_levels` in turn until it returns an action.
+    On texts of more than `longest` tokens, if it is not 0, a network's mode needs the match alone.
+    """
+
+    def __init__(self, mode: Mode, selector: Loaded | None = None) -> None:
+        if mode.decider == NETWORK and selector is None:
+            raise InputError("a network's decisions need its selector")
+        self.mode = mode
+        self.feature_levels = mode.asked
+        self.longest = mode.longest
+        self._decider = mode.decider
+        self._sees_all = mode.sees_all
+        self._selector = selector
+        self._tables: dict[bool, tuple[Array, Array]] = {}
+        self._covers = lru_cache(self._covers_setting)
+
+    def select(self, features: Features | None) -> Action | None:
+        """The action at a root; the static tree without features; None where the features of the
+        next one of `feature_levels` are needed, which are known after the draft's forward pass over
+        the root.
+
+        Outside the text lengths and the sampling settings of the training, the lookup rule and the
+        static tree decide; outside the settings a warning says so, once. Raises InputError where a
+        feature is missing, of another shape or dtype, or not finite.
+        """
+        mode = self.mode
+        if features is None or self._decider == STATIC:
+            return mode.action
+        if MATCH in features and (mode.rule is not None or mode.longest > 0):
+            match = float(features[MATCH])
+            if not math.isfinite(match):
+                raise InputError("features: match is not finite")
+            return mode.copied(match)
+        read = self._read(features)
+        if self._is_beyond(read):
+            return mode.copied(self._scalar(read, MATCH))
+        early = self._is_early(read)
+        config = self._loaded.config
+        best = choices(
+            self._loaded.network.predictions(read, early),
+            self._seconds(read, early),
+            mode,
+            config.space,
+            policy=not config.regressor,
+        )
+        action = self._loaded.actions[best]
+        if early and len(mode.feature_levels) > 1 and action.drafts:
+            return None
+        return action
+
+    def scores(self, features: Features) -> NDArray[np.float32]:
+        """What each action is worth at one root, [A]: as `Selector.scores`. Raises InputError as
+        `select`."""
+        read = self._read(features)
+        config = self._loaded.config
+        positions_K = self.mode.positions(config.space)
+        if self._is_beyond(read):
+            action = self.mode.copied(self._scalar(read, MATCH))
+            positions_K = np.array([config.space.index(action)])
+        early = self._is_early(read)
+        scores_A = np.full(len(config.space), NEVER, np.float32)
+        scores_A[positions_K] = worth(
+            self._loaded.network.predictions(read, early),
+            self._seconds(read, early),
+            self.mode,
+            positions_K,
+            policy=not config.regressor,
+        )
+        return scores_A
+
+    def select_jointly(self, features: Sequence[Features]) -> list[Action]:
+        """The choices of requests that share draft passes, from the features of each; InputError as
+        `select`."""
+        if not self.mode.joint:
+            choices_B = map(self.select, features)
+            return [action for action in choices_B if action is not None]
+        if not features:
+            return []
+        try:
+            scalars_BF = torch.stack([root_features[SCALARS_KEY] for root_features in features])
+        except (KeyError, TypeError, RuntimeError) as error:
+            for root_features in features:
+                self._read(root_features)  # the one that is wrong says so
+            raise InputError("features: requests of one batch know different ones") from error
+        loaded = self._loaded
+        read = checked({SCALARS_KEY: scalars_BF}, loaded.widths, 2, loaded.schema.first)
+        tokens_BA = loaded.network.predictions(read, self._is_early(read))
+        positions_K = self.mode.positions(loaded.space)
+        tokens_BK = tokens_BA[:, positions_K].astype(np.float64)
+        mean_length = float(scalars_BF[:, loaded.schema.index("context_length")].mean())
+        shapes, times = self._shared
+        prices = times.prices(mean_length, self.mode.batch)
+        chosen_B = joint_choice(tokens_BK, shapes, self.mode.joint, *prices)
+        return [loaded.actions[a] for a in positions_K[chosen_B]]
+
+    @property
+    def _loaded(self) -> Loaded:
+        if self._selector is None:
+            raise InputError("features: match is missing")
+        return self._selector
+
+    @cached_property
+    def _shared(self) -> tuple[Shapes, StepTimes]:
+        loaded = self._loaded
+        shapes = Shapes.of([loaded.actions[a] for a in self.mode.positions(loaded.space)])
+        return shapes, loaded.latency.step_times(self.mode.batch)
+
+    def _read(self, features: Features) -> Features:
+        return checked(features, self._loaded.widths, 1, self._loaded.schema.first)
+
+    def _scalar(self, read: Features, name: str) -> float:
+        return float(read[SCALARS_KEY][self._loaded.schema.index(name)])
+
+    def _is_early(self, read: Features) -> bool:
+        """Whether the network sees the scalars of the schema's first level alone."""
+        return read[SCALARS_KEY].shape[-1] == self._loaded.schema.first or not self._sees_all
+
+    def _seconds(self, read: Features, early: bool) -> Array:
+        # predicted seconds of a step at the root's context length, float64 [A]
+        if early not in self._tables:
+            self._tables[early] = self._table(early)
+        lengths_L, seconds_LA = self._tables[early]
+        length = self._scalar(read, "context_length")
+        length = min(max(length, lengths_L[0]), lengths_L[-1])
+        above = max(1, int(np.searchsorted(lengths_L, length)))
+        share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
+        low_A, high_A = seconds_LA[above - 1 : above + 1]
+        seconds_A: Array = low_A + share * (high_A - low_A)
+        return seconds_A
+
+    def _table(self, early: bool) -> tuple[Array, Array]:
+        loaded = self._loaded
+        levels = self.feature_levels
+        if early:
+            levels = tuple(level for level in levels if level == loaded.schema.levels[0])
+        times = loaded.latency.at_batch(self.mode.batch)
+        lengths_L, seconds_LA = times.table(
+            loaded.actions, loaded.verifier, levels, self.mode.sampling
+        )
+        return lengths_L.double().numpy(), seconds_LA.double().numpy()
+
+    def _is_beyond(self, read: Features) -> bool:
+        if self._decider != NETWORK:
+            return True
+        if not self._covers(self._scalar(read, "temperature"), self._scalar(read, "top_p")):
+            return True
+        return 0 < self.longest < self._scalar(read, "context_length")
+
+    def _covers_setting(self, temperature: float, top_p: float) -> bool:
+        asked = replace(self.mode.sampling, temperature=temperature, top_p=top_p)
+        return covered(self.mode, asked, "features: ")
+
+
+def covered(mode: Mode, asked: Sampling, where: str = "") -> bool:
+    """Whether a mode was trained for a setting like this one; a warning says, once, where it was
+    not."""
+    near = mode.sampling.covers(asked)
+    if not near:
+        words = f"{where}{asked}: too far from the trained {mode.sampling}"
+        warn_once(f"{words}; its lookup rule and {mode.action} decide")
+    return near
+
+
+@cache
+def warn_once(message: str) -> None:
+    """A warning that a process gives once, whatever its filters are."""
+    warnings.warn(message, stacklevel=3)
