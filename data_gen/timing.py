@@ -14,25 +14,21 @@ import statistics
 import time
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from copy import deepcopy
 from itertools import count, islice, pairwise, repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.optimize import nnls
-from torch import Tensor
-from torch.nn import Module
-from transformers import PreTrainedModel
 
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import FixedTree, Overruled, Step
 from data_gen.models.checkpoints import known_weights_of
 from data_gen.models.pair import ModelPair, resolve_device
-from data_gen.models.prepack import PrepackedLinear, computes_in_bfloat16
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.verification import get_verifier
 from selector.actions import EMPTY, GREEDY, Action
@@ -49,9 +45,6 @@ NODES = (1, 2, 3, 5, 9, 17, 25, 41)
 WIDTHS = (1, 2, 4)
 LAGS = (0, 1, 4, 16)
 THOUSAND = 1000.0  # tokens of context
-MATRIX_ROWS = (1, 2, 4, 8, 16, 32)  # rows of the timed matrices
-MATRIX_TIMES = 5  # how often each is timed
-MOST_TIMED = 250_000_000  # elements of these, about: far more than a processor's caches hold
 
 
 def device_name(device: str, dtype: str, threads: int | None = None) -> str:
@@ -178,57 +171,41 @@ def real_steps(
     return samples
 
 
-def ramps(knots: Sequence[float], x: float) -> list[float]:
-    """How far a size is from each knot to the next one, from 0 to 1."""
-    shares = []
-    for low, high in pairwise(knots):
-        share = (x - low) / (high - low)
-        shares.append(min(max(share, 0.0), 1.0))
-    return shares
-
-
 def verified_as(sample: Sample) -> str:
     """The key of `LatencyProfile.verify`: greedy trees are verified alike, whatever verifies the
     others."""
     return GREEDY if sample.step.action.style == GREEDY else sample.verifier
 
 
-def parts_of(sample: Sample, verifiers: Sequence[str], nodes: Sequence[int]) -> list[float]:
-    """How often each part of a step's time occurs in a step: P numbers; `nodes` are those of
-    `NODES` that are used."""
+def parts_of(sample: Sample) -> Counter[str]:
+    """How often each part of a step's time occurs in a step, by name."""
     step = sample.step
     action = step.action
-    passes = draft_passes(action, step.length)
-    passed = sum(length for length, _ in passes)  # tokens of context, over all passes
-    width_ramps = [[0.0] * (len(WIDTHS) - 1)]  # there may be no pass
-    for _, width in passes:
-        width_ramps.append(ramps(WIDTHS, width))
-    lag_ramps = [0.0] * (len(LAGS) - 1)
+    parts = Counter(_pass_parts("target", NODES, step.length, step.nodes))
+    for length, width in draft_passes(action, step.length):
+        parts.update(_pass_parts("draft", WIDTHS, length, width))
     if action.drafts:
-        lag_ramps = ramps(LAGS, sample.lag)
-    # the fields of `Verification`, for each verifier
-    tokens = [0.0] * len(verifiers)
-    branchings = [0.0] * len(verifiers)
-    levels = [0.0] * len(verifiers)
-    for at, name in enumerate(verifiers):
-        if action.drafts and name == verified_as(sample):
-            tokens[at] = float(action.nodes)
-            if action.K > 1:
-                branchings[at] = 1.0
-                levels[at] = float(action.L2)
-    return [
-        1.0,
-        step.length / THOUSAND,
-        *ramps(nodes, step.nodes),
-        float(len(passes)),
-        passed / THOUSAND,
-        *np.array(width_ramps).sum(0),
-        float(action.drafts),
-        *lag_ramps,
-        *tokens,
-        *branchings,
-        *levels,
-    ]
+        name = verified_as(sample)
+        parts["drafting"] = 1
+        parts.update(_ramps("lag", LAGS, sample.lag))
+        parts[f"token {name}"] = action.nodes
+        if action.K > 1:
+            parts[f"branching {name}"] = 1
+            parts[f"level {name}"] = action.L2
+    return parts
+
+
+def _pass_parts(name: str, knots: Sequence[int], length: float, size: float) -> dict[str, Any]:
+    """A forward pass, its context in thousands of tokens, and its size."""
+    return {name: 1, f"{name} context": length / THOUSAND, **_ramps(name, knots, size)}
+
+
+def _ramps(name: str, knots: Sequence[int], size: float) -> dict[str, Any]:
+    """How far a size is from each knot to the next one, from 0 to 1."""
+    shares = {}
+    for low, high in pairwise(knots):
+        shares[f"{name} {high}"] = min(max((size - low) / (high - low), 0.0), 1.0)
+    return shares
 
 
 def fitted(
@@ -239,74 +216,58 @@ def fitted(
     the contexts of its tables."""
     groups: defaultdict[tuple[str, Action, int, int], list[Sample]] = defaultdict(list)
     totals: defaultdict[Case, list[float]] = defaultdict(list)
-    sizes: set[int] = set()
     for sample in samples:
         name, action = verified_as(sample), sample.step.action
         context = bisect(lengths, sample.step.length)
         groups[name, action, context, bisect(LAGS, sample.lag)].append(sample)
         totals[name, action].append(sample.step.total)
-        sizes.add(sample.step.nodes)
-    # greedy trees come last
-    verifiers = sorted(dict.fromkeys(name for name, _ in totals), key=lambda name: name == GREEDY)
-    nodes = _used_nodes(sizes)
     parts = []
     seconds = []
     weights = []
     for (name, action, *_), group in groups.items():
-        rows = [parts_of(sample, verifiers, nodes) for sample in quicker(group)]
-        parts.append(np.mean(rows, axis=0))
+        parts.append(pd.DataFrame(map(parts_of, quicker(group))).mean())
         seconds.append(usual(sample.step.total for sample in group))
         # a group's own mean would favour the quicker ones
         weights.append(math.sqrt(len(group)) / usual(totals[name, action]))
+    parts_SP = pd.DataFrame(parts).fillna(0.0)
     weight_S = np.array(weights)
-    seconds_P, _ = nnls(np.array(parts) * weight_S[:, None], np.array(seconds) * weight_S)
-    # taken in the order of `parts_of`
-    left = iter(seconds_P.tolist())
-    target = _table(left, lengths, nodes)
-    draft = _table(left, lengths, WIDTHS)
-    drafting = next(left)
-    lag = Table([0], [*LAGS], [_rises(left, LAGS)])
-    fields = [list(islice(left, len(verifiers))) for _ in Verification._fields]
-    verifications = [Verification(*values) for values in zip(*fields, strict=True)]
+    seconds_P, _ = nnls(parts_SP.to_numpy() * weight_S[:, None], np.array(seconds) * weight_S)
+    times = dict(zip(parts_SP.columns, seconds_P.tolist(), strict=True))
+    verify = {}
+    for name in dict.fromkeys(name for name, _ in totals):
+        verify[name] = Verification(
+            *(times.get(f"{part} {name}", 0.0) for part in Verification._fields)
+        )
     return LatencyProfile(
         device=device,
         pair=pair.fingerprint,
-        draft=draft,
-        target=target,
-        verify=dict(zip(verifiers, verifications, strict=True)),
+        draft=_table(times, "draft", lengths, WIDTHS),
+        target=_table(times, "target", lengths, NODES),
+        verify=verify,
         decide={},
-        drafting=Table.constant(drafting),
+        drafting=Table.constant(times["drafting"]),
         nucleus=nucleus_seconds(pair),
         weights=[known_weights_of(model) for model in (pair.target, pair.draft)],
-        lag=lag,
+        lag=Table([0], [*LAGS], [_rises(times, "lag", LAGS)]),
     )
 
 
-def _used_nodes(sizes: Collection[int]) -> list[int]:
-    """Those of `NODES` that are needed for trees of some sizes."""
-    nodes = [1]
-    for low, high in pairwise(NODES):
-        if any(low < size <= high for size in sizes):
-            nodes.append(high)
-    return nodes
-
-
-def _table(left: Iterator[float], lengths: Sequence[int], knots: Sequence[int]) -> Table:
-    """A table from the next fitted parts: a pass's time, its rise with the context, and the rises
-    from knot to knot."""
-    first = next(left)
-    by_context = next(left)
-    rises = _rises(left, knots)
+def _table(
+    times: dict[str, float], name: str, lengths: Sequence[int], knots: Sequence[int]
+) -> Table:
+    """A forward pass, from the fitted parts of this name."""
     rows = []
     for length in lengths:
-        at_first_knot = first + by_context * length / THOUSAND
-        rows.append([at_first_knot + rise for rise in rises])
+        at_first_knot = times[name] + times[f"{name} context"] * length / THOUSAND
+        rows.append([at_first_knot + rise for rise in _rises(times, name, knots)])
     return Table([*lengths], [*knots], rows)
 
 
-def _rises(left: Iterator[float], knots: Sequence[int]) -> list[float]:
-    """How far the time at each knot is above that at the first one, from the next fitted parts."""
-    rises: list[float] = np.cumsum([0.0, *islice(left, len(knots) - 1)]).tolist()
+def _rises(times: dict[str, float], name: str, knots: Sequence[int]) -> list[float]:
+    """How far the time at each knot is above that at the first one."""
+    rises = [0.0]
+    for knot in knots[1:]:
+        rises.append(rises[-1] + times[f"{name} {knot}"])
     return rises
 
 
@@ -321,58 +282,6 @@ def nucleus_seconds(pair: ModelPair) -> float:
             seconds.append(now(pair) - start)
     plain, filtered = map(statistics.median, taken.values())
     return max(0.0, filtered - plain) / ROWS
-
-
-@torch.inference_mode()
-def matrix_seconds(model: PreTrainedModel) -> list[dict[str, float]]:
-    """Seconds that a model's prepacked layers take for some numbers of rows, each layer once: as
-    plain layers (`linear`), prepacked, and prepacked in bfloat16 where the processor has it;
-    medians, in turn. Of a large model the first layers alone are timed. Empty where no layer is
-    prepacked.
-    """
-    layers: list[PrepackedLinear] = []
-    elements = 0
-    for layer in model.modules():
-        if isinstance(layer, PrepackedLinear) and elements < MOST_TIMED:
-            layers.append(layer)
-            elements += layer.in_features * layer.out_features
-    if not layers:
-        return []
-    dtype = layers[0].dtype
-    plain = [layer.plain() for layer in layers]
-    kinds: dict[str, tuple[Sequence[Module], torch.dtype]] = {
-        "linear": (plain, dtype),
-        "prepacked": (layers, dtype),
-    }
-    if dtype != torch.bfloat16 and computes_in_bfloat16():
-        kinds["prepacked, bfloat16"] = (
-            [PrepackedLinear(deepcopy(layer).bfloat16(), is_tied=False) for layer in plain],
-            torch.bfloat16,
-        )
-    measurements = []
-    for rows in MATRIX_ROWS:
-        taken: dict[str, list[float]] = {name: [] for name in kinds}
-        for _ in range(MATRIX_TIMES):
-            for name, (modules, input_dtype) in kinds.items():
-                taken[name].append(_pass_seconds(layers, modules, rows, input_dtype))
-        measurement: dict[str, float] = {"rows": rows}
-        for name, seconds in taken.items():
-            measurement[name] = statistics.median(seconds)
-        measurements.append(measurement)
-    return measurements
-
-
-def _pass_seconds(
-    layers: Sequence[PrepackedLinear], modules: Sequence[Module], rows: int, dtype: torch.dtype
-) -> float:
-    """Seconds of one pass of random rows through `modules`, which stand for `layers`."""
-    inputs: dict[int, Tensor] = {}  # by width
-    for layer in layers:
-        inputs[layer.in_features] = torch.randn(rows, layer.in_features, dtype=dtype)
-    start = time.perf_counter()
-    for layer, module in zip(layers, modules, strict=True):
-        module(inputs[layer.in_features])
-    return time.perf_counter() - start
 
 
 def times(profile: LatencyProfile, samples: Sequence[Sample]) -> tuple[float, float]:

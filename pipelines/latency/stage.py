@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle, islice, repeat
+from itertools import cycle, islice, product, repeat
 from pathlib import Path
 from typing import Any
 
@@ -36,47 +36,19 @@ from selector.runtime.selector import Selector, Tuned
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.train.module import SelectorModule
 
-TREES = (
-    (1, 0, 0),
-    (1, 1, 0),
-    (1, 2, 0),
-    (1, 4, 0),
-    (1, 8, 0),
-    (1, 8, 8),
-    (2, 0, 2),
-    (2, 2, 4),
-    (2, 4, 2),
-    (2, 8, 8),
-    (3, 0, 4),
-    (3, 4, 4),
-    (3, 2, 8),
-    (4, 0, 1),
-    (4, 0, 4),
-    (4, 0, 8),
-    (4, 4, 2),
-    (4, 4, 8),
-    (4, 8, 4),
-)
-OTHERS = (
-    (1, 3, 0),
-    (1, 6, 0),
-    (1, 8, 4),
-    (2, 0, 6),
-    (2, 3, 3),
-    (2, 6, 8),
-    (3, 1, 6),
-    (3, 6, 2),
-    (4, 1, 3),
-    (4, 0, 6),
-    (4, 2, 6),
-)
+SPACE = ActionSpace.of_pairs()
 GREEDY_TREES = ((4, 0, 1), (3, 0, 2), (2, 2, 4), (4, 0, 4))
 FITTED = [
-    *map(Action.of, TREES),
+    *map(SPACE.chain, (0, 1, 2, 4, 8, 16)),
+    *map(Action.of, product((2, 4), (0, 8), (1, 4, 8))),
     *(Action(*shape, GREEDY) for shape in GREEDY_TREES),
     *map(Action.copy, (2, 8, 16)),
 ]
-CHECKED = [*map(Action.of, OTHERS), Action.copy(4)]
+CHECKED = [
+    *map(SPACE.chain, (3, 6, 12)),
+    *map(Action.of, product((2, 3), (0, 2), (3, 6))),
+    Action.copy(4),
+]
 PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted
 UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
 PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
@@ -126,7 +98,6 @@ def decision_seconds(
     tenth. The lookup rule decides at the level `match`, else an untrained network, which may choose
     chains and lookups. `data.tokens` new tokens are decoded, and every step drafts `DRAFTED` of
     them. InputError where they end too early."""
-    space = ActionSpace.of_pairs()
     verifier = config.train.verifier
     network_level = LIGHT
     hidden_widths: list[int] = []
@@ -134,21 +105,21 @@ def decision_seconds(
         network_level = FULL
         hidden_widths = pairs.hidden_widths(config)
     module = SelectorModule(
-        "regressor", network_level, hidden_widths, config.train.network, space=space.to_json()
+        "regressor", network_level, hidden_widths, config.train.network, space=SPACE.to_json()
     ).eval()
-    chains = [space.index(space.chain(length)) for length in range(space.depth + 1)]
-    lookups = range(len(space.trees), len(space))
+    chains = [SPACE.index(SPACE.chain(length)) for length in range(SPACE.depth + 1)]
+    lookups = range(len(SPACE.trees), len(SPACE))
     rule: LookupRule | None = None
     feature_levels: tuple[str, ...] = (level,)
     if level == MATCH:
-        rule = LookupRule(2, space.lookups[-1])
+        rule = LookupRule(2, SPACE.lookups[-1])
         feature_levels = ()
     mode = Mode(
-        Sampling(), space.chain(4), feature_levels, 100.0, allowed=(*chains, *lookups), rule=rule
+        Sampling(), SPACE.chain(4), feature_levels, 100.0, allowed=(*chains, *lookups), rule=rule
     )
     selector_config = config_of(module, verifier, mode.action, [mode])
     selector = Selector(Network(module.state_dict(), selector_config), profile, [mode])
-    chooser = Overruled(Tuned(mode, selector), repeat(space.chain(DRAFTED)))
+    chooser = Overruled(Tuned(mode, selector), repeat(SPACE.chain(DRAFTED)))
     decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)
     steps = decoder.decode(prompt, config.data.tokens, generator).steps[2:]
@@ -207,16 +178,13 @@ def run(config: Config) -> None:
         profile = timing.fitted(pair, fitted, lengths, stage.depends["device"])
         profile = _with_decisions(config, pair, profile, prompts)
         rows = check(profile, config.train.verifier, samples)
-        matrices = timing.matrix_seconds(pair.target)
         stage.replace()
-        write_json(profile_path(config), {**profile.to_json(), "check": rows, "matrices": matrices})
+        write_json(profile_path(config), {**profile.to_json(), "check": rows})
         mlflow.log_artifact(str(profile_path(config)))
         for row in rows:
             name = f"predicted over measured/{row['action']}".translate(PLAIN)
             mlflow.log_metric(name, row["ratio"])
         describe(mlflow, in_words(profile))
-    if matrices:
-        console.print(of_matrices(matrices))
     console.print(summary(profile, rows))
     doubt = unsteady(rows)
     if doubt:
@@ -353,21 +321,6 @@ def in_words(profile: LatencyProfile) -> str:
         f"a step of {plain} plain, {with_one} with one drafted token, {with_eight} with eight;\n"
         f"a decision {', '.join(decisions)}"
     )
-
-
-def of_matrices(matrices: list[dict[str, float]]) -> Table:
-    rows = []
-    for times in matrices:
-        cells = {"rows": f"{times['rows']:.0f}"}
-        for name, seconds in times.items():
-            if name != "rows":
-                cells[f"{name} ms"] = f"{1e3 * seconds:.1f}"
-        rows.append(cells)
-    title = (
-        "The target's matrices, by rows: as torch multiplies them, and laid out once, as they are "
-        "used here"
-    )
-    return table(rows, title)
 
 
 def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:

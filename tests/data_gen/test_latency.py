@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import replace
 from itertools import islice, pairwise, product, repeat
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ import torch
 
 from data_gen import timing
 from data_gen.decoding.loop import Step
-from data_gen.models.checkpoints import weights_of
 from data_gen.models.pair import ModelPair
 from data_gen.timing import (
     BURST,
@@ -25,7 +23,6 @@ from data_gen.timing import (
     Sample,
     bursts,
     fitted,
-    matrix_seconds,
     real_steps,
     samples_of,
     times,
@@ -154,24 +151,6 @@ def test_texts_begin_anew_before_they_are_long(longest: int, pair: ModelPair) ->
         max(lengths) < min(longest, 3 + timing.GROWN)
         and sum(b < a for a, b in pairwise(lengths)) > 1
     )
-
-
-def test_matrices_are_timed_plain_and_prepacked(
-    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By rows; in bfloat16, too, where the processor has it, and without that the weights change.
-    Of a model whose layers stay as they are there is nothing to compare."""
-    before = weights_of(pair.target)
-    for has in (True, False):
-        monkeypatch.setattr(timing, "computes_in_bfloat16", lambda own=has: own)
-        found = matrix_seconds(pair.target)
-        kinds = {"linear", "prepacked", *(["prepacked, bfloat16"] if has else [])}
-        assert [row["rows"] for row in found] == [1, 2, 4, 8, 16, 32] and all(
-            row.keys() == {"rows", *kinds} for row in found
-        )
-        assert all(row[kind] > 0 for row in found for kind in kinds)
-    assert weights_of(pair.target) == before
-    assert matrix_seconds(deepcopy(pair.target)) == []
 
 
 def test_actions_are_drafted_in_bursts() -> None:
