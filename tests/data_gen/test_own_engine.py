@@ -3,16 +3,19 @@ ours does."""
 
 from __future__ import annotations
 
+from contextlib import closing
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import one_hot
 
 from data_gen.decoding.decoder import Decoder
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.features.root import Accepted, RootKnowledge
 from data_gen.models.pair import ModelPair
-from data_gen.models.rows import ModelRows
+from data_gen.models.rows import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier, styled
@@ -28,89 +31,71 @@ class Engine:
     chance."""
 
     def __init__(self, pair: ModelPair, tuned: Tuned, sampling: Sampling) -> None:
-        self.pair, self.tuned, self.sampling, self.verifier = (
-            pair,
-            tuned,
-            sampling,
-            get_verifier("traversal"),
-        )
+        self.pair = pair
+        self.tuned = tuned
+        self.sampling = sampling
 
-    def rows(self, model: Any, tokens: list[int]) -> ModelRows:
+    def rows(self, model: Any, tokens: list[int]) -> list[ModelRow]:
         output = model(torch.tensor([tokens]), output_hidden_states=True)
-        return ModelRows(
-            probabilities(output.logits[0], self.sampling),
-            output.logits[0],
-            output.hidden_states[-1][0],
-        )
+        logits_TV = output.logits[0]
+        probs_TV = probabilities(logits_TV, self.sampling)
+        return list(ModelRows(probs_TV, logits_TV, output.hidden_states[-1][0]).each())
 
-    def drafted(
-        self, text: list[int], action: Action, index: LookupIndex
-    ) -> tuple[DraftTree, torch.Tensor]:
-        if action.copies:
-            trunk, branches = index.proposal(action.L1), [[]]
-        else:
-            trunk = self.continued(text, action.L1 + action.L2 * (action.K == 1))
-            first_V = self.rows(self.pair.draft, text + trunk).logits_NV[-1]
-            firsts = (
-                first_V.topk(action.K).indices.tolist()
-                if action.distinct
-                else [int(first_V.argmax())] * action.K
-            )
-            more = action.L2 - 1
-            branches = [
-                [each, *self.continued([*text, *trunk, each], more)]
-                for each in firsts
-                if action.K > 1
-            ]
-        tree = DraftTree.from_paths(trunk, branches or [[]])
-        q_NV = torch.zeros(len(tree), self.pair.vocabulary)
-        for node in range(len(tree)):
-            path = [tree.token(n) for n in tree.path_to(node)]
-            if action.copies and len(path) < len(trunk):
-                q_NV[node, trunk[len(path)]] = 1
-            elif not action.copies:
-                q_NV[node] = self.rows(self.pair.draft, text + path).probs_NV[-1]
-        return tree, q_NV
+    def after(self, model: Any, text: list[int], paths: list[list[int]]) -> ModelRows:
+        ends = [self.rows(model, text + path)[-1] for path in paths]
+        return ModelRows(*map(torch.stack, zip(*ends, strict=True)))
 
     def continued(self, text: list[int], count: int) -> list[int]:
+        drafted: list[int] = []
         for _ in range(count):
-            text = [*text, int(self.rows(self.pair.draft, text).logits_NV[-1].argmax())]
-        return text[len(text) - count :] if count > 0 else []
+            logits_V = self.rows(self.pair.draft, text + drafted)[-1].logits_V
+            drafted.append(int(logits_V.argmax()))
+        return drafted
+
+    def tree(self, text: list[int], action: Action) -> DraftTree:
+        if action.copies:
+            return DraftTree.from_paths(LookupIndex(text).proposal(action.L1), [[]])
+        trunk = self.continued(text, action.L1)
+        branches: list[list[int]] = [[]]
+        if action.L2 > 0:
+            logits_V = self.rows(self.pair.draft, text + trunk)[-1].logits_V
+            firsts = logits_V.topk(action.K if action.distinct else 1).indices.tolist()
+            branches = [
+                [token, *self.continued([*text, *trunk, token], action.L2 - 1)] for token in firsts
+            ]
+        return DraftTree.from_paths(trunk, branches)
 
     def steps(self, prompt: list[int]) -> list[tuple[Action, list[int]]]:
         knowledge = RootKnowledge(prompt, self.sampling, self.tuned.feature_levels)
-        text, index, passed, found = [*prompt], LookupIndex(prompt), len(prompt) - 1, []
-        for _ in range(STEPS):
+        text = list(prompt)
+        passed = len(prompt) - 1
+        steps: list[tuple[Action, list[int]]] = []
+        while len(steps) < STEPS:
             action = None
-            for level in self.tuned.feature_levels if found else ():
+            for level in self.tuned.feature_levels if steps else ():
                 if level in ("light", "full"):
-                    knowledge.passed(list(self.rows(self.pair.draft, text).each())[passed:])
+                    knowledge.passed(self.rows(self.pair.draft, text)[passed:])
                     passed = len(text)
-                action = action or self.tuned.select(knowledge.features(level))
+                action = self.tuned.select(knowledge.features(level))
                 if action is not None:
                     break
             action = action or self.tuned.select(None)
-            tree, q_NV = self.drafted(text, action, index)
+            assert action is not None
+            tree = self.tree(text, action)
             paths = [[tree.token(n) for n in tree.path_to(node)] for node in range(len(tree))]
-            rows = ModelRows(
-                *(
-                    torch.stack(
-                        [
-                            getattr(self.rows(self.pair.target, text + path), name)[-1]
-                            for path in paths
-                        ]
-                    )
-                    for name in ModelRows._fields
-                )
-            )
-            verifier = styled(self.verifier, "greedy") if action.distinct else self.verifier
+            rows = self.after(self.pair.target, text, paths)
+            if action.copies:
+                q_NV = one_hot(tree.tokens_N[1:], self.pair.vocabulary).double()
+                q_NV = torch.cat([q_NV, q_NV[:1]])  # a leaf's row is not read
+            else:
+                q_NV = self.after(self.pair.draft, text, paths).probs_NV
+            verifier = styled(get_verifier("traversal"), "greedy" if action.distinct else "iid")
             verdict = verifier.verify(tree, rows.probs_NV, q_NV, torch.Generator())
             tokens = [*paths[verdict.node], verdict.token]
             knowledge.committed(Accepted(rows, [0, *tree.path_to(verdict.node)]), tokens)
-            index.extend(tokens)
             text += tokens
-            found.append((action, tokens))
-        return found
+            steps.append((action, tokens))
+        return steps
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +114,6 @@ def test_the_page_is_enough_for_an_engine(
     prompt = [5, 9, 11, 5, 9, 12, 5, 9]
     mine = Engine(pair, tuned, sampling).steps(prompt)
     decoder = Decoder(pair, sampling, get_verifier("traversal"), tuned)
-    theirs = decoder.steps(prompt, torch.Generator())
-    expected = [(step.action, tokens) for step, tokens in (next(theirs) for _ in range(STEPS))]
-    theirs.close()
-    assert mine == expected
+    with closing(decoder.steps(prompt, torch.Generator())) as theirs:
+        assert mine == [(step.action, tokens) for step, tokens in islice(theirs, STEPS)]
     assert tuned.mode.decider == "network" and len({action for action, _ in mine[1:]}) > 1

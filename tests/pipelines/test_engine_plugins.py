@@ -31,7 +31,7 @@ from selector.decision import LookupRule, Mode
 from selector.export.writer import write_artefact
 from selector.runtime.selector import load_selector
 from selector.runtime.tokens import TokenStatistics
-from selector.schema import LOG, TEXT, InputError
+from selector.schema import DRAFTER, LOG, TEXT, InputError
 from selector.train.module import SelectorModule
 from tests.data_gen.families import model_of
 from tests.pipelines.small_logs import record
@@ -50,42 +50,34 @@ def exported(folder: Path, longest: int) -> Path:
     """The artefact of a log's selector, for chains of so many tokens and copies of twenty. It has
     learnt nothing, but its choices vary from root to root: those of its network, or without chains
     those of a lookup rule."""
-    space, texts, own = ActionSpace.chains(longest, 20), logged.texts(), logged.profile()
-    knowing = [
-        DrafterKnowledge(prompt, Sampling(0.0), TokenStatistics.empty()) for prompt, _ in TEXTS
-    ]
+    space = ActionSpace.chains(longest, 20)
+    texts = logged.texts()
     rows = []
-    for known, (_, generated) in zip(knowing, TEXTS, strict=True):
+    for prompt, generated in TEXTS:
+        known = DrafterKnowledge(prompt, Sampling(0.0), TokenStatistics.empty())
         for token in generated:
             known.committed([token], [1.0])
-            rows.append(known.scalars(LOG.levels[1]))
-    texts = replace(
-        texts, scalars_RF=torch.from_numpy(np.resize(rows, (len(texts.length_R), len(LOG.scalars))))
-    )
-    options: dict[str, Any] = {"hidden": [8]}
+            rows.append(known.scalars(DRAFTER))
+    scalars_RF = torch.from_numpy(np.resize(rows, texts.scalars_RF.shape))
+    texts = replace(texts, scalars_RF=scalars_RF)
     torch.manual_seed(1)
     module = SelectorModule(
-        "regressor", LOG.levels[1], [], options, schema=LOG.name, space=space.to_json()
+        "regressor", DRAFTER, [], {"hidden": [8]}, schema=LOG.name, space=space.to_json()
     )
     module.begin_at(texts, "naive", torch.arange(len(texts.length_R)))
     with torch.no_grad():
         list(module.network.modules())[-1].weight.mul_(25.0)
-    static, levels, rule = space.chain(2), (TEXT,), None
+    mode = Mode(Sampling(0.0), space.chain(2), (TEXT,), 200.0, level=TEXT)
     if not longest:
-        static, levels, rule = space.chain(0), (), LookupRule(2, 6)
-    modes = [
-        Mode(Sampling(0.0), static, levels, 200.0, rule=rule, batch=each, level=TEXT)
-        for each in (1, 2, 4)
-    ]
-    facts = {
-        "pair": {"target": "t", "draft": "d", "fingerprint": own.pair},
-        "metrics": {},
-        "run_id": "none",
-    }
-    entries = [mode_row(mode, torch.ones(len(space.trees))) for mode in modes]
-    write_artefact(
-        folder, module, own, "naive", static, entries, facts, tokens=TokenStatistics.empty()
-    )
+        mode = replace(mode, action=space.chain(0), feature_levels=(), rule=LookupRule(2, 6))
+    entries = []
+    for batch in (1, 2, 4):
+        entries.append(mode_row(replace(mode, batch=batch), torch.ones(len(space.trees))))
+    profile = logged.profile()
+    pair = {"target": "t", "draft": "d", "fingerprint": profile.pair}
+    facts = {"pair": pair, "metrics": {}, "run_id": "none"}
+    statistics = TokenStatistics.empty()
+    write_artefact(folder, module, profile, "naive", mode.action, entries, facts, tokens=statistics)
     return folder
 
 
@@ -97,30 +89,24 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 loaded = cache(load_selector)
 
 
-def afresh(folder: Path, prompt: list[int], generated: list[int]) -> DrafterKnowledge:
-    """What is known of a text that is read at once."""
-    known = DrafterKnowledge(prompt, Sampling(0.0), loaded(folder).tokens)
-    known.committed(generated)
-    return known
-
-
 def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
-    chosen, tuned = TextSelector(copies), load_selector(copies).at(0.0, level=TEXT)
-    lengths = []
+    chosen = TextSelector(copies)
+    tuned = load_selector(copies).at(0.0, level=TEXT)
+    lengths = set()
     for prompt, generated in TEXTS:
         text = chosen.text(prompt, len(prompt))
         for end in range(1, len(generated), 2):
             assert grow(text, np.array(prompt + generated[:end], np.int32))
-            known = afresh(copies, prompt, generated[:end])
+            known = DrafterKnowledge(prompt, Sampling(0.0), loaded(copies).tokens)
+            known.committed(generated[:end])
             action = tuned.select(known.features(TEXT))
             length = action.L1 if action.copies else 0
-            lengths.append(length)
+            lengths.add(length)
             for most in (LONGEST, 20):
-                assert chosen.drafts([text], [most])[0] == known.text.index.proposal(
-                    min(length, most)
-                )
+                expected = known.text.index.proposal(min(length, most))
+                assert chosen.drafts([text], [most]) == [expected]
         assert not any(grow(text, np.array(other)) for other in ([*prompt, -1], prompt))
-    assert len(set(lengths)) > 1
+    assert len(lengths) > 1
 
 
 def test_a_selector_that_drafts_needs_its_draft(tmp_path: Path) -> None:
@@ -139,36 +125,30 @@ def test_a_selector_that_drafts_needs_its_draft(tmp_path: Path) -> None:
 
 @cache
 def drafter(family: str = "") -> CachedDrafter:
-    return (
-        CachedDrafter(model_of(family))
-        if family
-        else CachedDrafter.load(small_pair()[1], small_pair()[0])
-    )
+    if family:
+        return CachedDrafter(model_of(family))
+    return CachedDrafter.load(small_pair()[1], small_pair()[0])
 
 
 def drafted(text: list[int], length: int, family: str = "") -> list[int]:
     """The most probable tokens, by a whole forward pass for each."""
-    found = list(text)
+    whole = list(text)
     for _ in range(length):
-        found.append(int(drafter(family).model(torch.tensor([found])).logits[0, -1].argmax()))
-    return found[len(text) :]
+        logits_TV = drafter(family).model(torch.tensor([whole])).logits[0]
+        whole.append(int(logits_TV[-1].argmax()))
+    return whole[len(text) :]
 
 
-def test_requests_that_draft_in_turn_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_draft_in_turn_are_read_once() -> None:
     """Each of five that draft alone, one after another, passes its text once and then its newest
     token."""
-    own, texts, seen = (
-        CachedDrafter(drafter().model),
-        [[*prompt, *own] for prompt, own in TEXTS[:5]],
-        list[int](),
-    )
-    forward = own.model.forward
-    monkeypatch.setattr(
-        own.model, "forward", lambda fed, **how: seen.append(fed.numel()) or forward(fed, **how)
-    )
-    for end, row in product((20, 21, 22), range(5)):
-        own.chains([text[:end] for text in texts], [int(row == each) for each in range(5)])
-    assert sum(seen) == 5 * 22
+    fresh = CachedDrafter(drafter().model)
+    passed: list[int] = []
+    with fresh.model.register_forward_pre_hook(lambda _, args: passed.append(args[0].numel())):
+        for end, row in product((20, 21, 22), range(5)):
+            texts = [[*prompt, *generated][:end] for prompt, generated in TEXTS[:5]]
+            fresh.chains(texts, [int(row == other) for other in range(5)])
+    assert sum(passed) == 5 * 22
 
 
 @pytest.mark.parametrize("family", ["", "Mistral, sliding window", "Gemma 3, text"])
@@ -200,18 +180,24 @@ def test_each_request_is_copied_or_drafted_as_the_selector_decides(
 ) -> None:
     """Requests that are decoded together: the network copies; the static chain of a setting unknown
     to it drafts."""
-    folder, most, kinds = exported(tmp_path / "selector", 5), [6, 1, 6, 0], set()
+    folder = exported(tmp_path / "selector", 5)
+    most = [6, 1, 6, 0]
+    kinds = set()
     chosen = TextSelector(folder, temperature, chains=drafter().chains)
     tuned = loaded(folder).at(temperature, batch=4, level=TEXT)
     for end in range(1, 40, 3):
         texts = [chosen.text([*prompt, *own[:end]], len(prompt)) for prompt, own in TEXTS[:4]]
-        found = chosen.drafts(texts, most)
+        drafts = chosen.drafts(texts, most)
         actions = tuned.select_jointly([text.features(TEXT) for text in texts])
-        for text, action, limit, draft in zip(texts, actions, most, found, strict=True):
-            length, tokens = min(action.L1, limit), text.text.index.tokens
-            wanted = text.text.index.proposal(length) if action.copies else drafted(tokens, length)
-            assert draft == wanted
-            kinds |= {"copy" if action.copies else "chain"} if draft else set()
+        for text, action, limit, draft in zip(texts, actions, most, drafts, strict=True):
+            index = text.text.index
+            length = min(action.L1, limit)
+            if action.copies:
+                assert draft == index.proposal(length)
+            else:
+                assert draft == drafted(index.tokens, length)
+            if draft:
+                kinds.add("copy" if action.copies else "chain")
     assert kinds == {kind}
 
 
@@ -231,17 +217,13 @@ def test_a_decision_that_fails_drafts_nothing_and_says_so_once(
     def fails(*_: Any) -> None:
         raise RuntimeError("it failed\nin two lines")
 
-    proposer, ids, counts = (
-        Proposer(vllm_config(copies)),
-        np.ones((2, ROOM), np.int32),
-        np.full(2, 9, np.int32),
-    )
+    proposer = Proposer(vllm_config(copies))
     monkeypatch.setattr(TextSelector, "drafts", fails)
     for _ in range(3):
-        assert proposer.propose([[1], [1]], counts, ids) == [[], []]
-    assert [record.getMessage() for record in caplog.records] == [
-        "no draft: RuntimeError: it failed"
-    ]
+        drafts = proposer.propose([[1], [1]], np.full(2, 9, np.int32), np.ones((2, ROOM), np.int32))
+        assert drafts == [[], []]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == "no draft: RuntimeError: it failed"
 
 
 def vllm_config(folder: Path) -> Any:
@@ -255,11 +237,9 @@ def vllm_config(folder: Path) -> Any:
 def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(copies: Path) -> None:
     """Called as in `GPUModelRunner.propose_draft_token_ids`; rows change places, end, begin, and
     wait for prompts."""
-    random_, proposer, chosen = (
-        random.Random(1),
-        Proposer(vllm_config(copies)),
-        TextSelector(copies),
-    )
+    random_ = random.Random(1)
+    proposer = Proposer(vllm_config(copies))
+    chosen = TextSelector(copies)
     ids, counts = np.zeros((8, ROOM), np.int32), np.zeros(8, np.int32)
     at = dict.fromkeys(range(4), 0)
     ragged = 0
@@ -275,13 +255,12 @@ def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(co
             counts[row] = len(prompt) + at[number]
             ids[row] = random_.choices(range(40), k=ROOM)  # what an earlier request left
             ids[row, : counts[row]] = [*prompt, *generated[: at[number]]]
-        found = proposer.propose(sampled, counts, ids, slot_mappings=None)
         live = [row for row, new in enumerate(sampled) if new]
-        read = [chosen.text(ids[row, : counts[row]], len(TEXTS[rows[row]][0])) for row in live]
-        wanted = chosen.drafts(read, [min(LONGEST, ROOM - counts[row] - 1) for row in live])
-        assert [found[row] for row in live] == wanted and all(
-            found[row] == [] for row in set(range(4)) - set(live)
-        )
+        texts = [chosen.text(ids[row, : counts[row]], len(TEXTS[rows[row]][0])) for row in live]
+        wanted = chosen.drafts(texts, [min(LONGEST, ROOM - counts[row] - 1) for row in live])
+        proposed = proposer.propose(sampled, counts, ids, slot_mappings=None)
+        assert [proposed.pop(row) for row in reversed(live)] == wanted[::-1]
+        assert not any(proposed)
         ragged += len(set(map(len, wanted))) > 1
         if step == 5:
             del at[0]
@@ -289,16 +268,6 @@ def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(co
     assert ragged > 2
     counts[:] = ROOM
     assert proposer.propose([[1]] * 4, counts, ids) == [[], [], [], []]
-
-
-def stand_ins(monkeypatch: pytest.MonkeyPatch, ours: str, held: dict[str, dict[str, Any]]) -> Any:
-    """A plug-in of ours that is imported with modules of its engine that hold these."""
-    for name, values in held.items():
-        stub = ModuleType(name)
-        vars(stub).update(values)
-        monkeypatch.setitem(sys.modules, name, stub)
-    monkeypatch.delitem(sys.modules, ours, raising=False)
-    return import_module(ours)
 
 
 class Engine:
@@ -312,42 +281,39 @@ class Engine:
         self.all_of.append(self._logits_all)  # type: ignore[attr-defined]
 
 
-def test_llama_cpp_computes_all_logits_where_it_verifies_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Our plug-in of llama-cpp-python, which is imported with classes that stand in for its own."""
+    held = {"": {"Llama": Engine}, ".llama_speculative": {"LlamaDraftModel": object}}
+    for name, values in held.items():
+        stub = ModuleType(f"llama_cpp{name}")
+        vars(stub).update(values)
+        monkeypatch.setitem(sys.modules, stub.__name__, stub)
+    monkeypatch.delitem(sys.modules, "data_gen.engines.llama_cpp", raising=False)
+    return import_module("data_gen.engines.llama_cpp")
+
+
+def test_llama_cpp_computes_all_logits_where_it_verifies_alone(plugin: Any) -> None:
     """Of a prompt and of a plain step the last ones are enough."""
-    held: dict[str, dict[str, Any]] = {"llama_cpp.llama_speculative": {"LlamaDraftModel": object}}
-    held["llama_cpp"] = {"Llama": Engine}
-    llama = stand_ins(monkeypatch, "data_gen.engines.llama_cpp", held).VerifyingLlama("model.gguf")
+    llama = plugin.VerifyingLlama("model.gguf")
     for tokens in ([1, 2, 3], [4], [5, 6], [7]):
         llama.eval(tokens)
         assert not llama._logits_all  # so that logprobs are refused
-    assert (
-        llama.all_of == [False, False, True, False]
-        and llama.n_tokens == 7
-        and llama.options == {"logits_all": True}
-    )
+    assert (llama.all_of, llama.n_tokens) == ([False, False, True, False], 7)
+    assert llama.options == {"logits_all": True}
 
 
-def test_llama_cpp_is_given_the_copies_of_its_one_text(
-    copies: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held: dict[str, dict[str, Any]] = {"llama_cpp.llama_speculative": {"LlamaDraftModel": object}}
-    held["llama_cpp"] = {"Llama": object}
-    drafting = stand_ins(monkeypatch, "data_gen.engines.llama_cpp", held).SelectedDrafts(copies)
-    chosen, lengths, (first, second, *_) = TextSelector(copies), set(), TEXTS
-    for prompt, generated in [
-        *TEXTS,
-        first,
-        (second[0], second[1][:9]),
-        (first[0], second[1]),
-        first,
-        first,
-    ]:
+def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, plugin: Any) -> None:
+    """Also where the next text begins as the last one did."""
+    drafting, chosen = plugin.SelectedDrafts(copies), TextSelector(copies)
+    lengths = set()
+    (first, begun), (second, generated_second), *_ = TEXTS
+    others = [(second, generated_second[:9]), (first, generated_second), (first, begun)]
+    for prompt, generated in [*TEXTS, TEXTS[0], *others, TEXTS[0]]:
         for end in range(1, len(generated), 3):
             ids = [*prompt, *generated[:end]]
-            found = drafting(np.array(ids, np.intc))
-            assert found.dtype == np.intc
-            assert found.tolist() == chosen.drafts([chosen.text(ids, len(prompt))], [len(ids)])[0]
-            lengths.add(len(found))
+            draft = drafting(np.array(ids, np.intc))
+            assert draft.dtype == np.intc
+            assert [draft.tolist()] == chosen.drafts([chosen.text(ids, len(prompt))], [len(ids)])
+            lengths.add(len(draft))
     assert len(lengths) > 1
