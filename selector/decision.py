@@ -26,25 +26,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
-from selector.latency import number
 from selector.sampling import Sampling
-from selector.schema import DRAFTER, EARLY, FULL, LIGHT, MATCH, TEXT, InputError
+from selector.schema import DRAFTER, FULL, LIGHT, MATCH, InputError
 
 # who decides
 STATIC = "static"
 RULE = "rule"
 NETWORK = "network"
-# feature levels, in the order of asking
-WAYS: tuple[tuple[str, ...], ...] = (
-    (),
-    (TEXT,),
-    (DRAFTER,),
-    (EARLY,),
-    (LIGHT,),
-    (FULL,),
-    (EARLY, LIGHT),
-    (EARLY, FULL),
-)
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEVER = -1e9  # the score, in tokens, of an action that may not be chosen
 Array = NDArray[Any]
@@ -183,48 +171,27 @@ class Mode:
 
     @classmethod
     def of(cls, entry: dict[str, Any]) -> Mode:
-        """The mode of a JSON entry; other keys are ignored. Raises KeyError, TypeError or
-        ValueError for other data."""
+        """The mode of an entry that `row` made; other keys are ignored."""
         levels = tuple(entry["feature_levels"])
-        sampling = Sampling(
-            **{parameter.name: entry[parameter.name] for parameter in fields(Sampling)}
-        )
-        action = Action.of(entry["action"])
-        allowed = tuple(entry["allowed"])
         rule = None
         if entry["rule"] is not None:
             rule = LookupRule(*entry["rule"])
-        mode = cls(
-            sampling=sampling,
-            action=action,
-            allowed=allowed,
+        return cls(
+            sampling=Sampling(
+                **{parameter.name: entry[parameter.name] for parameter in fields(Sampling)}
+            ),
+            action=Action.of(entry["action"]),
             feature_levels=() if levels == (MATCH,) else levels,
+            speed=entry["speed"],
+            rho=entry["rho"],
+            allowed=tuple(entry["allowed"]),
             rule=rule,
             longest=entry["longest"],
             batch=entry["batch"],
             level=entry["level"],
-            mean_efficiency=tuple(map(number, entry.get("mean_efficiency", ()))),
-            speed=float(number(entry["speed"])),
-            rho=float(number(entry["rho"])),
-            joint=float(number(entry["joint"])),
+            joint=entry["joint"],
+            mean_efficiency=tuple(entry.get("mean_efficiency", ())),
         )
-        counts = [*mode.action[:3], *mode.allowed, mode.longest, mode.batch - 1]
-        if mode.rule is not None:
-            counts += mode.rule
-        if any(type(count) is not int or count < 0 for count in counts):
-            raise TypeError(
-                "action, allowed, rule, longest and batch must be non-negative integers, batch "
-                "at least 1"
-            )
-        if (
-            mode.feature_levels not in WAYS
-            or mode.asked != levels
-            or mode.level not in ("", TEXT, DRAFTER)
-        ):
-            raise ValueError("feature_levels, rule and level do not fit together")
-        if mode.speed <= 0 or mode.joint < 0 or not 0 <= mode.rho <= 1:
-            raise ValueError("a number is out of range")
-        return mode
 
 
 def of_batch(batch: float) -> float:

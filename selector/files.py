@@ -67,44 +67,20 @@ def _finite(value: Any) -> Any:
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a safetensors file; InputError where it is damaged."""
+    """The arrays of a safetensors file by name; without its library, which an engine need not
+    have."""
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
-    try:
-        header = json.loads(content[8 : 8 + size])
-        body = memoryview(content)[8 + size :]
-        header.pop("__metadata__", None)
-        arrays: dict[str, NDArray[Any]] = {}
-        for name, entry in header.items():
-            array_bytes = body[slice(*entry["data_offsets"])]
-            flat: NDArray[Any] = np.frombuffer(array_bytes, DTYPES[entry["dtype"]])
-            arrays[name] = flat.reshape(entry["shape"])
-        return arrays
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path}: damaged ({type(error).__name__}); export the selector again"
-        ) from error
-
-
-def check_tensors(
-    path: Path, arrays: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]]
-) -> None:
-    """InputError, which names the file, where an array is missing, of another shape or not
-    finite."""
-    for name, shape in shapes.items():
-        array = arrays.get(name)
-        if array is None or array.shape != shape or not _are_valid(name, array):
-            raise InputError(
-                f"{path}: {name} is missing, of another shape or not finite; export the selector "
-                "again"
-            )
-
-
-def _are_valid(name: str, array: NDArray[Any]) -> bool:
-    # the scale of an unseen scalar is infinite
-    if name.endswith(("scale_F", "counts_N")):
-        return bool((array > 0).all())
-    return bool(np.isfinite(array).all())
+    header = json.loads(content[8 : 8 + size])
+    header.pop("__metadata__", None)
+    body = memoryview(content)[8 + size :]
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, entry in header.items():
+        flat: NDArray[Any] = np.frombuffer(
+            body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]
+        )
+        arrays[name] = flat.reshape(entry["shape"])
+    return arrays
 
 
 def unwritable(path: Path | str, error: Exception) -> InputError:

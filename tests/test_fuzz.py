@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -30,11 +29,8 @@ from pipelines.latency.timings import profile_of, read_timings
 from pipelines.run import read_record, record_path
 from selector.actions import Action, ActionSpace
 from selector.latency import LatencyProfile
-from selector.runtime.artefact import CHECKSUMS
-from selector.runtime.selector import load_selector
-from selector.schema import PAIR, SCALARS_KEY, InputError, sha256
+from selector.schema import InputError
 from tests.pipelines.small_logs import CLOCK, as_steps, record
-from tests.selector.exported import export
 from tests.selector.synthetic import profile
 
 ROOT = Path(__file__).parents[1]
@@ -182,35 +178,3 @@ def test_latency_profiles(data: st.DataObject) -> None:
             (Action(1, 4, 0), Action(2, 2, 3)), "traversal"
         )
         assert seconds_LA.isfinite().all() and len(lengths_L) >= 2
-
-
-@pytest.fixture(scope="module")
-def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fuzz") / "selector"
-    export(folder)
-    return folder
-
-
-@MANY
-@given(st.data(), st.sampled_from(["config.json", "latency.json"]))
-def test_artefacts_whose_checksums_were_made_to_fit(
-    artefact: Path, data: st.DataObject, name: str
-) -> None:
-    """Worse than damage: a file that was edited, and the checksums with it. Then it decides, or
-    says what is wrong."""
-    files = [path for path in artefact.rglob("*") if path.is_file()]
-    originals = {path.relative_to(artefact).as_posix(): path.read_bytes() for path in files}
-    try:
-        with at_worst_one_line():
-            (artefact / name).write_text(json.dumps(changed(json.loads(originals[name]), data)))
-            names = sorted(set(originals) - {CHECKSUMS})
-            (artefact / CHECKSUMS).write_text(
-                "".join(f"{sha256(artefact / each)}  {each}\n" for each in names)
-            )
-            selector = load_selector(artefact)
-            scalars = torch.ones(len(PAIR.names))
-            for ask in (selector.select, selector.at(1.0).select):
-                assert ask({SCALARS_KEY: scalars}) in selector.actions
-    finally:
-        for each, content in originals.items():
-            (artefact / each).write_bytes(content)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,9 @@ from torch import Tensor
 from selector.actions import Action, ActionSpace
 from selector.decision import Mode
 from selector.files import first_line
-from selector.latency import LatencyProfile, number
+from selector.latency import LatencyProfile
 from selector.schema import (
     FORMAT,
-    FULL,
-    HIDDEN_STATES,
-    LOG,
     SCALARS_KEY,
     SCHEMAS,
     InputError,
@@ -103,17 +100,12 @@ class ArtefactConfig:
 
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> ArtefactConfig:
-        """Raises ValueError, KeyError, TypeError or AttributeError where the parts do not fit
-        together."""
-        features = values["features"]
-        schema = SCHEMAS[values["schema"]]
-        ranges = []
-        for scalar in features["scalars"]:
-            ranges.append((number(scalar["lowest"]), number(scalar["highest"])))
+        """The config of `to_json`."""
+        scalars = values["features"]["scalars"]
         config = cls(
-            schema=schema,
-            ranges=ranges,
-            hidden_states=features["hidden_states"],
+            schema=SCHEMAS[values["schema"]],
+            ranges=[(scalar["lowest"], scalar["highest"]) for scalar in scalars],
+            hidden_states=values["features"]["hidden_states"],
             space=ActionSpace.of_json(values["space"]),
             fallback=Action.of(values["fallback"]),
             modes=tuple(map(Mode.of, values["modes"])),
@@ -122,70 +114,24 @@ class ArtefactConfig:
             verifier=values["verifier"],
             pair=values["pair"],
         )
-        if (
-            not config._fits()
-            or features["early"] != schema.first
-            or values["actions"] != config.to_json()["actions"]
-        ):
-            raise ValueError("its parts do not fit together")
         entries = config.to_json()
-        for name, value in values.items():
-            if name not in entries:
-                config.facts[name] = value
-        return config
-
-    def _fits(self) -> bool:
-        if not self.modes or not all(self._fits_mode(mode) for mode in self.modes):
-            return False
-        hidden_names = HIDDEN_STATES if self.feature_level == FULL else ()
-        return (
-            self.fallback in self.space.trees
-            and self.feature_level in (self.schema.levels[1], FULL)
-            and self.objective in ("regressor", "policy")
-            and set(self.hidden_states) == set(hidden_names)
-            and all(type(width) is int and width > 0 for width in self.hidden_states.values())
-            and isinstance(self.verifier, str)
-            and isinstance(self.pair["fingerprint"], str)
-        )
-
-    def _fits_mode(self, mode: Mode) -> bool:
-        levels = self.schema.levels
-        last_levels = ((), levels[:1], (self.feature_level,))
-        mode_levels: tuple[str, ...] = levels if self.schema == LOG else ("",)
-        return (
-            mode.action in self.space.trees
-            and (mode.rule is None or mode.rule.length in self.space.lookups)
-            and mode.feature_levels[-1:] in last_levels
-            and mode.level in mode_levels
-            and max(mode.allowed, default=0) < len(self.space)
-            and len(mode.mean_efficiency) == len(self.space.trees)
-        )
+        facts = {name: value for name, value in values.items() if name not in entries}
+        return replace(config, facts=facts)
 
 
 def read_config(path: Path) -> ArtefactConfig:
-    """`config.json`; InputError where it is damaged or of another version."""
-    try:
-        values = json.loads(path.read_text())
-        other = _other_version(values)
-        if not other:
-            return ArtefactConfig.of_json(values)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InputError(
-            f"{path}: damaged ({type(error).__name__}); export the selector again"
-        ) from error
-    raise InputError(f"{path}: {other}")
-
-
-def _other_version(values: dict[str, Any]) -> str:
+    """`config.json`; InputError where it is of another version."""
+    values = json.loads(path.read_text())
     if values["format"] != NAMED:
-        return f"{values['format']}; this program reads {NAMED}: export the selector again"
-    ours = list(SCHEMAS[values["schema"]].names)
-    theirs = [scalar["name"] for scalar in values["features"]["scalars"]]
-    if ours == theirs:
-        return ""
-    differing_names = sorted(set(ours) ^ set(theirs))
-    differing = ", ".join(differing_names[:3]) or "their order"
-    return f"its scalars are not this program's ({differing}): train and export it again"
+        raise InputError(
+            f"{path}: {values['format']}; this program reads {NAMED}: export the selector again"
+        )
+    names = [scalar["name"] for scalar in values["features"]["scalars"]]
+    if names != list(SCHEMAS[values["schema"]].names):
+        raise InputError(
+            f"{path}: its scalars are not this program's: train and export the selector again"
+        )
+    return ArtefactConfig.of_json(values)
 
 
 def local_folder(folder: str | Path) -> Path:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selector.files import check_tensors, read_tensors
 from selector.runtime.artefact import ArtefactConfig, Features
 from selector.schema import SCALARS_KEY
 
@@ -41,36 +39,6 @@ class Network:
         self._layers = sorted(int(match[1]) for match in map(LAYER.fullmatch, self.arrays) if match)
         self._factors_SS = config.space.survival_factors().numpy()
         self._sums_SA = config.space.sums_SA.numpy()
-
-    @classmethod
-    def load(cls, path: Path, config: ArtefactConfig) -> Network:
-        """`model.safetensors`; InputError where an array is missing, of another shape or not
-        finite."""
-        arrays = read_tensors(path)
-        network = cls(arrays, config)
-        shapes = {config.prefix + name: shape for name, shape in network.shapes().items()}
-        check_tensors(path, arrays, shapes)
-        return network
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes that the arrays must have, from the schema and the widths of the layers."""
-        F = len(self.config.schema.scalars)
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(SCALING, (F,))
-        inputs = F + 1
-        width = np.size(self.arrays.get("blocks.0.0.bias", ()))
-        for i, D in enumerate(self.config.hidden_states.values()):
-            block_shapes = ((width, D), (width,), (width,), (width,))
-            for part, shape in zip(BLOCK, block_shapes, strict=True):
-                shapes[f"blocks.{i}.{part}"] = shape
-            inputs += width
-        space = self.config.space
-        outputs = len(space.sums_SA) if self.config.regressor else len(space)
-        sizes = [self.arrays[f"mlp.{i}.bias"].size for i in self._layers[:-1]]
-        for i, size in zip(self._layers or [0], [*sizes, outputs], strict=True):
-            shapes[f"mlp.{i}.weight"] = (size, inputs)
-            shapes[f"mlp.{i}.bias"] = (size,)
-            inputs = size
-        return shapes
 
     def predictions(self, features: Features, early: bool) -> Array:
         """Predicted block efficiencies of all actions in tokens, or a policy's logits, float32

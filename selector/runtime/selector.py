@@ -16,6 +16,7 @@ from torch import Tensor
 
 from selector.actions import Action
 from selector.decision import Mode, nearest
+from selector.files import read_tensors
 from selector.latency import LatencyProfile
 from selector.runtime import artefact
 from selector.runtime.artefact import ArtefactConfig, Features, checked
@@ -220,7 +221,7 @@ def load_selector(
     modes = list(config.modes)
     if profile != artefact_profile:
         modes = [_moved(config, mode, profile, artefact_profile) for mode in modes]
-    network = Network.load(folder / "model.safetensors", config)
+    network = Network(read_tensors(folder / "model.safetensors"), config)
     return Selector(network, profile, modes, TokenStatistics.load(folder))
 
 

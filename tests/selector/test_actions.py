@@ -47,8 +47,6 @@ def test_styled_trees_follow_the_others_and_precede_lookups() -> None:
         ValueError, match=r"\(2, 1, 1, without_replacement\) is not in .*, style iid or greedy"
     ):
         space.index(Action(2, 1, 1, "without_replacement"))
-    with pytest.raises(ValueError, match="styles of"):
-        ActionSpace.of_json({**space.to_json(), "styles": ["sorted"]})
 
 
 @pytest.mark.parametrize(

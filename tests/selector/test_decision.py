@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.decision import NETWORK, RHOS, RULE, STATIC, WAYS, LookupRule, Mode, choices, nearest
+from selector.decision import NETWORK, RHOS, RULE, STATIC, LookupRule, Mode, choices, nearest
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, EARLY, LIGHT, MATCH, TEXT
 
@@ -64,7 +64,7 @@ def test_on_longer_texts_a_network_gives_way_to_the_rule() -> None:
         replace(DECIDED, sampling=Sampling(0.7, 0.9, 20, 0.05, 0.0)),
         replace(DECIDED, feature_levels=(DRAFTER,), batch=4, level=DRAFTER, joint=900.0),
         replace(DECIDED, rule=LookupRule(3, 4), longest=175),
-        *(replace(DECIDED, feature_levels=levels) for levels in WAYS[1:]),
+        replace(DECIDED, feature_levels=(EARLY, LIGHT)),
     ],
     ids=str,
 )
@@ -79,31 +79,6 @@ def test_a_mode_survives_json(mode: Mode) -> None:
     )
     assert back.rule is None or type(back.rule) is LookupRule
     assert row["decides"] == (mode.decider == NETWORK)  # said for those who read the file
-
-
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        {"feature_levels": [LIGHT, EARLY]},
-        {"feature_levels": [EARLY, MATCH]},
-        {"feature_levels": [MATCH]},  # without a rule
-        {"feature_levels": [], "rule": [3, 4]},  # which is not asked for
-        {"longest": 5.0},
-        {"feature_levels": [MATCH], "rule": [3]},
-        {"action": [1, 2, -1]},
-        {"allowed": [0.5]},
-        {"speed": 0.0},
-        {"rho": float("nan")},
-        {"temperature": None},
-        {"batch": 0},
-        {"level": LIGHT},
-        {"top_k": 5.0},
-    ],
-    ids=str,
-)
-def test_what_is_no_mode_is_refused(spoilt: dict) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        Mode.of({**DECIDED.row(), **spoilt})
 
 
 def test_the_nearest_setting_is_taken_and_of_its_modes_the_nearest_number_of_requests() -> None:
