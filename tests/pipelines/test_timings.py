@@ -3,6 +3,7 @@ without their weights."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from selector.actions import EMPTY, ActionSpace
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 from selector.train.mixed import step_seconds
-from tests.engines import clocks
 from tests.pipelines.gpus import BATCHES, CONTEXT, VERIFIED, Seconds, flat, step, stepped, timings
 from tests.selector.synthetic import profile
 
@@ -182,6 +182,8 @@ def test_predictions_that_miss_the_measured_steps_are_noticed() -> None:
 def test_the_clock_of_a_pair_needs_no_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "examples" / "engines")
+    clocks = importlib.import_module("clocks")
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 32,

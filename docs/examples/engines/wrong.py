@@ -19,7 +19,8 @@ class WrongTokens:
     four times as many: they rarely draft alike, and vLLM's CPU build takes longer then."""
 
     def __init__(self, vllm_config: Any) -> None:
-        self._file, self._room = Path(os.environ[COUNT]), vllm_config.model_config.max_model_len
+        self._file = Path(os.environ[COUNT])
+        self._context = vllm_config.model_config.max_model_len
         self._chains = chains_of(vllm_config, vllm_config.additional_config["draft"])
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -33,19 +34,26 @@ class WrongTokens:
         *args: Any,
         **kwargs: Any,
     ) -> list[list[int]]:
-        count, passes = map(float, self._file.read_text().split())
-        apart = 2 if count >= 0.5 else 4
-        lengths = [int(each) for each in num_tokens_no_spec[: len(sampled_token_ids)]]
-        texts = [ids[:length].tolist() for ids, length in zip(token_ids_cpu, lengths, strict=False)]
-        self._chains(texts, [int(passes)] * len(texts))
-        counts = (
-            [apart * count * (row % apart == 1) for row in range(len(texts))]
-            if len(texts) > 1
-            else [count]
-        )
-        room = [self._room - length - 1 for length in lengths]
-        most = [
-            min(int(n), left) if new else 0
-            for n, left, new in zip(counts, room, sampled_token_ids, strict=True)
-        ]
-        return [[0] * own for own in most]
+        mean, passes = map(float, self._file.read_text().split())
+        requests = len(sampled_token_ids)
+        lengths = [int(length) for length in num_tokens_no_spec[:requests]]
+        texts = []
+        for ids, length in zip(token_ids_cpu, lengths, strict=False):
+            texts.append(ids[:length].tolist())
+        self._chains(texts, [int(passes)] * requests)
+        proposals = []
+        for row, length in enumerate(lengths):
+            count = 0
+            if sampled_token_ids[row]:
+                room = self._context - length - 1
+                count = min(int(_count_of(row, requests, mean)), room)
+            proposals.append([0] * count)
+        return proposals
+
+
+def _count_of(row: int, requests: int, mean: float) -> float:
+    """The proposed tokens of one request among so many."""
+    if requests == 1:
+        return mean
+    apart = 2 if mean >= 0.5 else 4
+    return apart * mean if row % apart == 1 else 0

@@ -10,23 +10,29 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from loop import CONTEXT, TOKENS, Answer
+from wrong import COUNT
+
 from data_gen.models.gguf import SMOLLM2, resolved
 from data_gen.texts.prompts import Prompt
-from tests.engines.loop import CONTEXT, TOKENS, Answer
-from tests.engines.wrong import COUNT
 
-FOLDER, PYTHON = Path("runs/vllm"), ".venv-vllm/bin/python"
-SERVER = {
-    **{
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    },
-    **{"OMP_NUM_THREADS": "2", "KMP_BLOCKTIME": "0"},
-    **{"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_PLUGINS": ""},
+FOLDER = Path("runs/vllm")
+PYTHON = ".venv-vllm/bin/python"
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "",
+    "OMP_NUM_THREADS": "2",
+    "KMP_BLOCKTIME": "0",
+    "HF_HUB_OFFLINE": "1",
+    # of this folder's proposer and of the plug-ins
+    "PYTHONPATH": f"{Path(__file__).parent}:{Path.cwd()}",
 }
 OPTIONS = f"--served-model-name smol --dtype float32 --enforce-eager --max-model-len {CONTEXT}"
 
@@ -39,30 +45,20 @@ def server(
     more: str = "",
 ) -> Iterator[str]:
     """A server of the loopback, once it answers; its address."""
-    command = [
-        *f"{PYTHON} -m vllm.entrypoints.openai.api_server {OPTIONS} --port {port} {more}".split()
-    ]
-    command += ["--model", resolved(SMOLLM2, "target")]
+    line = f"{PYTHON} -m vllm.entrypoints.openai.api_server {OPTIONS} --port {port} {more}"
+    command = [*line.split(), "--model", resolved(SMOLLM2, "target")]
     if speculative:
-        command += [
-            "--per-request-spec-decode-metrics",
-            "detailed",
-            "--speculative-config",
-            json.dumps(speculative),
-        ]
+        command += ["--per-request-spec-decode-metrics", "detailed"]
+        command += ["--speculative-config", json.dumps(speculative)]
     if additional:
         command += ["--additional-config", json.dumps(additional)]
-    address, log = f"http://127.0.0.1:{port}", FOLDER / f"server-{port}.log"
+    address = f"http://127.0.0.1:{port}"
     assert not alive(address), f"{address}: something serves there already"
-    environment = {
-        **os.environ,
-        **SERVER,
-        "PYTHONPATH": str(Path.cwd()),
-        COUNT: str(FOLDER / "wrong.txt"),
-    }
+    environment = {**os.environ, **ENVIRONMENT, COUNT: str(FOLDER / "wrong.txt")}
+    log = FOLDER / f"server-{port}.log"
     with (
-        log.open("w") as said,
-        subprocess.Popen(command, stdout=said, stderr=said, env=environment) as process,
+        log.open("w") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process,
     ):
         try:
             while not alive(address):
@@ -87,36 +83,44 @@ def custom(name: str, most: int) -> dict[str, Any]:
     return {"method": "custom_class", "model": name, "num_speculative_tokens": most}
 
 
-def post(address: str, way: str, body: dict[str, Any], timeout: float = 600) -> dict[str, Any]:
+def post(address: str, path: str, body: dict[str, Any], timeout: float = 600) -> dict[str, Any]:
     """The server's answer; URLError where it refuses, TimeoutError, which aborts the request, where
     it takes longer."""
     data = json.dumps({"model": "smol", "return_token_ids": True, **body}).encode()
     request = urllib.request.Request(
-        f"{address}/v1/{way}", data, {"Content-Type": "application/json"}
+        f"{address}/v1/{path}", data, {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        found: dict[str, Any] = json.load(answer)
-    return found
+    with urllib.request.urlopen(request, timeout=timeout) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
 
 
 def ask(
     address: str, prompt: Prompt, temperature: float, tokens: int = TOKENS, to_the_end: bool = False
 ) -> Answer:
     """The answer to one prompt; of so many tokens in any case if `to_the_end`."""
-    body: dict[str, Any] = {
+    body = {
         "messages": [{"role": "user", "content": prompt.text}],
         "temperature": temperature,
+        "max_tokens": tokens,
+        "ignore_eos": to_the_end,
+        "seed": 1,
     }
-    body |= {"max_tokens": tokens, "ignore_eos": to_the_end, "seed": 1}
     begin = time.perf_counter()
-    found = post(address, "chat/completions", body)
+    response = post(address, "chat/completions", body)
     seconds = time.perf_counter() - begin
-    told = ((found.get("metrics") or {}).get("speculative_decoding")) or {}
-    steps = zip(
-        told.get("per_step_drafted") or (), told.get("per_step_accepted") or (), strict=True
+    metrics = response.get("metrics") or {}
+    counts = metrics.get("speculative_decoding") or {}
+    drafted = counts.get("per_step_drafted") or ()
+    accepted = counts.get("per_step_accepted") or ()
+    return Answer(
+        response["prompt_token_ids"],
+        response["choices"][0]["token_ids"],
+        seconds,
+        prompt.kind,
+        prompt.source,
+        list(zip(drafted, accepted, strict=True)),
     )
-    ids = found["prompt_token_ids"], found["choices"][0]["token_ids"]
-    return Answer(*ids, seconds, prompt.kind, prompt.source, list(steps))
 
 
 def ask_all(
@@ -125,16 +129,18 @@ def ask_all(
     at_once: int,
     temperature: float = 0.0,
     others: Sequence[Prompt] = (),
-    **how: Any,
+    tokens: int = TOKENS,
+    to_the_end: bool = False,
 ) -> list[Answer]:
     """All answers, so many at once; some `others` are asked before them, so that they do not begin
     together, and the rest after them, so that the last ones are not alone."""
+    ask_one = partial(ask, temperature=temperature, tokens=tokens, to_the_end=to_the_end)
     with ThreadPoolExecutor(at_once) as pool:
         for prompt in others[:at_once]:
-            pool.submit(ask, address, prompt, temperature, **how)
-        wanted = [pool.submit(ask, address, prompt, temperature, **how) for prompt in prompts]
+            pool.submit(ask_one, address, prompt)
+        asked = [pool.submit(ask_one, address, prompt) for prompt in prompts]
         for prompt in others[at_once:]:
-            pool.submit(ask, address, prompt, temperature, **how)
-        answers = [each.result() for each in wanted]
+            pool.submit(ask_one, address, prompt)
+        answers = [answer.result() for answer in asked]
         pool.shutdown(cancel_futures=True)
     return answers

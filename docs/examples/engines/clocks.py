@@ -1,7 +1,7 @@
 """Step times of pairs of real sizes on this GPU, without their weights: a CSV file for each pair
 (`make gpu`).
 
-    python -m tests.engines.clocks configs/clocks
+    .venv/bin/python docs/examples/engines/clocks.py runs/gpu
 
 Weights are random, but a pass takes as long with them. All requests of a batch have contexts of one
 length, every pass is a CUDA graph, and attention reads each cached key once, as an engine's does. A
@@ -33,28 +33,27 @@ from data_gen.models.masks import FULL, SLIDING
 from pipelines.latency.timings import Row
 from selector.files import atomically
 
-BATCHES, CONTEXTS, VERIFIED = (1, 8, 32), (512, 2048), (1, 2, 4, 8, 16, 32)
+BATCHES = (1, 8, 32)
+CONTEXTS = (512, 2048)
+VERIFIED = (1, 2, 4, 8, 16, 32)
 REPEATS = 15  # timed passes of each size, of which the median counts
+LLAMA = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8}
 # target and draft, from their public configs
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama3.1-8b_llama3.2-1b": (
         {
-            "model_type": "llama",
-            "vocab_size": 128256,
+            **LLAMA,
             "hidden_size": 4096,
             "intermediate_size": 14336,
-        }
-        | {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        },
         {
-            "model_type": "llama",
-            "vocab_size": 128256,
+            **LLAMA,
             "hidden_size": 2048,
             "intermediate_size": 8192,
-        }
-        | {
             "num_hidden_layers": 16,
             "num_attention_heads": 32,
-            "num_key_value_heads": 8,
             "tie_word_embeddings": True,
         },
     ),
@@ -64,10 +63,15 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "vocab_size": 152064,
             "hidden_size": 5120,
             "intermediate_size": 27648,
-        }
-        | {"num_hidden_layers": 64, "num_attention_heads": 40, "num_key_value_heads": 8},
-        {"model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864}
-        | {
+            "num_hidden_layers": 64,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+        },
+        {
+            "model_type": "qwen2",
+            "vocab_size": 151936,
+            "hidden_size": 896,
+            "intermediate_size": 4864,
             "num_hidden_layers": 24,
             "num_attention_heads": 14,
             "num_key_value_heads": 2,
@@ -80,27 +84,24 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "vocab_size": 262208,
             "hidden_size": 5376,
             "intermediate_size": 21504,
-        }
-        | {
             "num_hidden_layers": 62,
             "num_attention_heads": 32,
             "num_key_value_heads": 16,
             "head_dim": 128,
-        }
-        | {"sliding_window": 1024, "query_pre_attn_scalar": 168},
+            "sliding_window": 1024,
+            "query_pre_attn_scalar": 168,
+        },
         {
             "model_type": "gemma3_text",
             "vocab_size": 262144,
             "hidden_size": 640,
             "intermediate_size": 2048,
-        }
-        | {
             "num_hidden_layers": 18,
             "num_attention_heads": 4,
             "num_key_value_heads": 1,
             "head_dim": 256,
-        }
-        | {"sliding_window": 512},
+            "sliding_window": 512,
+        },
     ),
 }
 
@@ -118,8 +119,8 @@ def packed(
     if window := kwargs.get("sliding_window"):
         key, value = key[:, :, -window:], value[:, :, -window:]
     shared = query_BHWD.reshape(len(query_BHWD), key.shape[1], -1, query_BHWD.shape[-1])
-    found = scaled_dot_product_attention(shared, key, value, scale=kwargs["scaling"])
-    return found.view_as(query_BHWD).transpose(1, 2).contiguous(), None
+    attended = scaled_dot_product_attention(shared, key, value, scale=kwargs["scaling"])
+    return attended.view_as(query_BHWD).transpose(1, 2).contiguous(), None
 
 
 class _Layer(StaticLayer):
@@ -129,31 +130,35 @@ class _Layer(StaticLayer):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
-            self.keys, self.values = (
-                states.new_empty(*states.shape[:2], self.max_cache_len, states.shape[-1]).normal_()
-                for states in (key_states, value_states)
-            )
+            self.keys = self._filled(key_states)
+            self.values = self._filled(value_states)
             self.is_initialized = True
         assert self.keys is not None and self.values is not None
-        for states, new in ((self.keys, key_states), (self.values, value_states)):
-            states[:, :, -new.shape[2] :] = new
+        self.keys[:, :, -key_states.shape[2] :] = key_states
+        self.values[:, :, -value_states.shape[2] :] = value_states
         return self.keys, self.values
+
+    def _filled(self, states: Tensor) -> Tensor:
+        batch, heads, _, width = states.shape
+        return states.new_empty(batch, heads, self.max_cache_len, width).normal_()
 
 
 def model_of(config: dict[str, Any], device: str, dtype: torch.dtype) -> PreTrainedModel:
     ALL_ATTENTION_FUNCTIONS.register(packed.__name__, packed)
-    own = AutoConfig.for_model(**config, max_position_embeddings=8192)
+    model_config = AutoConfig.for_model(**config, max_position_embeddings=8192)
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(
-            own, dtype=dtype, attn_implementation=packed.__name__
-        ).eval()
+        model = AutoModelForCausalLM.from_config(
+            model_config, dtype=dtype, attn_implementation=packed.__name__
+        )
+    return model.eval()
 
 
 def pass_of(model: PreTrainedModel, batch: int, context: int, width: int) -> Callable[[], Tensor]:
     """A pass over so many new tokens of each request behind `context` cached ones, with a draw
     after each of them."""
-    device, layers = model.device, model.config.num_hidden_layers
-    cache = Cache(layers=[_Layer(max_cache_len=context + width) for _ in range(layers)])
+    device = model.device
+    layers = range(model.config.num_hidden_layers)
+    cache = Cache(layers=[_Layer(max_cache_len=context + width) for _ in layers])
     tokens_BW = torch.randint(model.config.vocab_size, (batch, width), device=device)
     positions = torch.arange(context, context + width, device=device).unsqueeze(0)
     # for its shape alone
@@ -204,33 +209,30 @@ def rows_of(
                 seconds = seconds_of(pass_of(model, batch, context, width))
             except torch.OutOfMemoryError:
                 continue  # so large a batch does not fit
-            sizes = {
-                "batch": batch,
-                "context": context,
-                "verified": 0 if drafts else width,
-                "passes": int(drafts),
-            }
-            yield Row(**sizes, seconds=seconds)
+            verified, passes = (0, 1) if drafts else (width, 0)
+            yield Row(
+                batch=batch, context=context, verified=verified, passes=passes, seconds=seconds
+            )
         del model
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 def main(folder: Path, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> None:
-    card = (re.findall(r"[A-Z]+\d+", torch.cuda.get_device_name()) if device == "cuda" else []) or [
-        device
-    ]
-    for name, pair in PAIRS.items():
-        path = folder / f"{card[0].lower()}_{name}.csv"
+    card = device
+    if device == "cuda":
+        names = re.findall(r"[A-Z]+\d+", torch.cuda.get_device_name())
+        card = (names or [device])[0].lower()
+    for name, (target, draft) in PAIRS.items():
+        path = folder / f"{card}_{name}.csv"
         if path.exists():
             continue
-        found = pd.DataFrame([row.model_dump() for row in rows_of(*pair, device, dtype)])
-        timed = found.groupby(["batch", "context"])["verified"].transform("nunique") == 1 + len(
-            VERIFIED
-        )
+        steps = pd.DataFrame([row.model_dump() for row in rows_of(target, draft, device, dtype)])
+        sizes = steps.groupby(["batch", "context"])["verified"].transform("nunique")
+        whole = steps[sizes == 1 + len(VERIFIED)]  # with the draft's pass, and none out of memory
         with atomically(path) as partial:
-            found[timed].to_csv(partial, index=False, float_format="%.7f")
-        print(f"{path}: {timed.sum()} steps", flush=True)
+            whole.to_csv(partial, index=False, float_format="%.7f")
+        print(f"{path}: {len(whole)} steps", flush=True)
 
 
 if __name__ == "__main__":

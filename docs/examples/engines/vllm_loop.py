@@ -1,0 +1,387 @@
+"""The loop with a real engine (`make engine-vllm`): vLLM on the CPU serves SmolLM2, its log and its
+step times train selectors, and these decide inside it.
+
+Methods are compared in companies of a few servers, which answer some held-out prompts each in
+random order: a machine may be a third faster an hour later. Servers start anew for every round,
+since two that do the same may differ by some percent as long as they run; a round has a third of
+the prompts, and intervals are over rounds. Six servers would fill the memory. Every part is kept in
+`runs/vllm/`, and the same command goes on there.
+
+Legend: N drafted tokens, V vocabulary, D width of a hidden state.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from loop import (
+    PLAIN,
+    TUNING,
+    WRONG,
+    Answer,
+    made_once,
+    median_times,
+    prompts,
+    row,
+    show,
+    train,
+    write_log,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm_server import ENVIRONMENT, FOLDER, PYTHON, ask_all, custom, server
+
+from data_gen.engines.drafter import CachedDrafter
+from data_gen.engines.text import NAME, TextSelector
+from data_gen.models.gguf import SMOLLM2, resolved
+from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.sampling import Sampling, probabilities
+from data_gen.texts.prompts import Prompt
+from pipelines.config import SHIPPED
+from pipelines.run import console
+
+FEW = [(0.25, 0), (0.5, 0)]  # as `WRONG`, where only some of several requests draft
+PORT = 8711  # of the first server
+TIMED, TIMES = 24, 4  # new tokens of an answer that times steps; how often
+LONGEST = 20  # drafted tokens
+DRAFT = str(SHIPPED.absolute())
+SAMPLED = 0.7  # the temperature beside 0
+SGLANG = Path(".venv-vllm/sglang")
+LOOKUP = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+NGRAMS = [{**LOOKUP, "num_speculative_tokens": n} for n in (2, 4, 8)]
+NGRAM = "n-gram, tuned"
+TWIN = "n-gram, a second server"  # says how far apart two servers are that do the same
+SUFFIX = "suffix decoding"
+MODEL = "draft model, tuned"
+COPIES = "copies"
+OURS = "selector"
+COMPANIES = ((PLAIN, NGRAM, COPIES, OURS), (PLAIN, NGRAM, SUFFIX, MODEL), (PLAIN, NGRAM, TWIN))
+PARTS = 3  # of the held-out prompts, a part in each round
+
+# what `server` is given beside the port
+Method = tuple[Any, ...]
+
+
+class Scene(NamedTuple):
+    temperature: float
+    at_once: int
+    by_kind: bool = False  # requests of one kind at a time
+    methods: tuple[str, ...] = (PLAIN, NGRAM, OURS)
+
+    def __str__(self) -> str:
+        kinds = ", by kind" if self.by_kind else ""
+        return f"{self.at_once}{kinds}, T = {self.temperature:g}"
+
+    def groups(self, held_out: Sequence[Prompt], number: int) -> list[list[Prompt]]:
+        """The prompts of a round that a method answers before the next one has its turn."""
+        if self.by_kind:
+            by_kind: dict[str, list[Prompt]] = {}
+            for prompt in sorted(held_out, key=lambda prompt: prompt.kind):
+                by_kind.setdefault(prompt.kind, []).append(prompt)
+            groups = list(by_kind.values())
+        else:
+            size = 2 if self.at_once == 1 else 16
+            begins = range(0, len(held_out), size)
+            groups = [list(held_out[begin : begin + size]) for begin in begins]
+        return groups[number % PARTS :: PARTS]
+
+
+WIDE = (PLAIN, NGRAM, MODEL, COPIES, OURS)
+SCENES = [
+    Scene(0.0, 1, methods=(*WIDE, SUFFIX)),  # once: it knows texts that it has answered
+    Scene(0.0, 4, methods=COMPANIES[0]),
+    Scene(0.0, 8, methods=(*WIDE, TWIN)),
+    Scene(0.0, 8, by_kind=True),
+    Scene(SAMPLED, 1),
+    Scene(SAMPLED, 8),
+]
+
+
+def step_times(asked: Sequence[Prompt], temperature: float) -> pd.DataFrame:
+    """Seconds of a step by requests, mean verified tokens and draft passes: how much longer longer
+    answers take."""
+    rows: list[dict[str, float]] = []
+    file = FOLDER / "wrong.txt"
+    file.write_text("0 0")
+    most = 2 * max(count for count, _ in WRONG)
+    with server(PORT, custom("wrong.WrongTokens", most), {"draft": DRAFT}) as address:
+        ask_all(address, asked[:2], 2, temperature)
+        for _, batch, (count, passes) in product(range(TIMES), (1, 4, 8), [*WRONG, *FEW]):
+            if batch == 1 and count % 1:
+                continue
+            file.write_text(f"{count} {passes}")
+            seconds = []
+            for tokens in (4, 4 + TIMED):
+                answers = ask_all(
+                    address, asked[:batch], batch, temperature, tokens=tokens, to_the_end=True
+                )
+                seconds.append(max(answer.seconds for answer in answers))
+            step = {"batch": batch, "context": 100, "verified": count + 1, "passes": passes}
+            # the prompts' passes are in both
+            rows.append({**step, "seconds": (seconds[1] - seconds[0]) / TIMED})
+    return median_times(rows)
+
+
+def tuned(
+    drafters: Sequence[dict[str, Any]], asked: Sequence[Prompt], temperature: float
+) -> dict[str, Any]:
+    """The drafter with which vLLM answers one request at a time most quickly."""
+    seconds = []
+    for drafter in drafters:
+        with server(PORT, drafter) as address:
+            ask_all(address, asked[:1], 1)
+            answers = ask_all(address, asked, 1, temperature)
+            seconds.append(sum(answer.seconds for answer in answers))
+    return drafters[seconds.index(min(seconds))]
+
+
+def draft_as_checkpoint() -> str:
+    """The draft that comes with Espalier, with the target's tables; tokens that it cannot say have
+    the logit 0."""
+    folder = FOLDER / "draft"
+    if not folder.exists():
+        draft = ModelPair.load(SMOLLM2, DRAFT, "cpu").draft
+        head = draft.get_output_embeddings()
+        checkpoint = AutoModelForCausalLM.from_config(draft.config)
+        table_VD = torch.zeros_like(checkpoint.get_output_embeddings().weight)
+        table_VD[head.said_R] = head.weight.detach()
+        checkpoint.load_state_dict({**draft.state_dict(), "lm_head.weight": table_VD}, strict=False)
+        checkpoint.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(resolved(SMOLLM2, "target")).save_pretrained(folder)
+    return str(folder.absolute())
+
+
+class Acceptance:
+    """How many drafted tokens were accepted, and how many the target's probabilities say."""
+
+    def __init__(self) -> None:
+        self.drafted = 0
+        self.accepted = 0
+        self.expected = 0.0
+        self.variance = 0.0
+
+    def add(self, survivals_N: torch.Tensor, accepted: int) -> None:
+        """Add a step whose first n drafted tokens are accepted with P(accepted >= n)."""
+        odd_N = 2 * torch.arange(len(survivals_N)).double() + 1
+        mean = float(survivals_N.sum())
+        self.drafted += len(survivals_N)
+        self.accepted += accepted
+        self.expected += mean
+        self.variance += float(odd_N @ survivals_N) - mean**2
+
+    def __str__(self) -> str:
+        z = (self.accepted - self.expected) / math.sqrt(self.variance)
+        return (
+            f"{self.drafted} tokens drafted, {self.accepted} accepted, {self.expected:.1f} "
+            f"expected, z = {z:+.2f}"
+        )
+
+
+def law(answers: Sequence[Answer], selector: TextSelector) -> Acceptance:
+    """The acceptance of sampled texts of one request at a time. The drafts are the selector's,
+    which decides again along each text."""
+    target = ModelPair.load(SMOLLM2, DRAFT, "cpu").target
+    acceptance = Acceptance()
+    for answer in answers:
+        tokens = answer.tokens
+        steps = iter(answer.steps)
+        text = selector.text([*answer.prompt, tokens[0]], len(answer.prompt))
+        cached = CachedModel(target)
+        cached.fill(answer.prompt)
+        end = 1
+        while end < len(tokens):
+            (draft,) = selector.drafts([text], [LONGEST])
+            fed = [tokens[end - 1], *draft[:-1]]
+            causal = torch.ones(len(fed), len(fed), dtype=torch.bool).tril_()
+            output = cached.forward(torch.tensor(fed), torch.arange(len(fed)), causal)
+            cached.keep([0])
+            accepted = 0
+            if draft:
+                drafted, accepted = next(steps)
+                assert drafted == len(draft), "the selector decides as in the engine"
+                probs_NV = probabilities(output.logits_WV, Sampling(SAMPLED))
+                probs_N = probs_NV[torch.arange(len(draft)), draft]
+                acceptance.add(probs_N.double().cumprod(0), accepted)
+            text.committed(tokens[end : end + accepted + 1])
+            cached.fill(tokens[end : end + accepted])
+            end += accepted + 1
+    return acceptance
+
+
+def settings_are_accepted() -> None:
+    """By the engines' own checks; CalledProcessError where they are not."""
+    engines = {"vllm": str(Path.cwd())}
+    if SGLANG.exists():
+        engines["sglang"] = f"{Path.cwd()}:{SGLANG}"
+    else:
+        console.print(f"{SGLANG} does not exist: SGLang does not check its settings")
+    script = str(Path(__file__).with_name("arguments.py"))
+    for engine, modules in engines.items():
+        quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "PYTHONPATH": modules}
+        command = [PYTHON, script, engine, resolved(SMOLLM2, "target"), DRAFT]
+        subprocess.run(command, env={**os.environ, **ENVIRONMENT, **quiet}, check=True)
+
+
+def trained(training: Sequence[Prompt], drafter: CachedDrafter) -> tuple[Path, dict[float, Path]]:
+    """The folders of the selectors that the server's answers and step times train: of copies alone,
+    and of copies and drafts by temperature."""
+    raw = {heat: FOLDER / f"answers-{heat:g}.json" for heat in (0.0, SAMPLED)}
+    if not all(path.exists() for path in raw.values()):
+        with server(PORT, NGRAMS[0]) as address:
+            for heat, path in raw.items():
+                path.write_text(json.dumps(ask_all(address, training, 8, heat)))
+    logs: dict[float, Path] = {}
+    timings: dict[float, Path] = {}
+    for heat, path in raw.items():
+        logs[heat] = FOLDER / f"log-{heat:g}.jsonl"
+        timings[heat] = FOLDER / f"timings-{heat:g}.csv"
+        if not timings[heat].exists():
+            step_times(training, heat).to_csv(timings[heat], index=False)
+        console.print(timings[heat].read_text())
+        if not logs[heat].exists():
+            answers = [Answer(*fields) for fields in json.loads(path.read_text())]
+            write_log(logs[heat], answers, drafter)
+    copies = train(logs[0.0], timings[0.0], "vllm-copies", "logs.drafter=none")
+    both: dict[float, Path] = {}
+    for heat, log in logs.items():
+        sampling = f"sampling=[{{temperature: {heat}}}]"
+        both[heat] = train(log, timings[heat], f"vllm-{heat:g}", sampling)
+    return copies, both
+
+
+def methods_of(few: Sequence[Prompt], copies: Path, both: Path, heat: float) -> dict[str, Method]:
+    """All methods at a temperature, with what `server` is given of each."""
+    checkpoint = {"method": "draft_model", "model": draft_as_checkpoint()}
+    models = [{**checkpoint, "num_speculative_tokens": n} for n in (2, 4)]
+    ngram = made_once(FOLDER / f"ngram-{heat:g}.json", partial(tuned, NGRAMS, few, heat))
+    proposer = custom("data_gen.engines.vllm.Proposer", LONGEST)
+    selector = {"selector": str(both), "temperature": heat, "draft": DRAFT}
+    methods: dict[str, Method] = {
+        PLAIN: (None,),
+        NGRAM: (ngram,),
+        TWIN: (ngram,),
+        MODEL: (made_once(FOLDER / "model.json", partial(tuned, models, few, 0.0)),),
+        COPIES: (proposer, {NAME: {"selector": str(copies), "temperature": 0.0}}),
+        OURS: (proposer, {NAME: selector}),
+    }
+    suffix = [PYTHON, "-c", "import arctic_inference.suffix_decoding"]
+    if subprocess.run(suffix, capture_output=True).returncode == 0:
+        methods[SUFFIX] = ({"method": "suffix"},)
+    else:
+        console.print(f"{SUFFIX} is left out: arctic-inference is not installed in .venv-vllm")
+    return methods
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    settings_are_accepted()
+    training, held_out = prompts()
+    drafter = CachedDrafter.load(DRAFT, SMOLLM2)
+    copies, both = trained(training, drafter)
+    methods = {
+        heat: methods_of(training[:TUNING], copies, folder, heat) for heat, folder in both.items()
+    }
+    for company in COMPANIES:
+        rows: list[dict[str, str]] = []
+        for heat in both:
+            scenes = [scene for scene in SCENES if scene.temperature == heat]
+            rows += measured(scenes, company, methods[heat], held_out, training)
+        show(rows)
+    sampled = answered(Scene(SAMPLED, 1), COMPANIES[0])[OURS]
+    answers = [answer for turn in sampled for answer in turn]
+    selector = TextSelector(both[SAMPLED], SAMPLED, chains=drafter.chains)
+    console.print(f"T = {SAMPLED}: {law(answers, selector)}")
+
+
+def rounds_of() -> list[dict[str, Any]]:
+    """What was answered so far."""
+    file = FOLDER / "rounds.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def answered(scene: Scene, company: Sequence[str]) -> dict[str, list[list[Answer]]]:
+    """By method the answers of each round of a scene in this company."""
+    by_round: dict[str, dict[int, list[Answer]]] = {}
+    for entry in rounds_of():
+        if (entry["scene"], entry["company"]) == (str(scene), list(company)):
+            answers = by_round.setdefault(entry["method"], {}).setdefault(entry["round"], [])
+            answers += [Answer(*fields) for fields in entry["answers"]]
+    return {method: list(rounds.values()) for method, rounds in by_round.items()}
+
+
+def compared(
+    scene: Scene,
+    addresses: dict[str, str],
+    number: int,
+    held_out: Sequence[Prompt],
+    training: Sequence[Prompt],
+) -> list[dict[str, Any]]:
+    """The answers of all methods to each group of prompts of a round, in random order."""
+    entries = []
+    order = random.Random(f"{scene} {number}")
+    for group in scene.groups(held_out, number):
+        others: list[Prompt] = []
+        if scene.at_once > 1:
+            kinds = {prompt.kind for prompt in group}
+            alike = [prompt for prompt in training if prompt.kind in kinds or not scene.by_kind]
+            others = [*alike, *training][: 3 * scene.at_once]
+        for name in order.sample(list(addresses), len(addresses)):
+            answers = ask_all(addresses[name], group, scene.at_once, scene.temperature, others)
+            entry = {"scene": str(scene), "round": number, "method": name, "answers": answers}
+            entries.append(entry)
+    return entries
+
+
+def measured(
+    scenes: Sequence[Scene],
+    company: Sequence[str],
+    methods: dict[str, Method],
+    held_out: Sequence[Prompt],
+    training: Sequence[Prompt],
+) -> list[dict[str, str]]:
+    """The lines of the table, once a company has answered all scenes that compare two drafters or
+    more: every prompt twice of greedy requests to the first company, else once."""
+    names_of: dict[Scene, list[str]] = {}
+    for scene in scenes:
+        names = [name for name in company if name in scene.methods and name in methods]
+        if len(names) > 2:
+            names_of[scene] = names
+    times = 2 if company == COMPANIES[0] and scenes[0].temperature == 0 else 1
+    for number in range(times * PARTS):
+        done = {(entry["scene"], entry["round"], *entry["company"]) for entry in rounds_of()}
+        todo = [scene for scene in names_of if (str(scene), number, *company) not in done]
+        needed = sorted({name for scene in todo for name in names_of[scene]})
+        order = random.Random(number).sample(needed, len(needed))
+        with ExitStack() as stack, ThreadPoolExecutor(2) as starting:
+            servers = [server(PORT + place, *methods[name]) for place, name in enumerate(order)]
+            started = starting.map(stack.enter_context, servers)
+            addresses = dict(zip(order, started, strict=True))
+            for address in addresses.values():
+                ask_all(address, training[:24], 8)
+            for scene in todo:
+                of_scene = {name: addresses[name] for name in names_of[scene]}
+                entries = compared(scene, of_scene, number, held_out, training)
+                with (FOLDER / "rounds.jsonl").open("a") as file:
+                    for entry in entries:
+                        file.write(json.dumps({"company": company, **entry}) + "\n")
+    rows = []
+    for scene in names_of:
+        turns = answered(scene, company)
+        rows += [row(str(scene), name, turns, scene.at_once, NGRAM) for name in turns]
+    return rows
+
+
+if __name__ == "__main__":
+    main()

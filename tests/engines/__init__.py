@@ -1,1 +1,0 @@
-"""Studies in which a selector decides inside a real engine."""
