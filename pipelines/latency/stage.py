@@ -17,6 +17,7 @@ from data_gen import timing
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Overruled
 from data_gen.drafting.sampled import distinct_nodes
+from data_gen.models.matrices import matrix_seconds
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.texts.generated import generated_by_target, seed_of
@@ -178,13 +179,16 @@ def run(config: Config) -> None:
         profile = timing.fitted(pair, fitted, lengths, stage.depends["device"])
         profile = _with_decisions(config, pair, profile, prompts)
         rows = check(profile, config.train.verifier, samples)
+        matrices = matrix_seconds(pair.target)
         stage.replace()
-        write_json(profile_path(config), {**profile.to_json(), "check": rows})
+        write_json(profile_path(config), {**profile.to_json(), "check": rows, "matrices": matrices})
         mlflow.log_artifact(str(profile_path(config)))
         for row in rows:
             name = f"predicted over measured/{row['action']}".translate(PLAIN)
             mlflow.log_metric(name, row["ratio"])
         describe(mlflow, in_words(profile))
+    if matrices:
+        console.print(of_matrices(matrices))
     console.print(summary(profile, rows))
     doubt = unsteady(rows)
     if doubt:
@@ -321,6 +325,21 @@ def in_words(profile: LatencyProfile) -> str:
         f"a step of {plain} plain, {with_one} with one drafted token, {with_eight} with eight;\n"
         f"a decision {', '.join(decisions)}"
     )
+
+
+def of_matrices(matrices: list[dict[str, float]]) -> Table:
+    rows = []
+    for times in matrices:
+        cells = {"rows": f"{times['rows']:.0f}"}
+        for name, seconds in times.items():
+            if name != "rows":
+                cells[f"{name} ms"] = f"{1e3 * seconds:.1f}"
+        rows.append(cells)
+    title = (
+        "The target's matrices, by rows: as torch multiplies them, and laid out once, as they are "
+        "used here"
+    )
+    return table(rows, title)
 
 
 def summary(profile: LatencyProfile, rows: list[dict[str, Any]]) -> Table:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from data_gen.models import matrices as timed
 from data_gen.models import prepack as module
 from data_gen.models.checkpoints import weights_of
 from data_gen.models.distilled import ReducedHead, new_draft
+from data_gen.models.matrices import MATRIX_ROWS, matrix_seconds
 from data_gen.models.pair import scored
 from data_gen.models.prepack import PrepackedLinear, can_be_prepacked, named_weights, prepack
 from data_gen.models.self_check import check_model
@@ -135,3 +137,22 @@ def test_other_dtypes_and_devices_stay(kept: str) -> None:
     layer = torch.nn.Sequential(torch.nn.Linear(4, 4))
     prepack(layer.to("meta") if kept == "meta" else layer.to(getattr(torch, kept)))
     assert type(layer[0]) is torch.nn.Linear
+
+
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_matrices_are_timed_plain_and_prepacked(
+    has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By rows; in bfloat16, too, where the processor has it. The weights stay as they are."""
+    monkeypatch.setattr(timed, "computes_in_bfloat16", lambda: has_bfloat16)
+    model = model_of("Llama")
+    prepack(model)
+    before = weights_of(model)
+    kinds = {"linear", "prepacked"} | ({"prepacked, bfloat16"} if has_bfloat16 else set())
+    measurements = matrix_seconds(model)
+    assert [times["rows"] for times in measurements] == list(MATRIX_ROWS)
+    for times in measurements:
+        assert times.keys() == {"rows"} | kinds
+        assert min(times[kind] for kind in kinds) > 0
+    assert weights_of(model) == before
+    assert matrix_seconds(deepcopy(model)) == []
