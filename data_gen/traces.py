@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ import torch
 
 from data_gen.features.root import ROW_NUMBERS, scalars_along
 from data_gen.models.sampling import Sampling
+from data_gen.text_labels.copies import lookup_lengths
 from selector.actions import ActionSpace
 from selector.files import atomically
 from selector.schema import (
@@ -101,11 +102,32 @@ def space_of(table: pa.Table) -> ActionSpace:
     return ActionSpace.of_json(json.loads(table.schema.metadata[SPACE_KEY.encode()]))
 
 
-def text_bytes(tokens: int, roots: int, verifiers: int, hidden: int, trees: ActionSpace) -> int:
-    """Bytes of one row before compression; `hidden` counts the recorded numbers of hidden
-    states."""
-    per_root = 1 + 4 * len(ROW_NUMBERS) + 2 * verifiers * trees.tree_survivals
-    return 4 * tokens + roots * per_root + 2 * hidden
+def text_row(
+    name: str,
+    source: str,
+    kind: str,
+    sampling: Sampling,
+    tokens: Sequence[int],
+    start: int,
+    roots: int,
+    longest_copy: int,
+) -> dict[str, Any]:
+    """What a row holds without a model's numbers; no steps, and no stride."""
+    return {
+        "prompt": name,
+        "kind": kind,
+        "source": source,
+        **asdict(sampling),
+        "tokens": tokens,
+        "start": start,
+        "roots": roots,
+        LOOKUP_COLUMN: lookup_lengths(tokens, start, roots, longest_copy),
+        "hidden_stride": 0,
+        "step_root": (),
+        "step_action": (),
+        "step_accepted": (),
+        "step_verifier": None,
+    }
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -190,10 +212,6 @@ class TraceStore:
                     f"{folder}: made from other inputs ({changes}); choose another name= or "
                     "remove it"
                 )
-        elif any(folder.rglob("*.parquet")):
-            raise InputError(
-                f"{folder} holds shards but no manifest.json; choose another name= or remove it"
-            )
         else:
             self.manifest = {"depends": depends, "shards": {}}
             folder.mkdir(parents=True, exist_ok=True)

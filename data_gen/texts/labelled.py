@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -25,12 +24,11 @@ from data_gen.models.distilled import said_by
 from data_gen.models.pair import ModelPair
 from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling
-from data_gen.text_labels.copies import lookup_lengths
 from data_gen.text_labels.labels import TextLabeller, block_rows
 from data_gen.texts.generated import RowBlock, fewer, halving, rows_along, seed_of
 from data_gen.texts.possible import ImpossibleToken, check_possible
 from data_gen.texts.written import DEPTH, SPACE, Recipe, Work, WrittenText, naming, written
-from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, InputError, survival_column
+from selector.schema import HIDDEN_STATES, InputError, survival_column
 
 GPU_BLOCKS = 8  # of `block_rows` are labelled together on a GPU
 
@@ -47,31 +45,25 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> pa.Table:
             columns = halving(lambda: _label(pair, recipe, texts, work.sampling, stride))
     rows = []
     for text, labels in zip(texts, columns, strict=True):
-        rows.append(_facts(text, work, stride) | labels)
+        rows.append(_row(text, work.sampling, stride) | labels)
     return traces.to_table(rows, traces.text_schema(recipe.verifiers, recipe.hidden, SPACE))
 
 
-def _facts(written_text: WrittenText, work: Work, stride: int) -> dict[str, Any]:
-    """The columns that need no model."""
+def _row(written_text: WrittenText, sampling: Sampling, stride: int) -> dict[str, Any]:
+    """What a row holds without the models' numbers."""
     prompt = written_text.prompt
     text = written_text.text
     roots = written_text.roots
+    row = traces.text_row(
+        prompt.id, prompt.source, prompt.kind, sampling, text.tokens, text.start, roots, DEPTH
+    )
+    row["hidden_stride"] = stride
     steps = [step for step in text.steps if step.length - 1 - text.start < roots]
-    return {
-        "prompt": prompt.id,
-        "kind": prompt.kind,
-        "source": prompt.source,
-        **asdict(work.sampling),
-        "tokens": text.tokens,
-        "start": text.start,
-        "roots": roots,
-        "hidden_stride": stride,
-        LOOKUP_COLUMN: lookup_lengths(text.tokens, text.start, roots, DEPTH),
-        "step_root": [step.length - 1 - text.start for step in steps],
-        "step_action": [SPACE.index(step.action) for step in steps],
-        "step_accepted": [step.accepted for step in steps],
-        "step_verifier": written_text.verifier,
-    }
+    row["step_root"] = [step.length - 1 - text.start for step in steps]
+    row["step_action"] = [SPACE.index(step.action) for step in steps]
+    row["step_accepted"] = [step.accepted for step in steps]
+    row["step_verifier"] = written_text.verifier
+    return row
 
 
 @torch.inference_mode()

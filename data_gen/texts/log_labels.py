@@ -7,7 +7,7 @@ Legend: R roots, D depths, F scalars, J keys, K means by key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,14 +17,13 @@ import torch
 
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
-from data_gen.text_labels.copies import lookup_lengths
 from data_gen.texts.logs import LoggedText, Logs
 from data_gen.texts.prompts import Prompt, place_of, split_of
-from data_gen.traces import HIT, read_rows, space_of, text_schema, to_table
+from data_gen.traces import HIT, read_rows, space_of, text_row, text_schema, to_table
 from selector import schema
 from selector.actions import ActionSpace
 from selector.runtime.tokens import TokenStatistics
-from selector.schema import LOG, LONGEST_COUNTED, LOOKUP_COLUMN, InputError, survival_column
+from selector.schema import LOG, LONGEST_COUNTED, InputError, survival_column
 from selector.train.data import SPLITS, Texts, to_texts
 
 VERIFIER = "naive"  # all verifiers agree on a chain at temperature 0
@@ -79,23 +78,20 @@ class Labeller:
 
     def _row(self, text: LoggedText) -> dict[str, object]:
         root = text.start - 1  # the last prompt token
-        return {
-            "prompt": text.name,
-            "kind": text.kind,
-            "source": text.source,
-            **asdict(self.sampling),
-            "tokens": text.tokens,
-            "start": root,
-            "roots": text.roots,
-            HIT: text.hits(self.drafter),
-            LOOKUP_COLUMN: lookup_lengths(text.tokens, root, text.roots, max(self.space.lookups)),
-            survival_column(VERIFIER): self._survivals(text),
-            "hidden_stride": 0,
-            "step_root": (),
-            "step_action": (),
-            "step_accepted": (),
-            "step_verifier": None,
-        }
+        longest = max(self.space.lookups)
+        row = text_row(
+            text.name,
+            text.source,
+            text.kind,
+            self.sampling,
+            text.tokens,
+            root,
+            text.roots,
+            longest,
+        )
+        row[HIT] = text.hits(self.drafter)
+        row[survival_column(VERIFIER)] = self._survivals(text)
+        return row
 
     def _survivals(self, text: LoggedText) -> torch.Tensor:
         """NaN, for unknown, at depths beyond those that were drafted, where all drafted tokens were

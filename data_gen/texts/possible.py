@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from data_gen.models.pair import ModelRows
-from data_gen.models.sampling import Sampling
+from data_gen.models.sampling import Sampling, probabilities
 
 # in float32 the logits of two forward passes that sum in different orders may differ by this much
 SUMS = 1e-4
@@ -58,27 +59,14 @@ def tie(best: float, dtype: torch.dtype) -> float:
 
 
 def _at_the_edge(logits_V: Tensor, token: int, sampling: Sampling) -> bool:
-    if logits_V.dtype == torch.float32:
-        edge = 1e-3
-    else:
+    """Whether the token would be possible if its logit, and the nucleus, were a little larger."""
+    edge = 1e-3
+    if logits_V.dtype != torch.float32:
         edge = 32 * float(torch.finfo(logits_V.dtype).eps)
     # a batch and a text alone differ at large logits; a GPU adds up bfloat16 in parts, which are
     # rounded, too
     edge = max(edge, PASSES * tie(float(logits_V.max()), logits_V.dtype))
-    logits_V = logits_V.double()
-    if sampling.temperature == 0:
-        return float(logits_V.max() - logits_V[token]) <= edge
-    if sampling.cuts_nothing:
-        # no token is cut off, so the probability is below the smallest floating-point number
-        return False
-    if sampling.top_k > 0:
-        least = float(logits_V.topk(min(sampling.top_k, len(logits_V))).values[-1])
-        if logits_V[token] < least - edge:
-            return False
-        logits_V = logits_V.masked_fill(logits_V < least - edge, -torch.inf)
-    probs_V = (logits_V / sampling.temperature).softmax(-1)
-    before = float(probs_V[logits_V > logits_V[token]].sum())
-    probability = float(probs_V[token])
-    most_probable = probability * math.exp(edge / sampling.temperature)
-    likely = most_probable >= sampling.min_p * float(probs_V.max())
-    return before <= sampling.top_p + edge and likely and probability > 0
+    raised_V = logits_V.float().clone()
+    raised_V[token] += edge
+    wider = replace(sampling, top_p=min(1.0, sampling.top_p + edge))
+    return bool(probabilities(raised_V, wider)[token] > 0)

@@ -1,9 +1,6 @@
 """Prompts: how they are read, what tokens they are, and which split they belong to.
 
-They come from JSON lines, or from a data set on the hub or in a local file with the same fields:
-`.json`, `.jsonl` or `.parquet`, packed or not; any other file is plain text with one record per
-line. Only the first turn of a data set's conversations is taken. The source of its prompts is their
-text, so that splits do not depend on the order of a file, and the same text is taken once.
+The data sets are in `prompt_sets`.
 """
 
 from __future__ import annotations
@@ -12,9 +9,8 @@ import codecs
 import hashlib
 import io
 import json
-import string
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -24,7 +20,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import from_json
 from scipy.cluster.hierarchy import DisjointSet
 
-from selector.files import first_line
 from selector.schema import InputError
 
 T = TypeVar("T")
@@ -233,22 +228,17 @@ def _parsed(place: str, line: bytes, parse: Callable[[str, Any], T]) -> T | Inpu
         return InputError(f"{place}: {error}")
 
 
-def check_ids(path: Path, ids: list[str]) -> None:
-    """InputError where two lines of a file have the same id."""
-    if len(set(ids)) < len(ids):
-        raise InputError(f"{path}: two lines have the same id")
-
-
 def read_prompts(path: Path) -> list[Prompt]:
     """Prompts from JSON lines with `text`, or a conversation in `messages`, and optionally `kind`,
-    `source` and `id`; InputError as `read_lines`."""
+    `source` and `id`; InputError as `read_lines`, and where two lines have the same id."""
 
     def parse(place: str, value: Any) -> Prompt:
         record = PromptRecord.model_validate(value)
         return Prompt.of(record, record.text, place)
 
     prompts = read_lines(path, parse)
-    check_ids(path, [prompt.id for prompt in prompts])
+    if len({prompt.id for prompt in prompts}) < len(prompts):
+        raise InputError(f"{path}: two lines have the same id")
     return prompts
 
 
@@ -306,154 +296,3 @@ def take_evenly(prompts: list[Prompt], count: int | None = None) -> list[Prompt]
 
 def _order(prompt: Prompt) -> bytes:
     return hashlib.sha256(f"order {prompt.id}".encode()).digest()
-
-
-@dataclass(frozen=True)
-class PromptSet:
-    """A data set. The format strings are over a record's fields."""
-
-    # arguments of `datasets.load_dataset`, with split `train` by default; empty: a file is needed
-    hub: dict[str, str]
-    # format strings; the first one whose fields all exist makes the prompt
-    prompts: tuple[str, ...]
-    kind: str = ""  # a format string for the task; the set's name if empty
-    # other names for some of the tasks that `kind` gives
-    kinds: dict[str, str] = field(default_factory=dict)
-
-
-TASKS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-MULTI_TURN = dict.fromkeys(TASKS, "multi_turn")
-CODE = "Write a Python program that solves this problem.\n\n{question_content}\n\n{starter_code}"
-TRANSLATE = "Translate from English to {to}:\n\n{{translation[en]}}"
-LIVECODE = "hf://datasets/livecodebench/code_generation_lite/*.jsonl"
-SPEC_BENCH = (
-    "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
-)
-FLORES = (
-    "https://raw.githubusercontent.com/Helsinki-NLP/OPUS-MT-testsets/master/datasets/facebook/"
-    "flores/flores101_dataset/devtest/eng.devtest"
-)
-SUBTITLES = (
-    "hf://datasets/Helsinki-NLP/open_subtitles@refs%2Fconvert%2Fparquet/en-hi/train/*.parquet"
-)
-SETS = {
-    "math500": PromptSet({"path": "HuggingFaceH4/MATH-500", "split": "test"}, ("{problem}",)),
-    "olympiadbench": PromptSet(
-        {"path": "Hothan/OlympiadBench", "name": "OE_TO_maths_en_COMP"}, ("{question}",)
-    ),
-    "livecodebench": PromptSet({"path": "json", "data_files": LIVECODE}, ("{turns[0]}", CODE)),
-    "litbench": PromptSet({"path": "SAA-Lab/LitBench-Train"}, ("{prompt}",)),
-    "opus_books": PromptSet(
-        {"path": "Helsinki-NLP/opus_books", "name": "en-fr"}, (TRANSLATE.format(to="French"),)
-    ),
-    "opus_subtitles": PromptSet(
-        {"path": "parquet", "data_files": SUBTITLES}, (TRANSLATE.format(to="Hindi"),)
-    ),
-    "flores": PromptSet(
-        {"path": "text", "data_files": FLORES}, ("Translate from English to French:\n\n{text}",)
-    ),
-    "spec_bench": PromptSet(
-        {"path": "json", "data_files": SPEC_BENCH}, ("{turns[0]}",), "{category}", MULTI_TURN
-    ),
-    "mt_bench": PromptSet(
-        {"path": "HuggingFaceH4/mt_bench_prompts"}, ("{turns[0]}", "{prompt[0]}"), "{category}"
-    ),
-    "gsm8k": PromptSet({"path": "openai/gsm8k", "name": "main", "split": "test"}, ("{question}",)),
-    "humaneval": PromptSet({"path": "openai/openai_humaneval", "split": "test"}, ("{prompt}",)),
-    "lines": PromptSet({}, ("{text}",)),
-}
-
-
-def read_set(
-    name: str, file: Path | None = None, called: str | None = None
-) -> tuple[list[Prompt], int]:
-    """The prompts of a set, of the kinds of its tasks or `called`, and its number of records. Empty
-    and repeated texts give no prompt. InputError, with the set and the record, where they cannot be
-    read or a record has other fields."""
-    prompt_set = SETS[name]
-    origin = file or prompt_set.hub["path"]
-    where = f"prompts.sets: {name}: {origin}"
-    default_kind = name
-    if file is not None and not prompt_set.hub:
-        default_kind = file.stem
-    prompts: dict[str, Prompt] = {}
-    number = 0
-    for number, record in enumerate(_records(name, file), 1):
-        try:
-            text = _first_filled(prompt_set.prompts, record)
-            kind = called or _filled(prompt_set.kind, record) or default_kind
-        except ValueError as error:
-            raise InputError(f"{where}: record {number}: {error}") from error
-        if text is None:
-            templates = ", ".join(prompt_set.prompts)
-            raise InputError(f"{where}: record {number} has not the fields of {templates!r}")
-        identity = f"{name}:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-        if text.strip():
-            kind = prompt_set.kinds.get(kind, kind)
-            prompts.setdefault(identity, Prompt(identity, text, kind, identity))
-    if not prompts:
-        raise InputError(f"{where}: holds no prompts")
-    return list(prompts.values()), number
-
-
-class _Fields(string.Formatter):
-    """Treats an empty field of a record as a missing one, and a string where there should be turns
-    as the first one."""
-
-    def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        name = field_name.partition("[")[0]
-        whole = kwargs.get(name)
-        if isinstance(whole, str):
-            value = whole
-        else:
-            value, _ = super().get_field(field_name, args, kwargs)
-        if value is None:
-            raise KeyError(field_name)
-        if not isinstance(value, str | int | float):
-            raise ValueError(f"{field_name} is no text, but was read as a {type(value).__name__}")
-        return value, name
-
-
-def _first_filled(templates: Iterable[str], record: dict[str, Any]) -> str | None:
-    for template in templates:
-        text = _filled(template, record)
-        if text is not None:
-            return text
-    return None
-
-
-def _filled(template: str, record: dict[str, Any]) -> str | None:
-    try:
-        return _Fields().vformat(template, (), record)
-    except (KeyError, IndexError, TypeError, AttributeError):
-        return None
-
-
-def _records(name: str, file: Path | None) -> Iterator[Any]:
-    source: dict[str, Any] = SETS[name].hub
-    try:
-        if file is not None:
-            if {".json", ".jsonl"} & {*file.suffixes}:
-                yield from _json_records(file)
-                return
-            file_type = "parquet" if ".parquet" in file.suffixes else "text"
-            source = {"path": file_type, "data_files": str(file)}
-        from datasets import load_dataset  # a second to import
-
-        arguments: dict[str, Any] = {"split": "train", **source}
-        yield from load_dataset(**arguments, streaming=True)
-    except Exception as error:  # a damaged file or a missing network may raise anything
-        origin = file or source["path"]
-        raise InputError(
-            f"prompts.sets: {name}: cannot read {origin}: {first_line(error)}"
-        ) from error
-
-
-def _json_records(file: Path) -> list[Any]:
-    """As they stand: `datasets` guesses dates, and quotes all texts of a field whose type changes
-    in a large file."""
-    try:
-        content = from_json(pa.input_stream(str(file)).read())  # unpacks by the name's end
-    except ValueError:  # lines
-        return read_lines(file, lambda _, record: record)
-    return content if isinstance(content, list) else [content]

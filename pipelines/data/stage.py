@@ -34,10 +34,9 @@ def stage_of(config: Config, source: Source | None = None) -> Stage:
 
 def run(config: Config) -> None:
     source = source_of(config)
-    source.open()
+    work = shards(config, source)  # of loaded models, so that the stage depends on these
     folder = traces_folder(config)
     stage = stage_of(config, source)
-    work = shards(config, source)
     store = TraceStore(folder, stage.depends)  # raises where there are traces of other inputs
     todo = {name: shard_work for name, shard_work in work.items() if not store.holds(name)}
     if (not todo or config.data.seconds) and not stage.begin():

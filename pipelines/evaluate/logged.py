@@ -31,7 +31,7 @@ from pipelines.evaluate.gains import (
 from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
 from pipelines.evaluate.table import ALL, Figure, Table, replayed
 from pipelines.latency.stage import load_profile
-from pipelines.pair.log import LogSource
+from pipelines.pair.log import LogSource, log_source
 from pipelines.run import watched
 from pipelines.tracking import metric_name
 from pipelines.train.result import build, chosen_of, load_module, load_result
@@ -44,7 +44,7 @@ CONTEXT = 8000  # tokens of context at which decisions are timed
 
 def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     """What `evaluation.json` holds of a run on a log, and its figures."""
-    source = LogSource(config)
+    source = log_source(config)
     data = load_traces(config)
     outcome = _contents(source, data)
     if not outcome["exported"]:
@@ -56,7 +56,7 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     rows = chosen_of(result)["modes"]
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", data)
-    outcome["decision_seconds"] = _decision_seconds(selector, source.log.splits["test"], sampling)
+    outcome["decision_seconds"] = _decision_seconds(selector, source.splits["test"], sampling)
     predicted = {level: module.scores(data["test"], level) for level in LEVELS}
     figures: list[Figure] = []
     tuned = BatchModes.by_batch(rows) if source.is_dense else {}

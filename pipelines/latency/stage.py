@@ -152,9 +152,8 @@ def reads_only(config: Config) -> bool:
 
 def run(config: Config) -> None:
     path = config.latency.timings
-    source = source_of(config)
+    source = source_of(config)  # a log that cannot be read ends the run before it writes anything
     if not source.decodes:
-        source.open()  # a log that cannot be read ends the run before anything is written
         if path is not None:
             timings.run(stage_of(config), path, source.drafts)
         return

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from data_gen.texts.log_labels import Labeller, read_log_texts, splits_of
@@ -35,42 +36,20 @@ UNMEASURED = (
 
 
 @dataclass(frozen=True)
-class Log:
-    """The texts of a run's logs by split, and what they are labelled for."""
+class LogSource:
+    """A `pipelines.pair.source.Source`: the logs that `logs.files` names.
 
+    Attributes:
+        checksums: of the logs, by path.
+        splits: the texts by split.
+        labeller: what they are labelled for.
+    """
+
+    config: Config
+    checksums: dict[str, str]
     logs: Logs
     splits: dict[str, list[LoggedText]]
     labeller: Labeller
-
-    @cached_property
-    def is_dense(self) -> bool:
-        """Whether it is known at every position what would have been accepted."""
-        if not self.labeller.space.depth:
-            return True
-        for text in self.logs.all:
-            survivals_RD = text.of(self.labeller.drafter)
-            # NaN stands for what is not known
-            if survivals_RD.shape[1] == 0 or (survivals_RD != survivals_RD).any():
-                return False
-        return True
-
-    def __str__(self) -> str:
-        texts = self.logs.all
-        roots = sum(text.roots for text in texts)
-        held_out = len(self.splits["test"])
-        drafter = self.labeller.drafter
-        depth = self.labeller.space.depth
-        return (
-            f"{len(texts)} texts, {held_out} held out, {roots:,} positions; "
-            f"{drafter} of up to {depth} tokens, lookups of up to {LONGEST_LOOKUP}"
-        )
-
-
-@dataclass(frozen=True)
-class LogSource:
-    """A `pipelines.pair.source.Source`: the logs that `logs.files` names."""
-
-    config: Config
     schema = LOG
     decodes = False
     selectors = (("regressor", DRAFTER),)
@@ -78,12 +57,8 @@ class LogSource:
     squared_weight = 0.03
 
     @property
-    def log(self) -> Log:
-        return _read(self.config, tuple(self._checksums().values()))
-
-    @property
     def drafter(self) -> str:
-        return self.log.labeller.drafter
+        return self.labeller.drafter
 
     @property
     def drafts(self) -> bool:
@@ -93,9 +68,16 @@ class LogSource:
     def drafting_lead(self) -> float:
         return DRAFTING_LEAD if self.drafts else 1.0
 
-    @property
+    @cached_property
     def is_dense(self) -> bool:
-        return self.log.is_dense
+        if not self.labeller.space.depth:
+            return True
+        for text in self.logs.all:
+            survivals_RD = text.of(self.drafter)
+            # NaN stands for what is not known
+            if survivals_RD.shape[1] == 0 or np.isnan(survivals_RD).any():
+                return False
+        return True
 
     @property
     def why_untrained(self) -> str:
@@ -117,50 +99,55 @@ class LogSource:
     def processes(self) -> int:
         return self.config.processes
 
-    def open(self) -> None:
-        self.log  # noqa: B018
-
     def depends(self) -> dict[str, Any]:
         config = self.config
         return {
             "pair": self.fingerprint,
             "sampling": [setting.model_dump() for setting in config.sampling],
             "verifiers": list(config.verifiers),
-            "log": self._checksums(),
+            "log": self.checksums,
             "held out": [str(path) for path in config.logs.test],
             "prompts": {"shares": [config.prompts.validation, config.prompts.test]},
         }
 
     def plan(self) -> list[str]:
-        return [str(self.log), *self.log.logs.remarks]
+        texts = self.logs.all
+        roots = sum(text.roots for text in texts)
+        summary = (
+            f"{len(texts)} texts, {len(self.splits['test'])} held out, {roots:,} positions; "
+            f"{self.drafter} of up to {self.labeller.space.depth} tokens, lookups of up to "
+            f"{LONGEST_LOOKUP}"
+        )
+        return [summary, *self.logs.remarks]
 
     def work(self) -> list[Work]:
-        sampling = self.log.labeller.sampling
         whole = []
-        for split, texts in self.log.splits.items():
-            whole.append(Work(split, sampling, (), logged=tuple(texts)))
+        for split, texts in self.splits.items():
+            whole.append(Work(split, self.labeller.sampling, (), logged=tuple(texts)))
         return whole
 
     def make(self, work: Work) -> pa.Table:
-        return self.log.labeller.table(work.logged)
+        return self.labeller.table(work.logged)
 
     def texts(self, folder: Path) -> dict[str, Texts]:
         return read_log_texts(folder, sha256(folder / "manifest.json"))
 
-    def _checksums(self) -> dict[str, str]:
-        """Of the logs, by path."""
-        checksums = {}
-        for path in [*self.config.logs.files, *self.config.logs.test]:
-            is_pipe = path.exists() and not (path.is_file() or path.is_dir())
-            if is_pipe:  # it would be empty once it is read
-                raise InputError(f"{path}: a pipe, no file: write the log to a file first")
-            manifest = path / "manifest.json"
-            checksums[str(path)] = sha256(manifest if manifest.exists() else path)
-        return checksums
+
+def log_source(config: Config) -> LogSource:
+    """The run's logs, read once as long as they do not change; InputError where a file is missing,
+    no log, or holds too few texts."""
+    checksums = []
+    for path in [*config.logs.files, *config.logs.test]:
+        is_pipe = path.exists() and not (path.is_file() or path.is_dir())
+        if is_pipe:  # it would be empty once it is read
+            raise InputError(f"{path}: a pipe, no file: write the log to a file first")
+        manifest = path / "manifest.json"
+        checksums.append((str(path), sha256(manifest if manifest.exists() else path)))
+    return _read(config, tuple(checksums))
 
 
 @lru_cache(maxsize=1)
-def _read(config: Config, _: tuple[str, ...]) -> Log:
+def _read(config: Config, checksums: tuple[tuple[str, str], ...]) -> LogSource:
     sampling = config.sampling[0].build()
     logs = read_all(config.logs.files, config.logs.test, sampling)
     drafter = drafter_of(logs.all, config.logs.drafter)
@@ -168,4 +155,4 @@ def _read(config: Config, _: tuple[str, ...]) -> Log:
     longest_chain = max(text.of(drafter).shape[1] for text in logs.all)
     space = ActionSpace.chains(longest_chain, LONGEST_LOOKUP)
     splits = splits_of(logs, config.prompts.validation, config.prompts.test)
-    return Log(logs, splits, Labeller(drafter, space, sampling))
+    return LogSource(config, dict(checksums), logs, splits, Labeller(drafter, space, sampling))

@@ -14,12 +14,11 @@ from data_gen.models.pair import ModelPair
 from data_gen.texts.labelled import make_shard
 from data_gen.texts.log_labels import splits_of
 from data_gen.texts.logs import Logs, read_all
-from data_gen.texts.written import BEHAVIOUR, BEYOND, Work
-from data_gen.traces import read_texts, text_bytes
+from data_gen.texts.written import BEHAVIOUR, Work
+from data_gen.traces import read_texts
 from pipelines.config import Config
 from pipelines.pair.stage import (
     check_models,
-    hidden_widths,
     known_fingerprint,
     load_pair,
     pair_names,
@@ -27,7 +26,6 @@ from pipelines.pair.stage import (
     prompts_of,
     recipe,
 )
-from selector.actions import ActionSpace
 from selector.schema import FULL, LIGHT, PAIR, InputError, sha256
 from selector.train.data import SPLITS, Texts
 
@@ -81,9 +79,6 @@ class PairSource:
         """A GPU is not shared."""
         return self.config.processes if self.pair.device.type == "cpu" else 1
 
-    def open(self) -> None:
-        self.pair  # noqa: B018
-
     def depends(self) -> dict[str, Any]:
         """The device is left out: it changes the rounding and so a few of the drawn tokens, but not
         their law."""
@@ -110,27 +105,11 @@ class PairSource:
             remarks = self._logs(data.log).remarks
             return [f"the texts of {data.log}, one pass of each model over each", *remarks]
         counts = self._counts()
-        settings = len(self.config.sampling)
-        hidden = 0
-        if data.features == FULL:
-            hidden = sum(hidden_widths(self.config)) * data.tokens
-        tokens = self.config.prompts.tokens + data.tokens + BEYOND
-        verifiers = len(self.config.verifiers)
-        largest = 0
-        total = 0
-        for split, count in counts.items():
-            stride = data.stride if split == "train" else 1
-            size = text_bytes(
-                tokens, data.tokens, verifiers, hidden // stride, ActionSpace.recorded()
-            )
-            largest = max(largest, size)
-            total += settings * count * size
         texts = ", ".join(f"{count} for {split}" for split, count in counts.items())
         limit = f"; no more once {data.seconds} s are over" if data.seconds else ""
         return [
-            f"{settings} sampling settings x {sum(counts.values())} texts ({texts}) of "
-            f"{data.tokens} labelled tokens; up to {largest / 1e3:.0f} kB a text, "
-            f"{total / 1e6:.0f} MB in all before compression{limit}"
+            f"{len(self.config.sampling)} sampling settings x {sum(counts.values())} texts "
+            f"({texts}) of {data.tokens} labelled tokens{limit}"
         ]
 
     def work(self) -> Iterable[Work]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from data_gen.texts.written import Work
 from pipelines.config import Config
-from pipelines.pair.log import LogSource
+from pipelines.pair.log import log_source
 from pipelines.pair.models import PairSource
 from selector.schema import Schema
 from selector.train.data import Texts
@@ -71,9 +71,6 @@ class Source(Protocol):
     def names(self) -> dict[str, Any]:
         """What an artefact says of its target and draft."""
 
-    def open(self) -> None:
-        """Load the models, or read the log, before anything is written."""
-
     def depends(self) -> dict[str, Any]:
         """Everything that the rows of traces depend on; JSON values."""
 
@@ -91,4 +88,4 @@ class Source(Protocol):
 
 
 def source_of(config: Config) -> Source:
-    return LogSource(config) if config.logs.files else PairSource(config)
+    return log_source(config) if config.logs.files else PairSource(config)

@@ -17,11 +17,10 @@ from data_gen.models.checkpoints import load_tokenizer, text_config
 from data_gen.models.gguf import resolved
 from data_gen.models.pair import ModelPair
 from data_gen.models.self_check import check_once
+from data_gen.texts.prompt_sets import SETS, read_set
 from data_gen.texts.prompts import (
-    SETS,
     Prompt,
     read_prompts,
-    read_set,
     split_of,
     take_evenly,
     write_prompts,
@@ -194,21 +193,13 @@ def prompts_depend(config: Config, *splits: str) -> dict[str, Any]:
 
 
 def plan(config: Config) -> list[str]:
-    """What the stage would do. Local prompts are read and counted; those of data sets, unless there
-    is no tokenizer."""
-    models = f"load {config.pair.target} and {config.pair.draft} and compare their vocabularies"
-    sets = config.prompts.sets
-    if not sets:
-        return [models, f"{len(all_prompts(config))} prompts of {prompts_path(config)}"]
-    if all(dataset.file is not None for dataset in sets):
-        with suppress(InputError):
-            remarks = [remark for _, remark in _taken_from_sets(config, tokenizer_of(config))]
-            return [models, *remarks]
-    lines = [models]
-    for dataset in sets:
-        count = dataset.prompts or "all"
+    """What the stage would do; data sets are not read."""
+    lines = [f"load {config.pair.target} and {config.pair.draft} and compare their vocabularies"]
+    for dataset in config.prompts.sets:
         origin = dataset.file or SETS[dataset.name].hub
-        lines.append(f"{dataset.name}: {count} prompts from {origin}")
+        lines.append(f"{dataset.name}: {dataset.prompts or 'all'} prompts from {origin}")
+    if not config.prompts.sets:
+        lines.append(f"{len(all_prompts(config))} prompts of {prompts_path(config)}")
     return lines
 
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_gen.texts.prompts import read_prompts, read_set
+from data_gen.texts.prompt_sets import read_set
+from data_gen.texts.prompts import read_prompts
 from selector.schema import InputError
 from tests.pipelines.small_logs import write
 

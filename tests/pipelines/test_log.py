@@ -153,7 +153,7 @@ def test_labels_are_those_of_plain_passes(
 def without_ids(lines: Lines) -> None:
     for line in lines:
         line["prompt"] = "text alone"
-        del line["prompt_token_ids"]
+        del line["prompt_token_ids"], line["generated_token_ids"]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def without_ids(lines: Lines) -> None:
         (lambda lines: lines[2].update(generated_token_ids=[7] * 5000), "", ":3: 5012 tokens"),
         (lambda lines: lines[2].update(generated_token_ids=[300]), "", ":3: a token beyond"),
         (lambda lines: lines.__delitem__(slice(1, None)), "", "log.jsonl: 1 sources"),
-        (without_ids, "", "log.jsonl:1: prompt_token_ids is missing"),
+        (without_ids, "", "log.jsonl:1: no token ids"),
     ],
 )
 def test_a_log_that_does_not_fit_the_run_is_refused(

@@ -101,7 +101,7 @@ def test_the_configs_of_large_pairs_make_their_plans(
     sets = [own.name for own in config.prompts.sets]
     run("demo", file, [*overrides(here, *sets), "pair.device_map=null"], plan=True)
     said = capsys.readouterr().out
-    assert all(f"pair: {own}: 41 records, 41 texts of up to" in said for own in sets)
+    assert all(f"pair: {own}: 20 prompts from {here / own}.jsonl" in said for own in sets)
     assert f"{len(config.sampling)} sampling settings x {config.data.texts} texts" in said
     assert sum(own.prompts or 480 for own in config.prompts.sets) == config.data.texts
 
