@@ -9,7 +9,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,33 +17,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from selector.actions import IID, Action, ActionSpace
+from selector.actions import IID, Action
 from selector.sampling import Sampling
 from selector.schema import FORMAT, FULL, LIGHT, MATCH, InputError
 
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
-SPACE = ActionSpace.default()
 UNCUT = Sampling()
 Array = NDArray[Any]
-# keys of the file that say how good the times are, and what they come from
-FOR_READERS = ("check", "matrices")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Seconds on a grid of two sizes, linear in between and constant beyond; ValueError or
-    TypeError for other data."""
+    """Seconds on a grid of two sizes, linear in between and constant beyond."""
 
     lengths: list[int]
     sizes: list[int]
     seconds: list[list[float]]  # [length][size]
-
-    def __post_init__(self) -> None:
-        check_grid(self.lengths)
-        check_grid(self.sizes)
-        whole = np.shape(self.seconds) == (len(self.lengths), len(self.sizes))
-        if not whole or min(map(number, chain.from_iterable(self.seconds))) < 0:
-            raise ValueError("every length and size needs a time, and none may be below 0")
 
     def at(self, length: float, size: float) -> float:
         if (length, size) not in self._known:
@@ -59,21 +47,6 @@ class Table:
     @cached_property
     def _known(self) -> dict[tuple[float, float], float]:
         return {}  # earlier answers: hundreds of actions share a few forward passes
-
-
-def check_grid(grid: Sequence[float]) -> None:
-    if not grid or any(b <= a for a, b in pairwise([-1, *grid])):
-        raise ValueError("sizes must ascend, from 0 on")
-
-
-def number(value: object) -> float:
-    """The value itself if it is a number of which sums are finite in float32; else TypeError or
-    ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is not a number")
-    if not abs(value) < 1e30:
-        raise ValueError(f"{value} is not finite, or too large")
-    return value
 
 
 FREE = Table.constant(0.0)
@@ -95,8 +68,7 @@ def along(grid: Sequence[float], values: Sequence[float], x: float, stepped: boo
 
 @dataclass(frozen=True)
 class Batches:
-    """Times of forward passes over several requests together; ValueError or TypeError for other
-    data."""
+    """Times of forward passes over several requests together."""
 
     sizes: list[int]  # batch sizes, ascending
     draft: list[Table]  # for each size, the draft's forward pass, by context length
@@ -104,14 +76,6 @@ class Batches:
     # for each size, the rest of a step, by context length and verified tokens with the root
     target: list[Table]
     stepped: bool  # as in `along`, for requests and for tokens
-
-    def __post_init__(self) -> None:
-        check_grid(self.sizes)
-        counts = {len(self.sizes), len(self.draft), len(self.drafting), len(self.target)}
-        if not self.sizes[0] or len(counts) > 1:
-            raise ValueError("every number of requests needs three tables")
-        if not isinstance(self.stepped, bool):
-            raise TypeError("stepped must be true or false")
 
     def at(self, batch: int, tokens: int) -> tuple[Table, Table, Table]:
         """The draft's forward pass, drafting once, and the rest of a step for a batch size, the
@@ -219,13 +183,11 @@ class LatencyProfile:
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
         """InputError where the file is missing, damaged, or of another format."""
-        profile = None
         try:
             values = json.loads(Path(path).read_text())
             file_format = values.pop("format")
             if file_format == FORMAT:  # a file of another format may have other keys
-                profile = cls._of_json(values)
-                profile._check()
+                return cls._of_json(values)
         except OSError as error:
             raise InputError(
                 f"{path}: no latency profile there: run the latency stage first"
@@ -234,17 +196,14 @@ class LatencyProfile:
             raise InputError(
                 f"{path}: not a latency profile: run the latency stage again"
             ) from error
-        if profile is None:
-            raise InputError(
-                f"{path}: format {file_format}; this program reads {FORMAT}: run the latency "
-                "stage again"
-            )
-        return profile
+        raise InputError(
+            f"{path}: format {file_format}; this program reads {FORMAT}: run the latency stage "
+            "again"
+        )
 
     @classmethod
     def _of_json(cls, values: dict[str, Any]) -> LatencyProfile:
-        for name in FOR_READERS:
-            values.pop(name, None)
+        values.pop("check", None)  # for who reads the file: how good the times are
         if not isinstance(values["drafting"], dict):
             values["drafting"] = {"lengths": [0], "sizes": [0], "seconds": [[values["drafting"]]]}
         for name in ("draft", "drafting", "target", "lag"):
@@ -258,20 +217,6 @@ class LatencyProfile:
                 batches[role] = [Table(**table) for table in batches[role]]
             values["batches"] = Batches(**batches)
         return cls(**values)
-
-    def _check(self) -> None:
-        numbers = [self.nucleus, *self.decide.values()]
-        for verification in self.verify.values():
-            numbers += verification
-        for rows in self.distinct.values():
-            numbers += chain.from_iterable(rows)
-        valid_numbers = min(map(number, numbers)) >= 0
-        shape = SPACE.max_K - 1, SPACE.max_L2
-        valid_shapes = all(np.shape(rows) == shape for rows in self.distinct.values())
-        names = self.device, self.pair, *self.weights
-        valid_names = all(isinstance(name, str) for name in names)
-        if not (valid_numbers and valid_shapes and valid_names):
-            raise ValueError("a number is below 0 or missing, or a name is not a string")
 
     def to_json(self) -> dict[str, object]:
         entries = {name: value for name, value in asdict(self).items() if value is not None}

@@ -28,10 +28,8 @@ from pipelines.config import Config, known_keys, load_config
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.run import read_record, record_path
 from selector.actions import Action, ActionSpace
-from selector.latency import LatencyProfile
 from selector.schema import InputError
 from tests.pipelines.small_logs import CLOCK, as_steps, record
-from tests.selector.synthetic import profile
 
 ROOT = Path(__file__).parents[1]
 MANY = settings(
@@ -167,14 +165,3 @@ def test_stage_files_and_manifests(value: Any) -> None:
         ):
             with at_worst_one_line():
                 assert isinstance(read(), dict)
-
-
-@MANY
-@given(st.data())
-def test_latency_profiles(data: st.DataObject) -> None:
-    """Read without a word, they answer with a number."""
-    with tried("latency.json", json.dumps(changed(profile().to_json(), data)).encode()) as path:
-        lengths_L, seconds_LA = LatencyProfile.load(path).table(
-            (Action(1, 4, 0), Action(2, 2, 3)), "traversal"
-        )
-        assert seconds_LA.isfinite().all() and len(lengths_L) >= 2

@@ -1,6 +1,7 @@
 """The trained network and its decisions in one scriptable module, which engines run.
 
-Legend: B roots, S modes, L context lengths, A actions, D hidden width, F scalars.
+Legend: B roots, S modes, T tables of step times, L context lengths, A actions, D hidden width,
+F scalars.
 """
 
 # Annotations are not postponed, because TorchScript reads those of a module's attributes as
@@ -10,20 +11,17 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from selector.actions import Action, ActionSpace
-from selector.decision import NETWORK, NEVER, LookupRule, Mode, of_batch
+from selector.actions import ActionSpace
+from selector.decision import NETWORK, NEVER, Mode, of_batch
 from selector.latency import LatencyProfile, interpolated_at
 from selector.sampling import FAR
 from selector.schema import EARLY, HIDDEN_STATES, LOG, TEXT
 from selector.train.module import SelectorModule
 
-NO_MATCH = 1 << 20  # longer than any match
 NO_LIMIT = 1 << 30  # longer than any text
 ANY_LEVEL = -1.0
 FARTHER = 1e3  # added to the distance of a mode that does not cover the setting
@@ -40,17 +38,17 @@ class DeployedSelector(nn.Module):
 
     settings_S3: Tensor  # `Mode.key`
     lengths_L: Tensor  # measured context lengths
-    # seconds of a step that is decided before the draft's forward pass over the root
-    early_SLA: Tensor
-    late_SLA: Tensor  # seconds of a step that is decided after it
+    # seconds of a step: for each mode of one that is decided before the draft's forward pass over
+    # the root, then of one that is decided after it
+    seconds_TLA: Tensor
     speed_S: Tensor
     rho_S: Tensor
     longest_S: Tensor  # the tokens of a text up to which the network decides
     allowed_SA: Tensor  # actions that it may choose
     late_S: Tensor  # 1 where the mode uses the draft's distributions, or a drafter's hits; else 0
     least_S: Tensor  # the shortest match for which the lookup rule applies
-    copied_SA: Tensor  # the lookup of the rule
-    static_SA: Tensor  # the static tree
+    lookup_S: Tensor  # position of the rule's lookup
+    static_S: Tensor  # position of the static tree
     level_S: Tensor  # position of the mode's level in `LOG.levels`, or `ANY_LEVEL`
     sums_SA: Tensor
     hidden_widths: list[int]
@@ -77,28 +75,20 @@ class DeployedSelector(nn.Module):
         self.far = list(FAR[:2])
         self.farther = FARTHER
         space = module.space
-
-        def times(mode: Mode, levels: Sequence[str]) -> tuple[Tensor, Tensor]:
-            return profile.at_batch(mode.batch).table(
-                space.actions, verifier, levels, mode.sampling
-            )
-
-        lengths = []
-        early_tables = []
+        self.actions = len(space)
+        tables = []
         for mode in modes:
+            times = profile.at_batch(mode.batch)
             first_levels = [level for level in mode.feature_levels if level in (TEXT, EARLY)]
-            lengths_L, early_LA = times(mode, first_levels)
-            lengths.append(lengths_L)
-            early_tables.append(early_LA)
-        for name, values in _by_mode(modes, space).items():
-            self.register_buffer(name, torch.tensor(values))
-        late_tables = []
-        for mode in modes:
-            _, late_LA = times(mode, mode.feature_levels)
-            late_tables.append(late_LA)
-        self.register_buffer("lengths_L", lengths[0])  # every mode has the same ones
-        self.register_buffer("early_SLA", torch.stack(early_tables))
-        self.register_buffer("late_SLA", torch.stack(late_tables))
+            for levels in (first_levels, mode.feature_levels):
+                # every mode has the same lengths
+                lengths_L, seconds_LA = times.table(space.actions, verifier, levels, mode.sampling)
+                tables.append(seconds_LA)
+        self.register_buffer("lengths_L", lengths_L)
+        self.register_buffer("seconds_TLA", torch.stack(tables))
+        rows = [_row(mode, space) for mode in modes]
+        for name in rows[0]:
+            self.register_buffer(name, torch.stack([row[name] for row in rows]))
         self.register_buffer("sums_SA", space.sums_SA.clone())
         self.eval()
 
@@ -153,13 +143,13 @@ class DeployedSelector(nn.Module):
         scores = self.network(scalars_BF, states, passed_B1)
         length_B = scalars_BF[:, self.length_at]
         decides_B1 = (length_B <= self.longest_S[at_B]).unsqueeze(-1)
-        copies_B1 = (scalars_BF[:, self.match_at] >= self.least_S[at_B]).unsqueeze(-1)
-        by_rule_BA = torch.where(copies_B1, self.copied_SA[at_B], self.static_SA[at_B])
+        copies_B = scalars_BF[:, self.match_at] >= self.least_S[at_B]
+        by_rule_B = torch.where(copies_B, self.lookup_S[at_B], self.static_S[at_B])
+        by_rule_BA = nn.functional.one_hot(by_rule_B, self.actions) > 0
         allowed_BA = torch.where(decides_B1 & ~beyond_B1, self.allowed_SA[at_B], by_rule_BA)
         if self.regressor:
-            early_BA = interpolated_at(self.early_SLA, self.lengths_L, at_B, length_B)
-            late_BA = interpolated_at(self.late_SLA, self.lengths_L, at_B, length_B)
-            seconds_BA = torch.where(passed_B1 > 0, late_BA, early_BA)
+            table_B = 2 * at_B + passed_B1[:, 0].long()
+            seconds_BA = interpolated_at(self.seconds_TLA, self.lengths_L, table_B, length_B)
             speed_B1, rho_B1 = self.speed_S[at_B].unsqueeze(-1), self.rho_S[at_B].unsqueeze(-1)
             efficiency_BA = 1 + scores.exp() @ self.sums_SA
             scores = net_tokens(efficiency_BA, seconds_BA, speed_B1, rho_B1, allowed_BA)
@@ -183,43 +173,28 @@ def net_tokens(
     return (efficiency_BA - price_B1 * seconds_BA).masked_fill(~allowed_BA, never)
 
 
-def _by_mode(modes: Sequence[Mode], space: ActionSpace) -> dict[str, list[Any]]:
-    # the contents of the buffers of `DeployedSelector` that are no times
-    rules = [mode.rule or LookupRule(NO_MATCH, 0) for mode in modes]
+def _row(mode: Mode, space: ActionSpace) -> dict[str, Tensor]:
+    # a mode's entries in the buffers of `DeployedSelector`
+    static = space.index(mode.action)
+    rule = mode.rule
+    longest = 0
+    if mode.decider == NETWORK:
+        longest = mode.longest or NO_LIMIT
+    allowed_A = torch.zeros(len(space), dtype=torch.bool)
+    allowed_A[torch.from_numpy(mode.positions(space))] = True
+    level = float(LOG.levels.index(mode.level)) if mode.level else ANY_LEVEL
     return {
-        "settings_S3": [mode.key for mode in modes],
-        "speed_S": [mode.speed for mode in modes],
-        "rho_S": [mode.rho for mode in modes],
-        "longest_S": [_longest(mode) for mode in modes],
-        "allowed_SA": [_allowed(mode, space) for mode in modes],
-        "late_S": [float(mode.sees_all) for mode in modes],
-        "least_S": [float(rule.least) for rule in rules],
-        "copied_SA": [_mask(rule.lookup, space) for rule in rules],
-        "static_SA": [_mask(mode.action, space) for mode in modes],
-        "level_S": [_level(mode) for mode in modes],
+        "settings_S3": torch.tensor(mode.key),
+        "speed_S": torch.tensor(mode.speed),
+        "rho_S": torch.tensor(mode.rho),
+        "longest_S": torch.tensor(float(longest)),
+        "allowed_SA": allowed_A,
+        "late_S": torch.tensor(float(mode.sees_all)),
+        "least_S": torch.tensor(float(rule.least if rule else 0)),
+        "lookup_S": torch.tensor(space.index(rule.lookup) if rule else static),
+        "static_S": torch.tensor(static),
+        "level_S": torch.tensor(level),
     }
-
-
-def _longest(mode: Mode) -> float:
-    if mode.decider != NETWORK:
-        return 0.0
-    return float(mode.longest) if mode.longest else float(NO_LIMIT)
-
-
-def _allowed(mode: Mode, space: ActionSpace) -> list[bool]:
-    allowed_A = np.zeros(len(space), bool)
-    allowed_A[mode.positions(space)] = True
-    return allowed_A.tolist()
-
-
-def _mask(chosen: Action, space: ActionSpace) -> list[bool]:
-    return [action == chosen for action in space]
-
-
-def _level(mode: Mode) -> float:
-    if not mode.level:
-        return ANY_LEVEL
-    return float(LOG.levels.index(mode.level))
 
 
 def load_script(folder: Path) -> torch.jit.ScriptModule:

@@ -150,29 +150,6 @@ def test_a_profile_with_batches_survives_the_file_and_one_of_a_single_request_ha
         single.at_batch(8)
 
 
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        {"sizes": [8, 1]},
-        {"sizes": [1]},
-        {"stepped": 1},
-        {"draft": 3},
-        {"more": 1},
-        {"light": 3.5e38},
-    ],
-)
-def test_damaged_parts_are_a_damaged_profile(spoilt: dict, tmp_path: Path) -> None:
-    values, place = (
-        read(tmp_path, timings(flat, (1, 8))).to_json(),
-        "decide" if "light" in spoilt else "batches",
-    )
-    (path := tmp_path / "latency.json").write_text(
-        json.dumps({**values, place: {**values[place], **spoilt}})
-    )
-    with pytest.raises(InputError, match=r"latency.json: not a latency profile"):
-        LatencyProfile.load(path)
-
-
 def test_predictions_that_miss_the_measured_steps_are_noticed() -> None:
     near, far = ([{"ratio": 1 + sign * share} for sign in (1, -1)] for share in (0.08, 0.16))
     assert unsteady([]) == unsteady(near) == ""
