@@ -113,14 +113,10 @@ def profile_of(
         rows = rows[rows["passes"] == 0]
     if rows.empty:
         raise InputError(f"{name}: no rows")
-    draft: list[Table] = []
-    drafting: list[Table] = []
-    target: list[Table] = []
+    tables: dict[int, tuple[Table, Table, Table]] = {}
     for batch, batch_rows in rows.groupby("batch"):
-        tables = _tables(batch_rows, f"{name}: batch {batch}", stepped, drafts)
-        draft.append(tables[0])
-        drafting.append(tables[1])
-        target.append(tables[2])
+        tables[int(batch)] = _tables(batch_rows, f"{name}: batch {batch}", stepped, drafts)
+    draft, drafting, target = map(list, zip(*tables.values(), strict=True))
     return LatencyProfile(
         device=f"an engine: {name}",
         pair=pair,
@@ -129,7 +125,7 @@ def profile_of(
         target=target[0],
         verify=dict.fromkeys(verifiers, Verification()),
         decide=dict.fromkeys(LEVELS, 0.0),
-        batches=Batches(sorted(set(rows["batch"].tolist())), draft, drafting, target, stepped),
+        batches=Batches(list(tables), draft, drafting, target, stepped),
     )
 
 
@@ -138,25 +134,21 @@ def _tables(
 ) -> tuple[Table, Table, Table]:
     """The seconds of the draft's passes, of drafting once, and of the rest of a step, for one batch
     size."""
-    lengths: list[int] = []
     draft_seconds: list[list[float]] = []
     once_seconds: list[list[float]] = []
-    timed: list[tuple[list[Any], list[float]]] = []
+    timed: dict[int, dict[float, float]] = {}
     for context, context_rows in rows.groupby("context"):
-        pass_seconds, once, seconds_by_size = _steps(
-            context_rows, f"{place}, context {context}", drafts
-        )
-        lengths.append(int(context))
+        pass_seconds, once, by_size = _steps(context_rows, f"{place}, context {context}", drafts)
         draft_seconds.append([pass_seconds])
         once_seconds.append([once])
-        timed.append((list(seconds_by_size), list(seconds_by_size.values())))
-    all_sizes: set[Any] = set()
-    for context_sizes, _ in timed:
-        all_sizes |= set(context_sizes)
-    sizes = sorted(all_sizes)
+        timed[int(context)] = by_size
+    sizes = sorted(set().union(*timed.values()))
     target_seconds: list[list[float]] = []
-    for sizes_and_seconds in timed:
-        target_seconds.append([along(*sizes_and_seconds, size, stepped) for size in sizes])
+    for by_size in timed.values():
+        grid = sorted(by_size)
+        values = [by_size[size] for size in grid]
+        target_seconds.append([along(grid, values, size, stepped) for size in sizes])
+    lengths = list(timed)
     return (
         Table(lengths, [1], draft_seconds),
         Table(lengths, [0], once_seconds),
@@ -164,7 +156,7 @@ def _tables(
     )
 
 
-def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, dict[Any, float]]:
+def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, dict[float, float]]:
     """Seconds of a draft pass, of drafting once per step, and of the rest of a step by verified
     tokens; the first two are 0 without a drafter. Rows without draft passes are taken as they are.
     The others are fitted by least squares,
@@ -173,87 +165,62 @@ def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, 
 
     without `once` where all rows have as many draft passes, or where it would be below 0.
     """
-    sizes = sorted(set(rows["verified"].tolist()) - {0})
-    if not sizes:
+    verifying = rows[rows["verified"] > 0]
+    if verifying.empty:
         raise InputError(f"{place}: no row verifies anything")
-    if sizes[0] < 1:
+    if verifying["verified"].min() < 1:
         raise InputError(f"{place}: a row verifies less than a token")
-    plain = rows[rows["passes"] == 0]
-    drafted = rows[rows["passes"] > 0]
-    target = plain[plain["verified"] > 0].groupby("verified")["seconds"].mean().to_dict()
-    unknown = [size for size in sizes if size not in target]
-    left = drafted["seconds"] - drafted["verified"].map(target).fillna(0)
-    fit = None
-    if drafts and drafted["passes"].nunique() > 1:
-        fit = _least_squares(drafted, left, unknown, drafts, with_once=True)
-    if fit is None:
-        fit = _least_squares(drafted, left, unknown, drafts, with_once=False)
+    plain = verifying[verifying["passes"] == 0]
+    target = plain.groupby("verified")["seconds"].mean().to_dict()
+    fit: dict[Any, float] | None = {"draft": 0.0}
+    if drafts:
+        drafted = rows[rows["passes"] > 0]
+        columns = pd.DataFrame({"draft": drafted["passes"], "once": 1.0})
+        for size in sorted(set(verifying["verified"]) - set(target)):
+            columns[size] = drafted["verified"] == size
+        left = drafted["seconds"] - drafted["verified"].map(target).fillna(0)
+        fit = _least_squares(columns, left)
+        if fit is None or fit["once"] < 0:
+            fit = _least_squares(columns.drop(columns="once"), left)
     if fit is None:
         raise InputError(
             f"{place}: drafting cannot be told from verification: add a row of 0 verified tokens"
         )
-    draft, once, unknown_seconds = fit
-    target |= dict(zip(unknown, unknown_seconds, strict=True))
+    draft = fit.pop("draft")
+    once = fit.pop("once", 0.0)
+    target |= fit
     if draft < -1e-12 or min(target.values()) < 1e-12:
         raise InputError(
             f"{place}: by least squares, a pass of the draft or the target takes no time"
         )
-    seconds_by_size = {}
-    for verified in sorted(target):
-        # means of tokens are seldom whole
-        size = verified if verified % 1 else int(verified)
-        seconds_by_size[size] = target[verified]
-    return max(0.0, draft), once, seconds_by_size
+    return max(0.0, draft), once, target
 
 
-def _least_squares(
-    drafted: pd.DataFrame, left: pd.Series, unknown: list[float], drafts: bool, with_once: bool
-) -> tuple[float, float, list[float]] | None:
-    """Seconds of a draft pass, of drafting once per step, and of the rest of a step by the
-    `unknown` numbers of verified tokens, fitted to what is `left` of the steps' times; None where
-    they are not determined, or `once` would be below 0."""
-    columns = []
-    if drafts:
-        columns.append(drafted["passes"])
-    if with_once:
-        columns.append(drafted["passes"] > 0)
-    constants = len(columns)
-    columns += [drafted["verified"] == size for size in unknown]
-    if not columns:
-        return 0.0, 0.0, []
-    matrix = np.stack(columns, axis=1).astype(float)
-    solution, _, rank, _ = np.linalg.lstsq(matrix, left.to_numpy())
-    if rank < len(columns):
+def _least_squares(columns: pd.DataFrame, left: pd.Series) -> dict[Any, float] | None:
+    """The weights of the columns whose sum is nearest to `left`; None where they are not
+    determined."""
+    solution, _, rank, _ = np.linalg.lstsq(columns.to_numpy(float), left.to_numpy(float))
+    if rank < columns.shape[1]:
         return None
-    draft = once = 0.0
-    if drafts:
-        draft = float(solution[0])
-    if with_once:
-        once = float(solution[1])
-    if once < 0:
-        return None
-    return draft, once, solution[constants:].tolist()
+    return dict(zip(columns.columns, solution.tolist(), strict=True))
 
 
 def misfit(rows: pd.DataFrame, profile: LatencyProfile) -> str:
     """A remark on the row that the profile misses most, empty where that is little."""
     worst = 0.0
-    worst_row = ""
-    profiles = {batch: profile.at_batch(batch) for batch in rows["batch"].unique().tolist()}
-    for row in rows[rows["verified"] > 0].itertuples(index=False):
-        batch_profile = profiles[row.batch]
-        length = row.context
-        predicted = batch_profile.target.at(length, row.verified)
-        if row.passes > 0:
-            predicted += batch_profile.drafting.at(length, 0)
-            predicted += row.passes * batch_profile.draft.at(length, 1)
-        error = abs(predicted / row.seconds - 1)
-        if error > worst:
-            worst = error
-            worst_row = (
-                f"batch {row.batch}, context {length}, {row.verified:g} verified, {row.passes} "
-                "passes"
-            )
-    if worst > MISFIT:
-        return f"the step times miss a row by {worst:.1%}, the most ({worst_row})"
-    return ""
+    remark = ""
+    for batch, batch_rows in rows[rows["verified"] > 0].groupby("batch"):
+        batch_profile = profile.at_batch(batch)
+        for row in batch_rows.itertuples(index=False):
+            predicted = batch_profile.target.at(row.context, row.verified)
+            if row.passes > 0:
+                predicted += batch_profile.drafting.at(row.context, 0)
+                predicted += row.passes * batch_profile.draft.at(row.context, 1)
+            error = abs(predicted / row.seconds - 1)
+            if error > max(worst, MISFIT):
+                worst = error
+                remark = (
+                    f"the step times miss a row by {error:.1%}, the most (batch {batch}, context "
+                    f"{row.context}, {row.verified:g} verified, {row.passes} passes)"
+                )
+    return remark
