@@ -47,9 +47,8 @@ LAGS = (0, 1, 4, 16)
 THOUSAND = 1000.0  # tokens of context
 
 
-def device_name(device: str, dtype: str, threads: int | None = None) -> str:
-    """The key of measured times: the processor, the number of CPU threads (torch's choice if None),
-    the dtype."""
+def device_name(device: str, dtype: str) -> str:
+    """The key of measured times: the processor, the number of CPU threads, the dtype."""
     device = resolve_device(device)
     if device.startswith("cuda"):
         return f"{torch.cuda.get_device_name(device)}, {dtype}"
@@ -60,7 +59,7 @@ def device_name(device: str, dtype: str, threads: int | None = None) -> str:
         processor = name[1].strip()
     else:
         processor = platform.processor() or platform.machine()
-    threads = threads or torch.get_num_threads()
+    threads = torch.get_num_threads()
     unit = "threads" if threads > 1 else "thread"
     return f"{processor}, {threads} {unit}, {dtype}"
 

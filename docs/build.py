@@ -49,7 +49,8 @@ def configuration(
             if default is None and field.is_required()
             else f"`{_escaped(json.dumps(value, default=str))}`"
         )
-        lines.append(f"| `{prefix}{key}` | {shown} | {_escaped(field.description or '')} |\n")
+        description = _escaped(" ".join((field.description or "").split()))
+        lines.append(f"| `{prefix}{key}` | {shown} | {description} |\n")
     title = f"\n## {f'`{section}`' if section else 'The run'}\n\n{inspect.getdoc(model)}\n"
     table = ["\n| key | default | meaning |\n|---|---|---|\n", *lines] if lines else []
     return "".join([title if section else CONFIGURATION + title, *table, *inner])

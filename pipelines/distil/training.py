@@ -31,7 +31,6 @@ from transformers import PreTrainedModel
 
 from data_gen.models.distilled import stored_weights
 from data_gen.models.pair import CachedModel, scored
-from pipelines.config import Config, Distil
 from pipelines.distil.texts import Sampled, Sequences
 from pipelines.train.fitting import fit
 
@@ -39,6 +38,8 @@ LONGEST = 32  # drafted tokens of the longest chain that `speed` looks at
 TIMED = 15  # forward passes that are timed
 BEHIND = 200  # the tokens before them
 EVERY = 100  # steps between checkpoints
+SEQUENCES = 8  # of one optimiser step
+RATE = 1e-2  # peak learning rate
 WEIGHT_DECAY = 0.01
 MOMENTUM = 0.95
 WARM_UP = 0.05  # share of the steps
@@ -84,11 +85,11 @@ class Batches(Sampler[list[int]]):
     """The sequences of every step: all of them in another order in each pass. The first steps are
     left out where they are done."""
 
-    def __init__(self, sequences: int, steps: int, size: int, done: int) -> None:
+    def __init__(self, sequences: int, steps: int, done: int) -> None:
         generator = torch.Generator().manual_seed(0)
-        passes = math.ceil(steps * size / sequences)
+        passes = math.ceil(steps * SEQUENCES / sequences)
         orders = [torch.randperm(sequences, generator=generator) for _ in range(passes)]
-        self.batches: list[list[int]] = list(torch.cat(orders).split(size))[:steps]
+        self.batches: list[list[int]] = list(torch.cat(orders).split(SEQUENCES))[:steps]
         self.done = done
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -100,14 +101,13 @@ class Batches(Sampler[list[int]]):
 
 class DistilModule(pl.LightningModule):
     """A draft whose loss is the sum of cross-entropy and total variation. Muon trains its matrices,
-    with a linear warm-up to `rate` and a cosine. Embeddings, output layer, norms and biases stay
+    with a linear warm-up to `RATE` and a cosine. Embeddings, output layer, norms and biases stay
     the target's. It goes on from a checkpoint as if it had not been stopped."""
 
-    def __init__(self, draft: Any, data: Sequences, settings: Distil, steps: int) -> None:
+    def __init__(self, draft: Any, data: Sequences, steps: int) -> None:
         super().__init__()
         self.draft = draft
         self.data = data
-        self.settings = settings
         self.steps = steps
         self.strict_loading = False  # checkpoints leave out the target's weights
         draft.requires_grad_(False)
@@ -117,8 +117,7 @@ class DistilModule(pl.LightningModule):
                 self.matrices.append(weight.requires_grad_())
 
     def train_dataloader(self) -> DataLoader[Sampled]:
-        size = self.settings.sequences
-        batches = Batches(len(self.data), self.steps, size, done=self.global_step)
+        batches = Batches(len(self.data), self.steps, done=self.global_step)
         return DataLoader(self.data, batch_sampler=batches)
 
     def training_step(self, batch: Sampled) -> Tensor:
@@ -133,11 +132,10 @@ class DistilModule(pl.LightningModule):
         }
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        rate = self.settings.rate
-        optimizer = Muon(self.matrices, rate)
+        optimizer = Muon(self.matrices, RATE)
         warm = max(1, int(WARM_UP * self.steps))
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(
-            optimizer, max(1, self.steps - warm), LAST * rate
+            optimizer, max(1, self.steps - warm), LAST * RATE
         )
         first = torch.optim.lr_scheduler.LinearLR(optimizer, 1 / warm, 1.0, warm)
         schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, [first, cosine], [warm])
@@ -195,7 +193,6 @@ def loss_and_gradient(
 
 
 def train(
-    config: Config,
     draft: PreTrainedModel,
     data: Sequences,
     steps: int,
@@ -207,7 +204,7 @@ def train(
     gets the curves."""
     last = folder / "last.ckpt"
     fit(
-        DistilModule(draft, data, config.distil, steps),
+        DistilModule(draft, data, steps),
         run_id,
         [ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_train_steps=EVERY)],
         {"ckpt_path": last if last.exists() else None, "weights_only": False},

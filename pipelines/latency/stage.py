@@ -81,7 +81,7 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
     path = profile_path(config)
     verify(config, "latency")
     profile = LatencyProfile.load(path)
-    device = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    device = timing.device_name(config.pair.device, config.pair.dtype)
     if profile.device != device and source_of(config).decodes:
         raise InputError(
             f"{path} was measured on {profile.device}; this is {device}: "
@@ -233,7 +233,7 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
     path = config.latency.timings
     if path is not None and not source.decodes:
         return timings.stage_of(config, "latency", path, source.fingerprint, profile_path(config))
-    device = timing.device_name(config.pair.device, config.pair.dtype, config.pair.threads)
+    device = timing.device_name(config.pair.device, config.pair.dtype)
     if pair is None:
         pair = source.fingerprint
     depends = {

@@ -142,7 +142,7 @@ def _tables(
         draft_seconds.append([pass_seconds])
         once_seconds.append([once])
         timed[int(context)] = by_size
-    sizes = sorted(set().union(*timed.values()))
+    sizes: list[Any] = sorted(set().union(*timed.values()))  # means of tokens are seldom whole
     target_seconds: list[list[float]] = []
     for by_size in timed.values():
         grid = sorted(by_size)

@@ -11,8 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from data_gen.models.checkpoints import load_tokenizer, text_config
 from data_gen.models.gguf import resolved
 from data_gen.models.pair import ModelPair
@@ -57,11 +55,9 @@ def pair_names(config: Config) -> tuple[str, str]:
 
 
 def load_pair(config: Config) -> ModelPair:
-    """The run's pair on the configured device, with the configured number of threads. InputError
-    where it is missing, does not load, has too short a context, or computes token trees wrongly."""
+    """The run's pair on the configured device. InputError where it is missing, does not load, has
+    too short a context, or computes token trees wrongly."""
     settings = config.pair
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     pair = ModelPair.load(*pair_names(config), settings.device, settings.dtype, settings.device_map)
     needed = config.prompts.tokens + config.data.tokens + BEYOND + DEPTH
     available = pair.max_positions

@@ -47,9 +47,7 @@ def module_of(
     """An untrained module: a regressor with the network of `config.train`, or a policy with the
     paper's. `further` arguments are those of `SelectorModule`."""
     pl.seed_everything(config.seed, verbose=False)
-    rate = config.train.learning_rate
-    if rate is None:
-        rate = min(FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5)
+    rate = min(FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5)
     network = config.train.network if objective == "regressor" else POLICY_NETWORK
     return SelectorModule(objective, level, hidden_widths, network, rate, **further)
 

@@ -80,8 +80,6 @@ def _train(
 ) -> dict[str, Any]:
     source = source_of(config)
     is_dense = source.is_dense
-    rate = config.train.learning_rate
-    remark = "" if rate is None else f", rate {rate:g}"
     with mlflow_run(config, "train") as mlflow:
         log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
@@ -96,7 +94,7 @@ def _train(
         selectors: dict[str, dict[str, Any]] = {}
         for objective, level in source.selectors:
             name = _name_of(objective, level)
-            with mlflow.start_run(run_name=f"train-{name}{remark}", nested=True) as nested:
+            with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
                 log_traces(mlflow, traces_folder(config), OWN)
                 run_id = nested.info.run_id
                 module = _untrained(config, objective, level, splits["train"])

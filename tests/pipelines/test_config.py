@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from data_gen.traces import flat
 from pipelines.cli import SIZES
 from pipelines.config import Config, in_small, load_config
-from pipelines.data.recorded import depends
-from pipelines.train.fitting import module_of
+from pipelines.pair.models import PairSource
 from selector.schema import InputError
 from tests.pipelines.runs import ROOT, demo_config, write_lines
 
@@ -136,12 +136,6 @@ def test_every_target_has_a_draft_of_its_own(pair: dict[str, str]) -> None:
     assert config.pair.draft == pair.get("draft", "smollm2")
 
 
-@pytest.mark.parametrize(("own", "used"), [("null", 3e-3), ("0.5", 0.5)])
-def test_the_learning_rate_is_the_one_that_is_set(own: str, used: float) -> None:
-    module = module_of(demo_config(f"train.learning_rate={own}"), "regressor", "light", [])
-    assert module.hparams["learning_rate"] == used
-
-
 @pytest.mark.parametrize(("level", "same"), [("light", True), ("full", False)])
 def test_the_stride_of_training_makes_no_traces_anew(
     level: str, same: bool, tmp_path: Path
@@ -151,5 +145,7 @@ def test_the_stride_of_training_makes_no_traces_anew(
         tmp_path / "prompts.jsonl", ({"text": f"prompt number {n}"} for n in range(40))
     )
     keys = [f"data.features={level}", f"prompts.file={file}"]
-    one, two = (depends(demo_config(*keys, f"data.stride={n}"), "pair") for n in (1, 2))
-    assert (one == two) is same
+    one, two = (PairSource(demo_config(*keys, f"data.stride={n}")) for n in (1, 2))
+    for source in (one, two):
+        source.pair = SimpleNamespace(fingerprint="pair")
+    assert (one.depends() == two.depends()) is same

@@ -30,7 +30,7 @@ from tests.pipelines.runs import SMALL, demo_config, espalier, outcome, patch, s
 
 SHARDS = 2 * (7 + 2 + 3)  # texts of the three splits under both settings, one a shard
 TRACES = Path("runs/demo/traces")
-FEW = [*SMALL, "pair.threads=1", "data.texts=12", "data.tokens=16", "data.texts_per_shard=1"]
+FEW = [*SMALL, "data.texts=12", "data.tokens=16", "data.texts_per_shard=1"]
 FEW += ["sampling=[{temperature: 0.7}, {temperature: 1.0}]"]
 SPACE = ActionSpace.recorded()
 

@@ -50,7 +50,6 @@ SMALL = [
     "distil.batch=8",
     "distil.tokens=3840",
     "distil.passes=2",
-    "distil.rate=0.003",
 ]
 DISTIL = Path("runs/demo/distil")
 WEIGHTS = DISTIL / "draft" / "model.safetensors"
