@@ -203,7 +203,8 @@ class LatencyProfile:
 
     @classmethod
     def _of_json(cls, values: dict[str, Any]) -> LatencyProfile:
-        values.pop("check", None)  # for who reads the file: how good the times are
+        for name in ("check", "matrices"):  # for who reads the file: how good the times are, and why
+            values.pop(name, None)
         if not isinstance(values["drafting"], dict):
             values["drafting"] = {"lengths": [0], "sizes": [0], "seconds": [[values["drafting"]]]}
         for name in ("draft", "drafting", "target", "lag"):

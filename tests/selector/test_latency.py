@@ -134,7 +134,7 @@ def test_a_profile_survives_the_file(tmp_path: Path) -> None:
     lag, distinct = Table([0], [0, 4], [[0.0, 1e-3]]), {"T=0": [[1.0] * 8] * 3}
     whole = replace(profile(), drafting=Table.constant(1e-4), lag=lag, distinct=distinct)
     for own in (profile(), whole):
-        path.write_text(json.dumps({**own.to_json(), "check": []}))
+        path.write_text(json.dumps({**own.to_json(), "check": [], "matrices": []}))
         assert LatencyProfile.load(path) == own
 
 
