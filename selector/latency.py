@@ -203,7 +203,7 @@ class LatencyProfile:
 
     @classmethod
     def _of_json(cls, values: dict[str, Any]) -> LatencyProfile:
-        for name in ("check", "matrices"):  # for who reads the file: how good the times are, and why
+        for name in ("check", "matrices"):  # for who reads the file
             values.pop(name, None)
         if not isinstance(values["drafting"], dict):
             values["drafting"] = {"lengths": [0], "sizes": [0], "seconds": [[values["drafting"]]]}
