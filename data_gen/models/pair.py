@@ -283,15 +283,15 @@ def widen(model: Any, size: int) -> list[RemovableHandle]:
     """Let a model score `size` tokens, minus infinity for those beyond its table. As an input, such
     a token is read as the table's last one. The returned hooks, which are context managers, undo
     it."""
-    missing = size - scored(model)
-    rows = int(model.get_input_embeddings().weight.shape[0])
-    if missing <= 0:
+    if size <= scored(model):
         return []
+    rows = int(model.get_input_embeddings().weight.shape[0])
 
     def within(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (inputs[0].clamp(max=rows - 1), *inputs[1:])
 
     def fill_up(_: Any, inputs: Any, output: Any) -> Any:
+        missing = size - output.logits.shape[-1]  # 0 where another hook has filled it up
         output.logits = pad(output.logits, (0, missing), value=float("-inf"))
         return output
 

@@ -18,8 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data_gen.models import gguf
-from data_gen.models.gguf import cache_folder, resolved
-from data_gen.models.pair import ModelPair
+from data_gen.models.gguf import resolved
 from selector.schema import InputError
 from tests.data_gen.gguf_files import TEMPLATE, TEXT, VOCABULARY, byte_level, random_model, write
 
@@ -119,16 +118,6 @@ def test_a_full_disk(tiny: Path, cache: Path, most: int, capfd: pytest.CaptureFi
     assert Path(resolved(str(tiny), "target")).is_dir()
 
 
-def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("ESPALIER_CACHE", ""), ("XDG_CACHE_HOME", ""), ("HOME", "/home/me")):
-        monkeypatch.setenv(name, value)
-    assert cache_folder() == Path("/home/me/.cache/espalier")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_folder() == Path("/caches/espalier")
-    monkeypatch.setenv("ESPALIER_CACHE", "own")
-    assert cache_folder() == Path.cwd() / "own"
-
-
 def stretched(writer: library.GGUFWriter) -> None:
     writer.add_rope_scaling_type(library.RopeScalingType.YARN)
     writer.add_rope_scaling_factor(4.0)
@@ -200,17 +189,6 @@ def test_a_wheel_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         InputError, match=r"^pair\.draft: smollm2 is not installed: pip install .*no-such-wheel"
     ):
         resolved("smollm2", "draft")
-
-
-def test_a_pair_of_files(tmp_path: Path, cache: Path) -> None:
-    names = [
-        str(write(tmp_path / f"{tied}.gguf", random_model("llama", tied), "smollm"))
-        for tied in (False, True)
-    ]
-    pair = ModelPair.load(*names, device="cpu")
-    assert pair.names == (resolved(names[0], "target"), resolved(names[1], "draft"))
-    assert torch.equal(logits(pair.target), logits(random_model("llama")))
-    assert pair.fingerprint == ModelPair.load(*pair.names, device="cpu").fingerprint
 
 
 def test_smollm2() -> None:

@@ -9,14 +9,6 @@ from data_gen.models.sampling import Sampling, generation_arguments, probabiliti
 from data_gen.verification.distributions import sample
 
 
-def test_temperature_divides_logits() -> None:
-    logits = torch.tensor([[1.0, 2.0, 3.0]])
-    expected = (logits.double() / 0.5).softmax(-1)
-    assert torch.allclose(probabilities(logits, Sampling(0.5)).double(), expected, atol=1e-7)
-    assert torch.allclose(probabilities(logits.double(), Sampling(0.5)), expected, atol=1e-15)
-    assert probabilities(logits.bfloat16(), Sampling(0.5)).dtype == torch.float32
-
-
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (1.0, 4)])
 def test_the_nucleus_is_the_smallest_set_that_reaches_its_mass(top_p: float, kept: int) -> None:
     logits = torch.tensor([0.15, 0.5, 0.05, 0.3]).log()
@@ -26,6 +18,7 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_its_mass(top_p: float, kep
 
 
 SETTINGS = [
+    Sampling(0.5),
     Sampling(1.0, 0.9),
     Sampling(0.6, 0.95, top_k=20),  # as Qwen3 is deployed
     Sampling(1.3, 0.8, top_k=7, min_p=0.1),
@@ -47,6 +40,10 @@ def test_a_setting_is_what_transformers_makes_of_it(pair: ModelPair, sampling: S
     # sorted rows agree
     assert torch.allclose(ours.sort(-1).values, theirs.sort(-1).values, atol=1e-6)
     assert torch.allclose(ours[20:], theirs[20:], atol=1e-6)
+    assert probabilities(logits.bfloat16(), sampling).dtype == torch.float32
+    assert torch.allclose(
+        probabilities(logits.double(), sampling)[20:], ours[20:].double(), atol=1e-6
+    )
 
 
 def test_rows_are_filtered_alike_whatever_their_number_and_shape(
@@ -66,14 +63,6 @@ def test_what_the_draft_is_sampled_with() -> None:
     assert sampling.draft == Sampling(0.3, 0.9, 20, 0.1)
     assert sampling.draft.draft == sampling.draft
     assert str(sampling) == "T=0, top-k=20, top-p=0.9, min-p=0.1, draft T=0.3"
-
-
-def test_draws_never_have_probability_zero() -> None:
-    probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]], dtype=torch.float64)
-    drawn = sample(probs, 20_000, torch.Generator().manual_seed(1))
-    assert set(drawn.flatten().tolist()) == {1, 3}
-    share = (drawn == 1).double().mean()
-    assert abs(float(share) - 0.5) < 4.9 * 0.5 / 20_000**0.5  # two-sided false-alarm rate 1e-6
 
 
 def test_rounding_at_the_top_of_the_distribution_stays_inside(

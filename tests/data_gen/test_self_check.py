@@ -21,22 +21,6 @@ def test_these_families_are_right(family: str) -> None:
     assert check_model(model_of(family), family, LONGEST) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "family", ["Llama", "Mistral, sliding window", "Qwen 3, sliding window", "GPT-OSS", "GPT-2"]
-)
-def test_greedy_text_is_that_of_generate(family: str) -> None:
-    """The target drafts for itself, at a temperature: deep branches are accepted, and others are
-    not."""
-    # tied, they repeat what they read
-    model = model_of(family, max_position_embeddings=256, tie_word_embeddings=False)
-    with without_own_settings(model):
-        expected = generated(model, [5, 9, 7], 100)
-        sampling = Sampling(0, draft_temperature=0.08)
-        decoded = decode(nameless(model, model), Action(3, 2, 4), [5, 9, 7], 100, sampling)
-    assert decoded.tokens == expected
-    assert len(set(expected)) > 2 and max(step.accepted for step in decoded.steps) > 2
-
-
 @pytest.mark.parametrize("family", ["Qwen 3, sliding window", "Gemma 2", "Gemma 3, text"])
 def test_copies_and_trees_reach_over_the_window(family: str) -> None:
     """Copies of 16 tokens and trees of 8, on a text that repeats itself and is several windows
