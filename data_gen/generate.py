@@ -24,6 +24,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.cache_utils import DynamicCache, StaticCache
+from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
 from data_gen.decoding.decoder import Decoder
@@ -148,7 +149,7 @@ def speculative_generate(
     generation_config: GenerationConfig,
     draft_model: PreTrainedModel | None = None,
     selector: Selector | str | Path | Action | tuple[str, Action] | None = None,
-    text_streamer: Any = None,
+    text_streamer: BaseStreamer | None = None,
     **model_kwargs: Any,
 ) -> Tensor | SpeculativeOutput:
     """The decoding loop for `generate(custom_generate=speculative_generate, ..)`; int64 [1, T],
@@ -194,7 +195,7 @@ def _until_stopped(
     steps: Iterator[tuple[Step, list[int]]],
     prompt_1T: Tensor,
     criteria: StoppingCriteriaList,
-    streamer: Any,
+    streamer: BaseStreamer | None,
 ) -> tuple[Tensor, list[Step]]:
     if streamer is not None:
         streamer.put(prompt_1T.cpu())

@@ -35,9 +35,9 @@ class CachedDrafter:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._masks = TreeMasks(model.config)
-        self._place: dict[str, Any] = {}  # of a forward pass
+        self._rows = _Rows()
         layer_count = model.config.get_text_config().num_hidden_layers
-        self._cache = Cache(layers=[_Slots(self._place) for _ in range(layer_count)])
+        self._cache = Cache(layers=[_Slots(self._rows) for _ in range(layer_count)])
         self._seen: list[list[int]] = []  # by slot, the tokens whose keys and values it has
         self._order: list[int] = []  # slots, the longest unused one first
 
@@ -120,15 +120,14 @@ class CachedDrafter:
     def _pass(self, slots: list[int], fed: list[list[int]], ends: list[int]) -> list[int]:
         """The most probable tokens after equally many tokens of some slots, the last ones before
         `ends`."""
-        places = []
-        for row_tokens, end in zip(fed, ends, strict=True):
-            places.append(list(range(end - len(row_tokens), end)))
         device = self.model.device
         fed_BW = torch.tensor(fed, device=device)
-        places_BW = torch.tensor(places, device=device)
-        self._place["slots_B"] = torch.tensor(slots, device=device)
-        self._place["places_BW"] = places_BW
-        self._place["sizes"] = len(self._seen), max(ends)
+        before_W = torch.arange(-len(fed[0]), 0, device=device)
+        places_BW = torch.tensor(ends, device=device).unsqueeze(-1) + before_W
+        self._rows.slots_B = torch.tensor(slots, device=device)
+        self._rows.places_BW = places_BW
+        self._rows.slots = len(self._seen)
+        self._rows.length = max(ends)
         masks: Any = self._masks.causal(places_BW, max(ends), self.model.dtype)
         output = self.model(
             fed_BW,
@@ -142,30 +141,39 @@ class CachedDrafter:
         return tokens
 
 
+class _Rows:
+    """Where a forward pass writes and reads, for all layers."""
+
+    slots_B: Tensor  # of its requests
+    places_BW: Tensor  # of its tokens in their slots
+    slots: int  # of the cache
+    length: int  # of the longest of its texts
+
+
 class _Slots(StaticLayer):
     """Keys and values [S, H, C, D], which grow; transformers' own layer appends to all slots
     alike."""
 
-    def __init__(self, place: dict[str, Any]) -> None:
+    def __init__(self, rows: _Rows) -> None:
         super().__init__(max_cache_len=0)
-        self._place = place
+        self._rows = rows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        slots_B = self._place["slots_B"]
-        places_BW = self._place["places_BW"]
-        slots, length = self._place["sizes"]
+        rows = self._rows
         if not self.is_initialized:
             self.lazy_initialization(key_states[:0], value_states[:0])
         assert self.keys is not None and self.values is not None
-        whole_blocks = -(-length // BLOCK) * BLOCK
-        missing_slots = max(0, slots - len(self.keys))
+        whole_blocks = -(-rows.length // BLOCK) * BLOCK
+        missing_slots = max(0, rows.slots - len(self.keys))
         missing_rows = max(0, whole_blocks - self.keys.shape[2])
         if missing_slots > 0 or missing_rows > 0:
             padding = 0, 0, 0, missing_rows, 0, 0, 0, missing_slots  # the last axis comes first
             self.keys = pad(self.keys, padding)
             self.values = pad(self.values, padding)
-        for stored, new in ((self.keys, key_states), (self.values, value_states)):
-            stored[slots_B.unsqueeze(-1), :, places_BW] = new.transpose(1, 2)
-        return self.keys[slots_B, :, :length], self.values[slots_B, :, :length]
+        slots_B1 = rows.slots_B.unsqueeze(-1)
+        self.keys[slots_B1, :, rows.places_BW] = key_states.transpose(1, 2)
+        self.values[slots_B1, :, rows.places_BW] = value_states.transpose(1, 2)
+        texts = rows.slots_B, slice(None), slice(rows.length)
+        return self.keys[texts], self.values[texts]

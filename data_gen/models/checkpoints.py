@@ -130,11 +130,10 @@ def weights_of(model: PreTrainedModel) -> str:
 def known_weights_of(model: PreTrainedModel) -> str:
     """`weights_of` a model, remembered until its files or, by an operation of torch, its weights
     change."""
-    recalled = recall(model, WEIGHTS)
-    if isinstance(recalled, str):
-        return recalled
-    digest = weights_of(model)
-    remember(model, WEIGHTS, digest)
+    digest: str | None = recall(model, WEIGHTS)
+    if digest is None:
+        digest = weights_of(model)
+        remember(model, WEIGHTS, digest)
     return digest
 
 

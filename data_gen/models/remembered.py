@@ -34,8 +34,8 @@ class Origin(NamedTuple):
 
 
 _origins: weakref.WeakKeyDictionary[Any, Origin] = weakref.WeakKeyDictionary()
-# in this process
-_here: weakref.WeakKeyDictionary[Any, tuple[str, dict[str, Any]]] = weakref.WeakKeyDictionary()
+# what is known in this process, by the model as it is (`_as_it_is`)
+_entries: weakref.WeakKeyDictionary[Any, dict[str, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
 
 def cache_folder() -> Path:
@@ -77,36 +77,33 @@ def _version(package: str) -> str:
 
 def recall(model: Any, key: str) -> Any:
     """What is remembered of a model under a key; None for nothing."""
-    entries = _known_here(model)
-    if key in entries:
-        return entries[key]
-    path = _path(model)
-    if path is None:
-        return None
-    return _read(path).get(key)
+    return _entries_of(model).get(key)
 
 
 def remember(model: Any, key: str, value: Any) -> None:
     """Remember a JSON value, for later processes, too, if the model's files are known; an
     unwritable cache only costs time."""
-    entries = {**_known_here(model), key: value}
-    _here[model] = _as_it_is(model), entries
+    _entries_of(model)[key] = value
     path = _path(model)
     if path:
         with suppress(InputError), atomically(path) as partial:
             partial.write_text(json.dumps({**_read(path), key: value}))
 
 
-def _known_here(model: Any) -> dict[str, Any]:
-    snapshot, entries = _here.get(model, ("", {}))
-    return entries if snapshot == _as_it_is(model) else {}
+def _entries_of(model: Any) -> dict[str, Any]:
+    by_state = _entries.setdefault(model, {})
+    state = _as_it_is(model)
+    if state not in by_state:
+        path = _path(model)
+        by_state[state] = _read(path) if path else {}
+    return by_state[state]
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
+    entries: dict[str, Any] = {}
+    with suppress(OSError, ValueError):  # there is none, or it is damaged
         entries = json.loads(path.read_text())
-        return entries if isinstance(entries, dict) else {}
-    return {}
+    return entries
 
 
 def _path(model: Any) -> Path | None:

@@ -73,8 +73,7 @@ def check_model(model: Any, name: str, longest: int) -> float:
 def check_once(model: Any, name: str, longest: int) -> None:
     """`check_model`, unless the model has passed it, in an earlier process, too, for texts of this
     length or longer."""
-    passed = recall(model, CHECKED)
-    if not isinstance(passed, int) or passed < longest:
+    if (recall(model, CHECKED) or 0) < longest:
         check_model(model, name, longest)
         remember(model, CHECKED, longest)
 

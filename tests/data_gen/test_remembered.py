@@ -121,7 +121,7 @@ def test_a_check_is_repeated_for_longer_texts_alone(
     assert asked == [40, 41]
 
 
-@pytest.mark.parametrize("damage", ["", "[1]", "{", '{"checked": "long"}'])
+@pytest.mark.parametrize("damage", ["", "{"])
 def test_a_damaged_entry_says_nothing(folder: Path, cache: Path, damage: str) -> None:
     model = loaded(folder)
     remember(model, "checked", 40)
