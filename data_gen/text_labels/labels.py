@@ -65,9 +65,10 @@ from data_gen.text_labels.siblings import Siblings
 from data_gen.text_labels.walks import Branches
 from data_gen.verification import get_verifier, styled
 from data_gen.verification.base import BottomUp, TopDown
-from data_gen.verification.distributions import SortedRows, divide, most_likely
+from data_gen.verification.distributions import divide, most_likely
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import FirstPath
+from data_gen.verification.ranking import SortedRows
 from selector.actions import GREEDY, IID, ActionSpace
 
 ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once
@@ -215,7 +216,13 @@ class TextLabeller:
         self._p.append(p_B)
         self._q.append(_normalised_at(q_BV, next_B))
         if self._styles:
-            self._rows = SortedRows(p_BV, q_BV, self._rows, self._waiting, self._draft_vocabulary_S)
+            p_PV = p_BV
+            q_PV = q_BV
+            if self._rows is not None:
+                since = len(self._rows.p_NV) - self._waiting
+                p_PV = torch.cat([self._rows.p_NV[since:], p_BV])
+                q_PV = torch.cat([self._rows.q_NV[since:], q_BV])
+            self._rows = SortedRows(p_PV, q_PV, self._draft_vocabulary_S)
             if GREEDY in self.space.styles:
                 logits_BV = None if draft_logits_BV is None else draft_logits_BV[: len(next_B)]
                 likely_BK = most_likely(q_BV, self.space.max_K, logits_BV)

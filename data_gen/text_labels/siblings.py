@@ -21,7 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from data_gen.verification.distributions import SortedRows, divide, invert, row_sums
+from data_gen.verification.distributions import divide, invert, row_sums
+from data_gen.verification.ranking import SortedRows
 
 
 class NextTokens(NamedTuple):

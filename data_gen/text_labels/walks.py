@@ -18,7 +18,8 @@ from torch import Tensor
 
 from data_gen.text_labels.acceptance import Acceptance
 from data_gen.text_labels.siblings import NextTokens, Siblings
-from data_gen.verification.distributions import SortedRows, divide
+from data_gen.verification.distributions import divide
+from data_gen.verification.ranking import SortedRows
 from selector.actions import GREEDY, ActionSpace
 
 

@@ -10,13 +10,8 @@ from data_gen.verification.base import BottomUp, Verdict, Verifier
 from data_gen.verification.greedy import Greedy, LiftedGreedy
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import Block, GreedyBlock, Naive, OnePath
-from data_gen.verification.selection import (
-    LiftedPriority,
-    LiftedSpecTr,
-    LiftedUniform,
-    Priority,
-    SpecTr,
-)
+from data_gen.verification.priority import LiftedPriority, Priority
+from data_gen.verification.selection import LiftedSpecTr, LiftedUniform, SpecTr
 from data_gen.verification.traversal import NSS, NaiveTree, SpecInfer, Traversal
 from selector.actions import GREEDY
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from data_gen.verification.distributions import Rows
+from data_gen.verification.ranking import in_rank_order
 from selector.actions import GREEDY, IID, STYLES, WITHOUT_REPLACEMENT
 
 LOG_STEP = 0.15  # of the quadrature over log t
@@ -40,9 +41,10 @@ def optimal_acceptance(
             return float(p_V[likely_V[:k]].sum())
         rest_V = p_V.index_fill(0, top_V, 0.0).minimum(off_V / off_V.sum())
         return float(p_V[top_V].sum() + rest_V.sum())
-    ranked = rows.ranked(node.nodes_M)
-    p_V = ranked.p_NV[0].flip(-1)  # in ascending p/q
-    q_V = ranked.q_NV[0].flip(-1)
+    (p_V,), (q_V,) = node.exact()
+    by_ratio_V = in_rank_order(node).rows.tokens_PS[0].flip(0)  # in ascending p/q
+    p_V = p_V[by_ratio_V]
+    q_V = q_V[by_ratio_V]
     drafted_V = q_V > 0
     p_V = p_V[drafted_V]
     q_V = q_V[drafted_V]

@@ -96,7 +96,8 @@ class Verifier(ABC):
         if not len(tree) == len(p_NV) == len(q_NV):
             counts = f"target has {len(p_NV)}, draft {len(q_NV)}"
             raise ValueError(f"a tree of {len(tree)} nodes needs as many rows; {counts}")
-        return self._verifier_law(tree, Rows(p_NV, q_NV))
+        inner_M = torch.tensor([n for n in range(len(tree)) if tree.children(n)], dtype=torch.int64)
+        return self._verifier_law(tree, Rows(p_NV, q_NV, inner_M))
 
     @abstractmethod
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw: ...

@@ -20,6 +20,7 @@ from torch import Tensor
 from data_gen.trees import DraftTree
 from data_gen.verification.base import BottomUp, TopDown, Verifier, VerifierLaw
 from data_gen.verification.distributions import Rows
+from data_gen.verification.ranking import in_rank_order
 from data_gen.verification.traversal import NaiveTree, Traversal
 from selector.actions import IID, WITHOUT_REPLACEMENT
 
@@ -44,7 +45,8 @@ class OnePath(Verifier):
         if replaced:
             q_NV = rows.q_NV.clone()
             q_NV[list(replaced)] = torch.stack(list(replaced.values())).to(q_NV.dtype)
-            rows = Rows(rows.p_NV, q_NV)
+            inner_M = torch.tensor([node for path in paths for node in path[:-1]])
+            rows = Rows(rows.p_NV, q_NV, inner_M)
         return self.chain._verifier_law(tree.along(paths), rows)
 
 
@@ -93,13 +95,13 @@ class GreedyBlock(OnePath):
         after = 0.0  # S of the prefix, in units of the prefix's own mass N - S
         while children := tree.children(nodes[-1]):
             node = rows.at(torch.tensor(nodes[-1:], device=rows.device))
-            ranked = rows.ranked(node.nodes_M)
-            places_V = ranked.places_NV[nodes[-1]].to(rows.device)
-            ranked_q_V = ranked.q_NV[nodes[-1]].to(rows.device)
-            _, q_MV = node.exact()
-            q_V = q_MV[0]
-            later_V = (ranked_q_V.flip(0).cumsum(0).flip(0) - ranked_q_V).clamp(min=0)
-            S_V = after + later_V[places_V]
+            sorted_rows = in_rank_order(node).rows
+            tokens_V = sorted_rows.tokens_PS[0]
+            later_V = torch.empty_like(sorted_rows.q_sum_PS[0, 1:])
+            later_V[tokens_V] = sorted_rows.q_sum_PS[0, -1] - sorted_rows.q_sum_PS[0, 1:]
+            places_V = tokens_V.argsort()
+            (q_V,) = node.exact()[1]
+            S_V = after + later_V.clamp(min=0)
             N_V = S_V + q_V
             # N^K - S^K up to a factor, without the cancellation that would lose tokens of tiny
             # probability

@@ -13,32 +13,19 @@ Bottom-up ("lifted"), `pi` gives the weights with which children are entered.
     for x in the children, in order:  go there with probability min(1, p(x) / (r q(x)))
     else  Y ~ (p - r q)+, normalised;  if Y is a child, go there;  else stop, Y is the extra token
 
-*Priority*, which is new here, comes close to optimal transport in one pass over the vocabulary. The
-first alive child in descending `m/q` is selected. At each node with k children:
+*Priority* is in `priority`.
 
-    A = 1
-    for x in the vocabulary, by descending m(x) / q(x):
-        a(x) = 1 if A^k - (A - q(x))^k <= m(x), else (A - (A^k - m(x))^(1/k)) / q(x)
-        A <- A - a(x) q(x)
-    each child is alive with probability a(x);  the first alive one in this order is selected
-    if none is alive, the extra token is drawn from m less the flow
-
-This loop is sequential, so it is compiled, and distributions on a GPU are copied to the host for
-it. Along a text many questions are equal, and they share one loop.
-
-Legend: M nodes taken at once (questions), N rows, V vocabulary (the priority rule's in rank order),
-k child-list entries, n quadrature nodes, or tokens that are asked for.
+Legend: M nodes taken at once (questions), V vocabulary, k child-list entries, n quadrature nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from data_gen.verification.base import BottomUp, Split, TopDown, left_over
@@ -50,35 +37,38 @@ from data_gen.verification.distributions import (
     is_copy,
     pooled,
 )
-from selector.jit import jit
-
-Array = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 MOST_STEPS = 100  # of `solve`; 3 or 4 are usual, and up to 20 where p and q agree on one token
 GPU_STEPS = 24  # on a GPU, where to read the size of a bracket costs more than another step
 ROUNDING = 16  # units in the last place to which sums over a vocabulary are known
-NOTHING = 1e-14  # of `A^k`: below this only rounding errors are left
 
 
 class Selection(NamedTuple):
-    alive_Mk: Tensor  # P(an entry is alive)
+    chosen_Mk: Tensor  # P(an entry is selected)
     flow_M: Tensor  # mass(F)
     left_Mk: Tensor  # (m - F) at the entries
+
+
+class Rule(Protocol):
+    def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+        """For k >= 2 entries."""
+
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        """`m - F`, [M, V] in any precision."""
 
 
 class TopDownRule(TopDown):
     """The selected child is yielded; if there is none, a draw from `p - F`, which may still be a
     child."""
 
-    rule: ClassVar[KSeq | FirstInRank]
+    rule: ClassVar[Rule]
 
     def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        alive_Mk, flow_M, left_Mk = self.rule.select(node, node.ones(), entries_Mk)
-        none_M1 = (1 - alive_Mk).prod(-1, keepdim=True)
+        chosen_Mk, flow_M, left_Mk = self.rule.select(node, node.ones(), entries_Mk)
+        none_M1 = (1 - chosen_Mk.sum(-1, keepdim=True)).clamp(min=0)
         share_Mk = divide(left_Mk, (1 - flow_M).unsqueeze(-1))
         landed_Mk = none_M1 * share_Mk.masked_fill(is_copy(entries_Mk), 0.0)
-        return pooled(self.rule.choose(node, alive_Mk, entries_Mk), entries_Mk) + landed_Mk
+        return pooled(chosen_Mk, entries_Mk) + landed_Mk
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         if entries_Mk.shape[-1] == 1:
@@ -90,12 +80,12 @@ class Lifted(BottomUp):
     """A rule, bottom-up: each distinct child is entered with `pi` over what the children before it
     have left."""
 
-    rule: ClassVar[KSeq | FirstInRank]
+    rule: ClassVar[Rule]
     visits_by_ratio: ClassVar[bool] = True  # otherwise in order of first appearance
 
     def split(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
-        alive_Mk, flow_M, _ = self.rule.select(node, weights_M, entries_Mk)
-        pi_Mk = pooled(self.rule.choose(node, alive_Mk, entries_Mk), entries_Mk)
+        chosen_Mk, flow_M, _ = self.rule.select(node, weights_M, entries_Mk)
+        pi_Mk = pooled(chosen_Mk, entries_Mk)
         final_M = left_over(weights_M, flow_M)
         if not self.visits_by_ratio:
             return Split(entry_weights(pi_Mk), final_M)
@@ -133,7 +123,7 @@ class KSeq:
         m_Mk = weights_M.unsqueeze(-1) * p_Mk
         a_Mk = divide(m_Mk, r_M.unsqueeze(-1) * q_Mk).clamp_(max=1)
         left_Mk = (m_Mk - f_M.unsqueeze(-1) * a_Mk * q_Mk).clamp(min=0)
-        return Selection(a_Mk, f_M * alive_M, left_Mk)
+        return Selection(self.shares(a_Mk), f_M * alive_M, left_Mk)
 
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
         r_M, f_M, _ = solve(node, weights_M, entries_Mk.shape[-1])
@@ -142,9 +132,6 @@ class KSeq:
         missed_M = (1 - divide(f_M, r_M)).clamp(min=0)
         below_MV = node.residual(weights_M, 0 * r_M) - above_MV
         return above_MV + missed_M.unsqueeze(-1).to(above_MV.dtype) * below_MV
-
-    def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
-        return self.shares(alive_Mk)
 
 
 def solve(node: NodeDistributions, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -215,116 +202,6 @@ def _quadrature(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return nodes_n, weights_n
 
 
-class FirstInRank:
-    """A token is alive with the largest probability for which its flow stays below `m`, given those
-    before it."""
-
-    def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
-        return self._at(node, weights_M, entries_Mk, entries_Mk.shape[-1])
-
-    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        all_V = torch.arange(node.rows.p_NV.shape[-1])
-        tokens_MV = all_V.expand(len(weights_M), -1)
-        return self._at(node, weights_M, tokens_MV, entries_Mk.shape[-1]).left_Mk
-
-    def _at(
-        self, node: NodeDistributions, weights_M: Tensor, tokens_Mn: Tensor, k: int
-    ) -> Selection:
-        nodes_M, host_weights_M, host_tokens_Mn = _on_host(node.nodes_M, weights_M, tokens_Mn)
-        order_M = np.lexsort((host_weights_M, nodes_M))  # the same questions stand together
-        arrays = _selected(
-            _on_host(*node.rows.ranked(node.nodes_M)),
-            nodes_M,
-            host_weights_M,
-            host_tokens_Mn,
-            k,
-            order_M,
-        )
-        return Selection(*(torch.from_numpy(array).to(node.rows.device) for array in arrays))
-
-    def choose(self, node: NodeDistributions, alive_Mk: Tensor, entries_Mk: Tensor) -> Tensor:
-        order_Mk = by_ratio(node, entries_Mk)
-        return torch.zeros_like(alive_Mk).scatter_(
-            -1, order_Mk, first_accepted(alive_Mk.gather(-1, order_Mk))
-        )
-
-
-def _on_host(*tensors: Tensor) -> tuple[NDArray, ...]:
-    return tuple(tensor.cpu().contiguous().numpy() for tensor in tensors)
-
-
-@jit
-def _selected(
-    ranked: tuple[Array, ...],
-    nodes_M: Integers,
-    weights_M: Array,
-    tokens_Mn: Integers,
-    k: int,
-    order_M: Integers,
-) -> tuple[Array, Array, Array]:
-    places_NV, p_NV, q_NV = ranked
-    alive_Mn, left_Mn, flow_M = (
-        np.empty(tokens_Mn.shape),
-        np.empty(tokens_Mn.shape),
-        np.empty(len(nodes_M)),
-    )
-    alive_V, flow_V = np.empty(p_NV.shape[1]), np.empty(p_NV.shape[1])
-    flow, previous = 0.0, -1
-    for m in order_M:
-        node, weight = nodes_M[m], weights_M[m]
-        if previous < 0 or node != nodes_M[previous] or weight != weights_M[previous]:
-            flow = _scan(p_NV[node], q_NV[node], weight, k, alive_V, flow_V)
-        flow_M[m], previous = flow, m
-        for i in range(tokens_Mn.shape[1]):
-            rank = places_NV[node, tokens_Mn[m, i]]
-            alive_Mn[m, i] = alive_V[rank]
-            left_Mn[m, i] = max(weight * p_NV[node, rank] - flow_V[rank], 0.0)
-    return alive_Mn, flow_M, left_Mn
-
-
-@jit
-def _scan(p_V: Array, q_V: Array, weight: float, k: int, alive_V: Array, flow_V: Array) -> float:
-    """Write P(a draw of the token is alive) and the token's flow for k drafts, in rank order;
-    return the whole flow.
-
-    `A` is one minus the alive mass of the tokens so far, and `rest` is `A^k`. A token that is
-    always alive takes `q` from `A`; one whose target is the limit takes `m` from `A^k`, and a run
-    of these is summed there. A token that the scan does not reach is never alive, which is
-    lossless, too: once `A^k` is lost in rounding, nothing is left.
-    """
-    alive_V[:], flow_V[:] = 0.0, 0.0
-    A, rest, total = 1.0, 1.0, 0.0
-    least, limited = NOTHING ** (1 / k), False
-    for n in range(len(q_V)):
-        q, m = q_V[n], weight * p_V[n]
-        if min(q, m) <= 0 or least >= A:  # nor are later ones drafted, or alive
-            break
-        # A^k - (A - q)^k, the flow if always alive
-        always = min(q, A) * _powers(A, max(A - q, 0.0), k)
-        if always <= m:
-            limited = False
-            alive_V[n], flow_V[n] = 1.0, always
-            A = max(A - q, 0.0)
-        else:
-            if not limited:
-                limited, rest = True, A**k
-            rest = max(rest - m, 0.0)
-            after = rest ** (1 / k)
-            alive_V[n], flow_V[n] = min(m / (q * _powers(A, after, k)), 1.0), m
-            A = after
-        total += flow_V[n]
-    return total
-
-
-@jit
-def _powers(a: float, b: float, k: int) -> float:
-    total = last = 1.0
-    for _ in range(k - 1):
-        last *= b
-        total = total * a + last
-    return total
-
-
 class SpecTr(TopDownRule):
     name = "spectr"
     rule = KSeq()
@@ -346,13 +223,3 @@ class LiftedUniform(Lifted):
 
     name = "lifted_uniform"
     rule = KSeq(any_alive)
-
-
-class Priority(TopDownRule):
-    name = "priority"
-    rule = FirstInRank()
-
-
-class LiftedPriority(Lifted):
-    name = "lifted_priority"
-    rule = FirstInRank()

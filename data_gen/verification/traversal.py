@@ -128,7 +128,7 @@ class Traversal(BottomUp):
         a_Mr, b_Mr, w_Mr = rejections(node, weights_M, steps_Mk)
         p_Mk, q_Mk = node.at(entries_Mk)
         left_Mk = (a_Mr[:, :-1] * p_Mk - b_Mr[:, :-1] * q_Mk).clamp(min=0)
-        entry_Mk = divide(w_Mr[:, :-1] * left_Mk, steps_Mk * q_Mk).clamp(max=1)
+        entry_Mk = divide(left_Mk, steps_Mk * q_Mk).clamp(max=1)
         return Split(entry_Mk.masked_fill_(is_copy(entries_Mk), 0.0), w_Mr[:, -1])
 
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
@@ -153,22 +153,23 @@ def draft_steps(node: NodeDistributions, entries_Mk: Tensor, style: str) -> Tens
 def rejections(
     node: NodeDistributions, w_M: Tensor, steps_Mk: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`a`, `b` and `w` of the targets `w p_i`, `p_i = (a p - b q)+`, before and after every
-    rejection, [M, k + 1] each.
+    """`a`, `b` and `w` of the targets `w p_i = (a p - b q)+` before and after every rejection,
+    [M, k + 1] each.
 
-    A rejection makes `w p_i` into `(w p_i - q_i)+`; from `w = 1` that is recursive rejection.
+    A rejection makes `w p_i` into `(w p_i - q_i)+`, times `w / S = 1 / (S + 1 - w)`; from `w = 1`
+    that is recursive rejection.
     """
-    a_M = torch.ones_like(w_M)
+    a_M = w_M
     b_M = torch.zeros_like(w_M)
     states = [(a_M, b_M, w_M)]
     for step_M in steps_Mk.unbind(-1):
-        a_M = w_M * a_M
-        b_M = w_M * b_M + step_M
+        b_M = b_M + step_M
         mass_M = node.excess(a_M, b_M)
-        a_M = divide(a_M, mass_M)
-        b_M = divide(b_M, mass_M)
-        # a weight of 1 stays 1: 1 - w vanishes, and the root must accept in the end
-        w_M = torch.where(w_M < 1, divide(mass_M, mass_M + 1 - w_M), w_M)
+        share_M = divide(torch.ones_like(w_M), mass_M + (1 - w_M))
+        a_M = a_M * share_M
+        b_M = b_M * share_M
+        # a weight of 1 stays 1, and the root must accept in the end
+        w_M = torch.where(w_M < 1, mass_M * share_M, 1.0)
         states.append((a_M, b_M, w_M))
     a_Mr, b_Mr, w_Mr = (torch.stack(column, dim=-1) for column in zip(*states, strict=True))
     return a_Mr, b_Mr, w_Mr

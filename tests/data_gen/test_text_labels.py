@@ -12,7 +12,8 @@ from torch import Tensor
 
 from data_gen.text_labels.labels import TextLabeller, label_text
 from data_gen.verification import VERIFIERS, get_verifier, styled
-from data_gen.verification.distributions import Rows, SortedRows
+from data_gen.verification.distributions import Rows
+from data_gen.verification.ranking import SortedRows
 from selector.actions import Action, ActionSpace
 from tests.data_gen.worlds import KINDS, World, normalised
 

@@ -1,0 +1,242 @@
+"""The priority rule, which is new here: close to optimal transport in one pass over the vocabulary.
+
+The first alive child in descending `m/q` is selected. At each node with k children:
+
+    A = 1
+    for x in the vocabulary, by descending m(x) / q(x):
+        a(x) = 1 if A^k - (A - q(x))^k <= m(x), else (A - (A^k - m(x))^(1/k)) / q(x)
+        A <- A - a(x) q(x)
+    each child is alive with probability a(x);  the first alive one in this order is selected
+    if none is alive, the extra token is drawn from m less the flow
+
+A token that is always alive (`a = 1`) takes `q` from `A`, and one whose target is the limit takes
+`m` from `A^k`. So a run of tokens that are treated alike needs nothing but the sums of their q and
+p, whatever their order. With prefix sums the pass goes over whole runs, whose ends it finds by
+bisection: at most a few hundred steps for any vocabulary. The flow of one draft of mass q,
+`A^k - (A - q)^k`, is concave in q and grows with A, and this tells when all tokens of a range are
+treated alike:
+
+    all are always alive  if  m/q >= k A^(k-1)  for the last one;
+    m limits all          if  m/q < (B^k - (B - Q)^k) / Q  for the first one, where Q is the mass of
+                          the range, and B the A after it if m limits all.
+
+The pass is compiled, and distributions on a GPU are copied to the host for it.
+
+Legend: M nodes taken at once (questions), P rows, V vocabulary, S tokens in order of rank, k
+child-list entries.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_gen.verification.distributions import Array, Integers, NodeDistributions
+from data_gen.verification.ranking import SortedDistributions, in_rank_order
+from data_gen.verification.selection import Lifted, Selection, TopDownRule
+from selector.jit import jit
+
+NOTHING = 1e-14  # of `A^k`: below this only rounding errors are left
+MARGIN = 1 + 1e-6  # float32 ratios, by which ranges are judged, are rounded
+
+Run = tuple[int, float, bool]  # the rank of its first token, A there, and whether m is the limit
+Row = tuple[Integers, Array, Array, Array]  # tokens, q/p, and the sums of p and q in order of rank
+
+
+class FirstInRank:
+    """A token is alive with the largest probability for which its flow stays below `m`, given those
+    before it."""
+
+    def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+        ranked = in_rank_order(node)
+        arrays = _selected(
+            _ranked_arrays(ranked),
+            _on_host(ranked.nodes_M, weights_M),
+            _on_host(entries_Mk, ranked.ratios(entries_Mk), *node.at(entries_Mk)),
+        )
+        return Selection(*(torch.from_numpy(array).to(node.rows.device) for array in arrays))
+
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
+        ranked = in_rank_order(node)
+        tokens_MS = ranked.rows.tokens_PS[ranked.nodes_M]
+        p_MV, q_MV = node.exact()
+        left_MS = _left(
+            _ranked_arrays(ranked),
+            _on_host(ranked.nodes_M, weights_M),
+            _on_host(p_MV.gather(-1, tokens_MS), q_MV.gather(-1, tokens_MS)),
+            entries_Mk.shape[-1],
+        )
+        # tokens that the draft cannot say keep their target
+        m_MV = weights_M.unsqueeze(-1) * p_MV
+        return m_MV.scatter_(-1, tokens_MS, torch.from_numpy(left_MS).to(node.rows.device))
+
+
+def _ranked_arrays(ranked: SortedDistributions) -> tuple[Array, ...]:
+    rows = ranked.rows
+    return _on_host(rows.tokens_PS, rows.ratio_PS, rows.p_sum_PS, rows.q_sum_PS)
+
+
+def _on_host(*tensors: Tensor) -> tuple[Array, ...]:
+    return tuple(tensor.cpu().contiguous().numpy() for tensor in tensors)
+
+
+@jit
+def _selected(
+    ranked: tuple[Array, ...], questions: tuple[Array, ...], entries: tuple[Array, ...]
+) -> tuple[Array, Array, Array]:
+    """P(an entry is the first alive one), the whole flow, and `m - F` at the entries."""
+    nodes_M, weights_M = questions
+    tokens_Mk, ratio_Mk, p_Mk, q_Mk = entries
+    k = tokens_Mk.shape[1]
+    chosen_Mk = np.ones(tokens_Mk.shape)
+    left_Mk = np.empty(tokens_Mk.shape)
+    flow_M = np.empty(len(nodes_M))
+    rank_k = np.empty(k, np.int64)
+    alive_k = np.empty(k)
+    for n in range(len(nodes_M)):
+        row = _row(ranked, nodes_M[n])
+        weight = weights_M[n]
+        runs, flow_M[n] = _runs(row, weight, k)
+        for i in range(k):
+            rank_k[i] = _rank(row, tokens_Mk[n, i], ratio_Mk[n, i])
+            m = weight * p_Mk[n, i]
+            alive_k[i], flow = _alive(runs, row, weight, k, rank_k[i], m, q_Mk[n, i])
+            left_Mk[n, i] = max(m - flow, 0.0)
+        for i in range(k):
+            chosen_Mk[n, i] = alive_k[i]
+            for j in range(k):
+                if rank_k[j] < rank_k[i] or (rank_k[j] == rank_k[i] and j < i):
+                    chosen_Mk[n, i] *= 1 - alive_k[j]
+    return chosen_Mk, flow_M, left_Mk
+
+
+@jit
+def _left(
+    ranked: tuple[Array, ...], questions: tuple[Array, ...], probs: tuple[Array, ...], k: int
+) -> Array:
+    """`m - F` of all tokens in order of rank, [M, S]."""
+    nodes_M, weights_M = questions
+    p_MS, q_MS = probs
+    left_MS = np.empty(p_MS.shape)
+    for n in range(len(nodes_M)):
+        row = _row(ranked, nodes_M[n])
+        runs, _ = _runs(row, weights_M[n], k)
+        for rank in range(p_MS.shape[1]):
+            m = weights_M[n] * p_MS[n, rank]
+            _, flow = _alive(runs, row, weights_M[n], k, rank, m, q_MS[n, rank])
+            left_MS[n, rank] = max(m - flow, 0.0)
+    return left_MS
+
+
+@jit
+def _row(ranked: tuple[Array, ...], node: int) -> Row:
+    tokens_PS, ratio_PS, p_sum_PS, q_sum_PS = ranked
+    return tokens_PS[node], ratio_PS[node], p_sum_PS[node], q_sum_PS[node]
+
+
+@jit
+def _runs(row: Row, weight: float, k: int) -> tuple[list[Run], float]:
+    """The runs of tokens that are treated alike, in order of rank, and the whole flow. Once `A^k`
+    is lost in rounding nothing is left, and no later token is alive, which is lossless, too."""
+    _, ratio_S, p_sum, q_sum = row
+    runs = [(0, 1.0, False)]
+    ranges = [(0, len(ratio_S))]
+    A = 1.0
+    while len(ranges) > 0:
+        begin, end = ranges.pop()
+        A = _before(begin, runs[-1], row, weight, k)
+        if A**k <= NOTHING:
+            runs.append((begin, 0.0, False))
+            break
+        M = weight * (p_sum[end] - p_sum[begin])
+        Q = q_sum[end] - q_sum[begin]
+        B = max(A**k - M, 0.0) ** (1 / k)
+        if end == begin + 1:
+            is_limited = _flow(A, Q, k) > M
+        elif weight >= MARGIN * k * A ** (k - 1) * ratio_S[end - 1]:
+            is_limited = False
+        elif MARGIN * weight * Q < _flow(B, Q, k) * ratio_S[begin]:
+            is_limited = True
+        else:
+            middle = (begin + end) // 2
+            ranges.append((middle, end))
+            ranges.append((begin, middle))
+            continue
+        if is_limited != runs[-1][2]:
+            runs.append((begin, A, is_limited))
+        A = _before(end, runs[-1], row, weight, k)
+    return runs, 1 - A**k
+
+
+@jit
+def _before(rank: int, run: Run, row: Row, weight: float, k: int) -> float:
+    """`A` before the token of that rank in the run, or after its last one."""
+    _, _, p_sum, q_sum = row
+    first, A, is_limited = run
+    if is_limited:
+        return max(A**k - weight * (p_sum[rank] - p_sum[first]), 0.0) ** (1 / k)
+    return max(A - (q_sum[rank] - q_sum[first]), 0.0)
+
+
+@jit
+def _flow(A: float, q: float, k: int) -> float:
+    """`A^k - (A - q)^k`, without cancellation."""
+    return min(q, A) * _powers(A, max(A - q, 0.0), k)
+
+
+@jit
+def _powers(a: float, b: float, k: int) -> float:
+    """`(a^k - b^k) / (a - b)`."""
+    total = last = 1.0
+    for _ in range(k - 1):
+        last *= b
+        total = total * a + last
+    return total
+
+
+@jit
+def _alive(
+    runs: list[Run], row: Row, weight: float, k: int, rank: int, m: float, q: float
+) -> tuple[float, float]:
+    """P(a draw of the token is alive), and the token's flow."""
+    r = len(runs) - 1
+    while runs[r][0] > rank:
+        r -= 1
+    A = _before(rank, runs[r], row, weight, k)
+    if A**k <= NOTHING or min(m, q) <= 0:
+        return 0.0, 0.0
+    if not runs[r][2]:
+        return 1.0, _flow(A, q, k)
+    after = _before(rank + 1, runs[r], row, weight, k)
+    return min(m / (q * _powers(A, after, k)), 1.0), m
+
+
+@jit
+def _rank(row: Row, token: int, ratio: float) -> int:
+    """The rank of a token of that ratio, which may be rounded differently, by bisection."""
+    tokens_S, ratio_S, _, _ = row
+    low = 0
+    high = len(tokens_S) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if ratio_S[middle] * MARGIN < ratio:
+            low = middle + 1
+        else:
+            high = middle
+    rank = low
+    while rank < len(tokens_S) - 1 and ratio_S[rank] <= ratio * MARGIN:
+        if tokens_S[rank] == token:
+            return rank
+        rank += 1
+    return rank
+
+
+class Priority(TopDownRule):
+    name = "priority"
+    rule = FirstInRank()
+
+
+class LiftedPriority(Lifted):
+    name = "lifted_priority"
+    rule = FirstInRank()
