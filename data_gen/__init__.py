@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from data_gen.features.root import DrafterKnowledge, RootKnowledge
     from data_gen.generate import SpeculativeOutput, speculative_generate
     from data_gen.models.pair import CachedModel, ModelPair
+    from data_gen.models.sampling import probabilities
     from data_gen.text_labels import label_text
     from data_gen.trees import DraftTree
     from data_gen.verification import VERIFIERS, Verifier, get_verifier, optimal_acceptance
@@ -37,6 +38,7 @@ __all__ = [
     "get_verifier",
     "label_text",
     "optimal_acceptance",
+    "probabilities",
     "speculative_generate",
 ]
 _MODULES = {
@@ -47,6 +49,7 @@ _MODULES = {
     "features.root": ("DrafterKnowledge", "RootKnowledge"),
     "generate": ("SpeculativeOutput", "speculative_generate"),
     "models.pair": ("CachedModel", "ModelPair"),
+    "models.sampling": ("probabilities",),
     "text_labels": ("label_text",),
     "trees": ("DraftTree",),
     "verification": ("VERIFIERS", "Verifier", "get_verifier", "optimal_acceptance"),

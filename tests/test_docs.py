@@ -102,7 +102,7 @@ def test_every_stage_has_a_make_target_and_its_place_in_the_readme() -> None:
     assert all(f"make {stage}" in README for stage in (*APART, ALL))
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "config.schema.json"])
+@pytest.mark.parametrize("name", ["configuration.md", "config.schema.json", "reference.md"])
 def test_generated_pages_are_those_of_the_code(name: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / "build.py"))["PAGES"][name]()
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == made, "run make docs"

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from data_gen.generate import speculative_generate
-from data_gen.models.pair import ModelPair
+from data_gen import ModelPair, speculative_generate
 
 SELECTOR = Path("runs/demo/selector")
 REQUESTS = (

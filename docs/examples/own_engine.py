@@ -6,9 +6,8 @@ The engine's target knows a nursery rhyme by heart, and its drafter knows it but
 A real engine has models in their places, and verifies a step's tokens in one forward pass.
 """
 
-from data_gen.features.root import DrafterKnowledge
-from data_gen.models.sampling import Sampling
-from selector.runtime import load_selector
+from data_gen import DrafterKnowledge
+from selector import Sampling, load_selector
 
 RHYME = (
     "this is the house that Jack built . this is the malt that lay in the house that Jack built . "

@@ -10,12 +10,15 @@ from itertools import product
 
 import torch
 
-from data_gen.drafting.sampled import draft_tree
-from data_gen.models.pair import CachedModel, ModelPair
-from data_gen.models.sampling import Sampling, probabilities
-from data_gen.trees import DraftTree
-from data_gen.verification import get_verifier
-from selector.actions import Action
+from data_gen import (
+    CachedModel,
+    DraftTree,
+    ModelPair,
+    draft_tree,
+    get_verifier,
+    probabilities,
+)
+from selector import Action, Sampling
 
 pair = ModelPair.load("smollm2", "pipelines/pair/shipped/draft", device="cpu")
 sampling = Sampling(temperature=1.0, top_k=3)  # so few tokens that all drafts can be listed below
