@@ -21,7 +21,7 @@ from torch import Tensor
 from data_gen.decoding.loop import Chooser, Clock, Decoded, Step
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
-from data_gen.features.root import BLOCK, Accepted, RootKnowledge
+from data_gen.features.root import BLOCK, RootKnowledge
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling
@@ -234,6 +234,6 @@ class Decoder:
         tokens = [drafted.tree.token(node) for node in path] + [verdict.token]
         if text.knowledge is not None:
             text.knowledge.passed(drafted.rows(passed))
-            text.knowledge.committed(Accepted(rows, [0, *path]), tokens)
+            text.knowledge.committed(rows, [0, *path], tokens)
         text.tokens += tokens
         return tokens

@@ -162,26 +162,6 @@ def scalars_along(
     return scalars_RF
 
 
-class Accepted:
-    """The target's outputs at a step's root and accepted nodes, read only where a history needs
-    them: entropies after the nodes, probabilities of the tokens that follow them, and the last
-    hidden state."""
-
-    def __init__(self, rows: ModelRows, nodes: Sequence[int]) -> None:
-        self._rows = rows
-        self._nodes = list(nodes)
-
-    def entropies(self) -> list[float]:
-        return entropies(self._rows.logits_NV[self._nodes])
-
-    def of_next(self, tokens: Sequence[int]) -> list[float]:
-        probs: list[float] = self._rows.probs_NV[self._nodes, list(tokens)].tolist()
-        return probs
-
-    def hidden_D(self) -> Tensor:
-        return self._rows.hidden_ND[self._nodes[-1]]
-
-
 class RootKnowledge:
     """The features at a decoder's roots, updated step by step. The prompt's last token is the first
     root, the sampling is the target's, and the levels that are needed are of `schema.FEATURES`, or
@@ -196,7 +176,9 @@ class RootKnowledge:
         self.text = TextHistory(prompt)
         self._of_draft = DraftHistory()
         self._of_target = TargetHistory(self.text)
-        self._step: Accepted | None = None  # the last one
+        # of the last step; its rows are read only where a history needs them
+        self._target: ModelRows | None = None
+        self._nodes: list[int] = []
         self._following: list[int] = []  # the last step's tokens that are not in the histories yet
         self._next: list[int] = []  # the tokens that the draft's history lacks
         self._p: list[float] = []  # their probabilities
@@ -212,10 +194,12 @@ class RootKnowledge:
         self._p = []
         self._draft = []
 
-    def committed(self, step: Accepted, tokens: Sequence[int]) -> None:
-        """Add a step's tokens, which follow its root and its accepted nodes."""
+    def committed(self, target: ModelRows, nodes: Sequence[int], tokens: Sequence[int]) -> None:
+        """Add a step: the target's outputs, the places in them of the root and of the accepted
+        nodes, and the token that follows each."""
         self._update_histories()
-        self._step = step
+        self._target = target
+        self._nodes = list(nodes)
         self._following = list(tokens)
         self._early = []
 
@@ -231,7 +215,7 @@ class RootKnowledge:
     def features(self, level: str) -> dict[str, Tensor] | None:
         """The features of a level at the root; None at the first root. `light` and `full` need what
         `passed` adds."""
-        if self._step is None:
+        if self._target is None:
             return None
         self._update_histories()
         if level == schema.MATCH:
@@ -245,7 +229,7 @@ class RootKnowledge:
         scalars = self._early + self._of_draft.scalars()
         result = {schema.SCALARS_KEY: torch.tensor(scalars, dtype=torch.float32)}
         if level == schema.FULL:
-            states.insert(0, self._step.hidden_D())
+            states.insert(0, self._target.hidden_ND[self._nodes[-1]])
             for name, state in zip(schema.HIDDEN_STATES, states, strict=True):
                 result[name] = state.float().cpu()
         return result
@@ -264,14 +248,14 @@ class RootKnowledge:
         self._draft = self._draft[-1:]
 
     def _update_histories(self) -> None:
-        if self._step is None or not self._following:
+        if self._target is None or not self._following:
             return
         self.text.index.extend(self._following)
         if not self._match_alone:
-            self._of_target.add(self._step.entropies())
+            self._of_target.add(entropies(self._target.logits_NV[self._nodes]))
         if self.needs_draft:
             self._next += self._following
-            self._p += self._step.of_next(self._following)
+            self._p += self._target.probs_NV[self._nodes, self._following].tolist()
         self._following = []
 
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from data_gen.decoding.loop import Decoded, Features, FixedTree, Random
 from data_gen.features.root import (
     ROW_NUMBERS,
-    Accepted,
     DrafterKnowledge,
     RootKnowledge,
     entropies,
@@ -175,7 +174,7 @@ def test_features_from_a_trace_are_those_of_a_decoder_bit_by_bit(
     known.passed([ModelRow(*(rows[0] for rows in draft))])
     for begin in range(0, len(scalars_RF) - together, together):
         for n in range(begin, begin + together):  # steps without a decision in between
-            known.committed(Accepted(target, [n]), [text.tokens[text.start + 1 + n]])
+            known.committed(target, [n], [text.tokens[text.start + 1 + n]])
             known.passed([ModelRow(*(rows[n + 1] for rows in draft))])
         features = known.features(schema.LIGHT)
         assert (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from data_gen.decoding.decoder import Decoder
-from data_gen.features.root import Accepted, RootKnowledge
+from data_gen.features.root import RootKnowledge
 from data_gen.models.pair import ModelPair
 from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling, probabilities
@@ -54,7 +54,7 @@ class Engine:
     def add(self, text: list[int], tokens: list[int]) -> None:
         nodes = range(len(text) - 1, len(text) + len(tokens) - 1)
         target = rows_after(self.pair.target, text + tokens, self.sampling)
-        self.knowledge.committed(Accepted(target, nodes), tokens)
+        self.knowledge.committed(target, nodes, tokens)
 
 
 @pytest.mark.parametrize("temperature", [0.8, 1.0, 1.4])
