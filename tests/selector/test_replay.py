@@ -352,15 +352,6 @@ def test_a_function_without_a_file_is_compiled_all_the_same() -> None:
     assert jit(names["total"])(np.arange(5.0)) == 10.0
 
 
-def test_not_a_number_stays_one() -> None:
-    finite = jit(lambda values: np.isfinite(values).all())
-    assert [bool(finite(np.array([1.0, last]))) for last in (1.0, np.nan, np.inf)] == [
-        True,
-        False,
-        False,
-    ]
-
-
 def test_compiled_functions_call_only_those_of_their_own_file() -> None:
     """Because Numba's cache does not see that another file has changed."""
     modules = [

@@ -16,7 +16,7 @@ from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, MATCH
 from selector.train import tuning
 from selector.train.data import Timed
-from selector.train.replay import Lag, Replayed, replay
+from selector.train.replay import Replayed, replay
 from selector.train.tuning import (
     StaticTable,
     best_static,
@@ -198,19 +198,6 @@ def noisy_scores(data: Timed, seed: int) -> Tensor:
     )
     scores_RA[torch.rand(150, generator=generator) < 0.2, TREES:] += 4
     return scores_RA
-
-
-def test_a_mode_replays_what_it_decides(data: Timed, static: Mode) -> None:
-    predictions = {EARLY: noisy_scores(data, 0), LIGHT: noisy_scores(data, 1)}
-    mode = replace(static, feature_levels=(EARLY, LIGHT), rho=0.5)
-    found = decide(data, predictions, mode)
-    given = data.survivals_RS, found.action_R, found.seconds_R, data.texts.size_X, SPACE
-    lagging = replace(profile(), lag=Table([0], [0, 4], [[0.0, 2e-3]]))
-    for own, lag in ((data, None), (data.on(lagging), Lag(found.passes_R, data.on(lagging).lag_M))):
-        expected, mine = replay(*given, lag), replay_mode(own, predictions, mode)
-        assert torch.equal(mine.seconds_X, expected.seconds_X) and torch.equal(
-            mine.tokens_X, expected.tokens_X
-        )
 
 
 def test_drafts_that_come_too_late_to_pay_are_left_out(data: Timed, static: Mode) -> None:
