@@ -38,12 +38,9 @@ def test_prompts_survive_the_file(tmp_path: Path) -> None:
     [
         (b"\n\n", "p.jsonl: no lines there"),
         (b"not json", "p.jsonl:1: not JSON: "),
-        (b"\xff\xfe", "p.jsonl:1: not JSON: "),
         (b"[" * 100_000, "p.jsonl:1: not JSON: recursion limit exceeded"),
-        (b'{"text": "a \\ud83d b"}', "p.jsonl:1: not JSON: "),
         (b'{"text": "a"}\n{"txet": "b"}', "p.jsonl:2: text: Field required"),
         (b'{"text": "  "}', "p.jsonl:1: text: String should match pattern"),
-        (b'{"text": 5}', "p.jsonl:1: text: Input should be a valid string"),
         (b"[1]", "p.jsonl:1: the line: Input should be a valid dictionary"),
         (b'{"text": "a", "id": 1}\n{"text": "b", "id": 1}', "p.jsonl: two lines have the same id"),
     ],
@@ -61,10 +58,8 @@ def test_a_bad_prompt_file_is_one_line_that_names_it(
 
 
 def test_a_conversations_last_user_turn_is_its_text(tmp_path: Path) -> None:
-    turns = [
-        {"role": role, "content": f"{role} {n}"}
-        for n, role in enumerate(("system", "user", "assistant", "user"))
-    ]
+    roles = ("system", "user", "assistant", "user")
+    turns = [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(roles)]
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"messages": turns}))
     assert [prompt.text for prompt in read_prompts(path)] == ["user 3"]
@@ -97,12 +92,10 @@ def test_of_a_long_prompt_the_start_or_the_end_is_kept_or_nothing(tokenizer: Any
     assert len(ids) > 5
     assert Form(5).cut(tokenizer, ids) == ids[:5]
     assert Form(5, "end").cut(tokenizer, ids) == ids[-5:]
-    assert all(
-        Form(len(ids), longer).cut(tokenizer, ids) == ids for longer in ("start", "end", "drop")
-    )
-    kept = [Form(5, longer).fit(tokenizer, [prompt])[0] for longer in ("start", "end", "drop")]
-    assert kept == [[prompt], [prompt], []]
-    assert Form(len(ids), "drop").fit(tokenizer, [prompt])[0] == [prompt]
+    for longer, kept in (("start", [prompt]), ("end", [prompt]), ("drop", [])):
+        assert Form(5, longer).fit(tokenizer, [prompt])[0] == kept
+        assert Form(len(ids), longer).fit(tokenizer, [prompt])[0] == [prompt]
+        assert Form(len(ids), longer).cut(tokenizer, ids) == ids
 
 
 def test_a_cut_at_the_start_leaves_the_token_that_every_text_begins_with(tokenizer: Any) -> None:
@@ -115,13 +108,9 @@ def test_a_cut_at_the_start_leaves_the_token_that_every_text_begins_with(tokeniz
 
 def test_a_chat_is_the_users_turn_in_the_template_and_the_models_begins(tokenizer: Any) -> None:
     tokenizer.chat_template = TEMPLATE
-    prompts_ = [
-        Prompt(name, text, "text", name)
-        for name, text in (("a", "some text"), ("b", "the lazy dog"))
-    ]
     for system, before in ((None, ""), ("quick", f"<system>quick{END}")):
-        encoded = Form(100, "drop", chat=True, system=system).whole(tokenizer, prompts_)
-        expected = [f"{before}<user>{prompt.text}{END}<assistant>" for prompt in prompts_]
+        encoded = Form(100, "drop", chat=True, system=system).whole(tokenizer, prompts(2))
+        expected = [f"{before}<user>text {n}{END}<assistant>" for n in range(2)]
         assert encoded == tokenizer(expected, add_special_tokens=False)["input_ids"]
     assert Form(100, "drop", chat=True).whole(tokenizer, []) == []
 

@@ -96,16 +96,15 @@ def test_what_a_models_own_config_adds_to_its_law_does_not_count(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch, own: dict[str, float]
 ) -> None:
     """Many models come with a repetition penalty; labels are of the plain law."""
-    plain = [
-        generated_by_target(pair, PROMPTS, 20, sampling, seed=1)
-        for sampling in (Sampling(), Sampling(0.0))
-    ]
+
+    def texts() -> list[object]:
+        settings = (Sampling(), Sampling(0.0))
+        return [generated_by_target(pair, PROMPTS, 20, sampling, 1) for sampling in settings]
+
+    plain = texts()
     for name, value in own.items():
         monkeypatch.setattr(pair.target.generation_config, name, value)
-    assert [
-        generated_by_target(pair, PROMPTS, 20, sampling, seed=1)
-        for sampling in (Sampling(), Sampling(0.0))
-    ] == plain
+    assert texts() == plain
 
 
 def test_a_text_ends_with_its_end_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from data_gen.features.root import ROW_NUMBERS
-from data_gen.traces import TraceStore, read_texts, text_schema, texts_of, to_table
+from data_gen.traces import TraceStore, read_texts, text_row, text_schema, texts_of, to_table
 from selector.actions import ActionSpace
 from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, survival_column
@@ -45,40 +44,29 @@ def hidden_of(text: int, root: int, state: int) -> np.ndarray:
 
 def row(text: int, roots: int, stride: int = 1, full: bool = True, **changes: object) -> dict:
     """A text whose numbers say where they belong."""
-    recorded = range(1, roots, stride)
-    hidden = {
-        name: np.array([hidden_of(text, root, i) for root in recorded])
-        for i, name in enumerate(HIDDEN_STATES)
-        if full
-    }
-    return {
-        **{
-            "prompt": f"prompt {text}",
-            "kind": "code" if text % 2 else "prose",
-            "source": f"source {text // 2}",
-        },
-        **asdict(Sampling(0.7)),
-        **{
-            "tokens": [1] * (roots + 30),
-            "start": 5 + text,
-            "roots": roots,
-            "hidden_stride": stride,
-        },
-        **{
-            name: np.array([entropy_of(text, root) for root in range(roots)])
-            for name in ROW_NUMBERS[:2]
-        },
-        **{name: np.full(roots, 0.5) for name in ROW_NUMBERS[2:]},
-        LOOKUP_COLUMN: np.array([lookup_of(text, root) for root in range(roots)], dtype=np.uint8),
-        **{
-            survival_column(v): np.array([survivals_of(text, root, v) for root in range(roots)])
-            for v in NAMES
-        },
-        **hidden,
-        **{"step_root": [], "step_action": [], "step_accepted": []},
-        "step_verifier": None,
-        **changes,
-    }
+    made = text_row(
+        f"prompt {text}",
+        f"source {text // 2}",
+        "code" if text % 2 else "prose",
+        Sampling(0.7),
+        [1] * (roots + 30),
+        5 + text,
+        roots,
+        16,
+    )
+    made["hidden_stride"] = stride
+    for name in ROW_NUMBERS[:2]:
+        made[name] = np.array([entropy_of(text, root) for root in range(roots)])
+    for name in ROW_NUMBERS[2:]:
+        made[name] = np.full(roots, 0.5)
+    made[LOOKUP_COLUMN] = [lookup_of(text, root) for root in range(roots)]
+    for verifier in NAMES:
+        labels = [survivals_of(text, root, verifier) for root in range(roots)]
+        made[survival_column(verifier)] = np.array(labels)
+    for state, name in enumerate(HIDDEN_STATES if full else ()):
+        recorded = range(1, roots, stride)
+        made[name] = np.array([hidden_of(text, root, state) for root in recorded])
+    return {**made, **changes}
 
 
 def some(full: bool = True) -> Texts:
@@ -191,11 +179,9 @@ def test_texts_that_are_taken_keep_all_that_is_theirs() -> None:
         taken = data.take(torch.tensor(asked))
         places = [place for place in PLACES if place[0] in kept]
         belongs(taken, places)
-        assert taken.prompt_X == [f"prompt {x}" for x in kept]
-        assert taken.kind_X == [data.kind_X[x] for x in kept]
-        assert taken.source_X == [data.source_X[x] for x in kept]
-        assert taken.setting_X.tolist() == data.setting_X[kept].tolist()
-        assert taken.size_X.tolist() == data.size_X[kept].tolist()
+        for name in ("prompt_X", "kind_X", "source_X", "setting_X", "size_X"):
+            of_all = list(getattr(data, name))
+            assert list(getattr(taken, name)) == [of_all[x] for x in kept], name
         rows = (taken.hidden_R >= 0).nonzero()[:, 0]
         _, states = taken.features(rows, full=True)
         for b, r in enumerate(rows.tolist()):
@@ -229,22 +215,15 @@ def written(folder: Path, shards: dict[str, list[dict]]) -> Path:
     return folder
 
 
-def test_tokens_and_steps_are_kept_beside_what_training_reads() -> None:
-    steps: dict[str, Any] = {"step_root": [0, 4], "step_action": [7, 0], "step_accepted": [3, 0]}
-    steps["step_verifier"] = "block"
-    rows = [row(0, 2, draft_temperature=1.5), row(1, 3, **steps), row(2, 0, tokens=[])]
-    made = to_table(rows, SCHEMA)
-    assert made.schema == SCHEMA
-    for name in ("tokens", "draft_temperature", *steps):
-        assert made[name].to_pylist() == [each[name] for each in rows]
-
-
 def test_a_value_that_is_not_finite_is_never_written(tmp_path: Path) -> None:
     """In no column; the first label is infinite in half precision alone."""
-    spoilt: dict[str, Any] = {survival_column("block"): np.full((2, SURVIVALS), 1e6)}
-    spoilt |= dict.fromkeys(("temperature", "draft_temperature"), np.inf)
     eight = np.where(np.arange(8) == 5, np.nan, 1.0)
-    spoilt |= dict.fromkeys(("target_hidden_prev", "draft_hidden_root", "draft_prob"), eight)
+    spoilt: dict[str, Any] = {
+        survival_column("block"): np.full((2, SURVIVALS), 1e6),
+        "draft_temperature": np.inf,
+        "draft_hidden_root": eight,
+        "draft_prob": eight,
+    }
     for column, value in spoilt.items():
         with pytest.raises(
             InputError, match=rf"part-00000.parquet: {column}: a value is not finite"
