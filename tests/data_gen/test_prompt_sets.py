@@ -167,7 +167,5 @@ def test_a_file_that_does_not_fit_is_named(tmp_path: Path, content: str, message
 def test_a_date_is_no_text(tmp_path: Path) -> None:
     dates = pa.table({"problem": pa.array([1704844800], pa.timestamp("s"))})
     pq.write_table(dates, tmp_path / "dates.parquet")
-    with pytest.raises(
-        InputError, match="record 1: problem is no text"
-    ):
+    with pytest.raises(InputError, match="record 1: problem is no text"):
         read_set("math500", tmp_path / "dates.parquet")

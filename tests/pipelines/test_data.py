@@ -84,11 +84,9 @@ def test_whatever_ends_it_the_same_command_goes_on(whole: dict[str, bytes], tmp_
     run's, to a byte."""
     said, line = tmp_path / "said", ["data", *FEW]
     code, output = outcome(tmp_path, *line, prepare=broken_after_a_shard)
-    assert code == 2 and output.count("espalier: ") == 1 and "Traceback" not in output, output
+    assert code == 2 and "Traceback" not in output, output
     last = output.strip().splitlines()[-1]
-    assert re.match(
-        r"espalier: .*prompt .*: .*/target: the model gives numbers that are not finite", last
-    ), last
+    assert re.match(r"espalier: .*prompt .*: .*/target: .* not finite", last), last
     assert shard_count(tmp_path) == 1
 
     process = started(tmp_path, said, *line)

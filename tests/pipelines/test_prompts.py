@@ -47,15 +47,13 @@ GSM8K = "prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: %d}]"
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file of every data set."""
+    """A folder with a file of every data set: `COUNT` records, and a long one."""
     folder = tmp_path_factory.mktemp("sets")
     for name, record, *_ in RECORDS:
-        lines = [
-            json.dumps(record).replace(".", f" {n}.").replace("?", f" {n}?") for n in range(COUNT)
-        ]
-        lines.append(
-            json.dumps(record).replace(".", " on and on." * 60).replace("?", " and on?" * 60)
-        )
+        lines = []
+        for ending in (*(f" {n}" for n in range(COUNT)), " on and on" * 60):
+            line = json.dumps(record)
+            lines.append(line.replace(".", f"{ending}.").replace("?", f"{ending}?"))
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
     return folder
 
