@@ -63,16 +63,6 @@ def test_greedy_text_is_that_of_generate(pair: ModelPair, options: dict[str, Any
         assert torch.equal(speculative(pair, selector=tree, **options), expected)
 
 
-def test_what_a_checkpoint_fills_in_counts(
-    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = speculative(pair)
-    monkeypatch.setattr(pair.target.generation_config, "repetition_penalty", 1.5)
-    filled = speculative(pair)
-    assert torch.equal(filled, pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False))
-    assert not torch.equal(filled, plain)
-
-
 @pytest.fixture(scope="module")
 def small() -> ModelPair:
     """Five tokens, so that all texts of three tokens can be enumerated."""
@@ -112,15 +102,11 @@ def _law(
 def test_a_selector_decides(pair: ModelPair, tmp_path: Path) -> None:
     """From its folder; the greedy text is the same, the trees are the selector's."""
     export(tmp_path / "selector")
-    output = speculative(pair, selector=tmp_path / "selector", return_dict_in_generate=True)
-    assert torch.equal(
-        output.sequences, pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False)
-    )
-    sampled = {"do_sample": True, "temperature": 0.6, "max_new_tokens": 60}
+    options = {"selector": str(tmp_path / "selector"), "return_dict_in_generate": True}
+    expected = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False)
+    assert torch.equal(speculative(pair, **options).sequences, expected)
     torch.manual_seed(0)
-    output = speculative(
-        pair, selector=str(tmp_path / "selector"), return_dict_in_generate=True, **sampled
-    )
+    output = speculative(pair, do_sample=True, temperature=0.6, max_new_tokens=60, **options)
     assert len(set(output.actions)) > 1
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import multiprocessing
 import resource
 import signal
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from selector.schema import InputError
 from tests.data_gen.gguf_files import TEMPLATE, TEXT, VOCABULARY, byte_level, random_model, write
 
 FORK = multiprocessing.get_context("fork")  # its processes begin with everything imported
-MEETING = FORK.Barrier(2)
 
 
 @pytest.fixture
@@ -85,20 +82,6 @@ def test_a_file_is_converted_once_and_a_changed_file_anew(
     write(tiny, random_model("qwen2", tied=True), "qwen2")
     assert resolved(str(tiny), "target") != first
     assert capfd.readouterr().err.count("is converted, once") == 2
-
-
-def together(path: Path) -> tuple[str, str]:
-    said = io.StringIO()
-    with redirect_stderr(said):
-        MEETING.wait()
-        return resolved(str(path), "target"), said.getvalue()
-
-
-def test_two_processes_at_once_convert_once(tiny: Path) -> None:
-    with FORK.Pool(2) as pool:
-        (ours, said), (theirs, other) = pool.map(together, [tiny, tiny], chunksize=1)
-    assert ours == theirs and sorted([said.count("converted"), other.count("converted")]) == [0, 1]
-    assert resolved(str(tiny), "target") == ours
 
 
 def with_a_full_disk(path: Path, most: int) -> str:
