@@ -11,7 +11,6 @@ Legend: R roots, L lists of drafts, k drafts of a list, N nodes, V vocabulary, C
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from data_gen.verification import get_verifier, optimal_acceptance
 from data_gen.verification.distributions import Rows, sample
 from pipelines.config import Config
 from pipelines.data.recorded import traces_folder
-from pipelines.evaluate.table import Figure, replayed_figure
+from pipelines.evaluate.table import ACCEPTANCE, DRAFTED, EFFICIENCY, Figure
 from pipelines.run import watched
 from selector.actions import IID, STYLES, Action
 from selector.schema import survival_column
@@ -41,7 +40,19 @@ DRAWS = 4  # trees that are drawn at each root
 LISTS = 16  # lists of drafts that are drawn at each root
 TREE = Action(4, 0, 8)  # the static tree from the root with the most tokens per step
 KHISTI = "khisti"
+DISTANCE = "L1 distance"
+# what figures are based on, beside drafted trees
+LABELLED = "labelled"
+OPTIMAL = "optimal"
 AT_ONE_NODE = ("nss", "naive_tree", "spectr", "specinfer", KHISTI, "priority")
+
+
+class _Fraction(NamedTuple):
+    """What one root tells of a figure with these columns."""
+
+    columns: dict[str, Any]
+    numerator: float
+    denominator: float = 1.0
 
 
 @torch.inference_mode()
@@ -50,20 +61,19 @@ def drafted(config: Config, pair: ModelPair, labelled: str) -> Iterator[Figure]:
     with labels."""
     settings = [setting.build() for setting in config.sampling]
     for number, sampling in enumerate(watched(settings, "drafting trees")):
-        # by measure, numerator and denominator at each root
-        fractions: dict[str, list[list[float]]] = defaultdict(list)
         generator = torch.Generator(device=pair.device).manual_seed(config.seed)
         shift = (number + 0.5) / len(settings)
-        for row in _rows(config, sampling, labelled, shift):
-            for measure, fraction in _fractions(pair, row, sampling, labelled, generator):
-                fractions[measure].append(fraction)
-        for measure, columns in fractions.items():
+        by_root = [
+            list(_fractions(pair, row, sampling, labelled, generator))
+            for row in _rows(config, sampling, labelled, shift)
+        ]
+        for fractions in zip(*by_root, strict=True):
             ratio = jackknifed(
-                torch.tensor(columns),
-                torch.arange(len(columns)),
+                torch.tensor([fraction[1:] for fraction in fractions]),
+                torch.arange(len(fractions)),
                 lambda sums_C: sums_C[..., 0] / sums_C[..., 1],
             )
-            yield replayed_figure(str(sampling), "drafts", measure, ratio)
+            yield Figure.of_ratio(ratio, setting=str(sampling), **fractions[0].columns)
 
 
 def _fractions(
@@ -72,8 +82,8 @@ def _fractions(
     sampling: Sampling,
     labelled: str,
     generator: torch.Generator,
-) -> Iterator[tuple[str, list[float]]]:
-    """Every measure at the root in the middle of a text, as numerator and denominator."""
+) -> Iterator[_Fraction]:
+    """Every figure at the root in the middle of a text, in the same order for all texts."""
     root = row["start"] + row["roots"] // 2
     target = CachedModel(pair.target)
     draft = CachedModel(pair.draft)
@@ -89,7 +99,8 @@ def _fractions(
         levels = drawn.tree.levels[: TREE.L2]
         distances.append(torch.stack([l1_N[nodes].mean() for nodes in levels]))
     for depth, distance in enumerate(torch.stack(distances).mean(0).tolist()):
-        yield f"L1 distance at depth {depth}", [distance, 1.0]
+        columns = {"method": "drafts", "statistic": DISTANCE, "depth": depth}
+        yield _Fraction({**columns, "basis": DRAFTED}, distance)
     mean = {}
     for name in (KHISTI, labelled):
         verifier = get_verifier(name)
@@ -97,13 +108,15 @@ def _fractions(
             verifier.block_efficiency(drawn.tree, drawn.p_NV, drawn.probs_NV) for drawn in trees
         ]
         mean[name] = sum(tokens) / DRAWS
-    for name in mean:
-        yield f"drafted tokens per step, {TREE}, {name}", [mean[name], 1.0]
-    yield (
-        f"labelled over drafted {labelled}, {TREE}",
-        [float(row["labelled"]), mean[labelled]],
+    columns = {"statistic": EFFICIENCY, "basis": DRAFTED}
+    for name, tokens_per_step in mean.items():
+        yield _Fraction({**columns, "method": name}, tokens_per_step)
+    yield _Fraction(
+        {"statistic": EFFICIENCY, "basis": LABELLED, "method": labelled, "rival": DRAFTED},
+        float(row["labelled"]),
+        mean[labelled],
     )
-    yield f"drafted {KHISTI} over {labelled}, {TREE}", [mean[KHISTI], mean[labelled]]
+    yield _Fraction({**columns, "method": KHISTI, "rival": labelled}, mean[KHISTI], mean[labelled])
     p_V = trees[-1].p_NV[0]  # the same for all trees
     yield from _accepted(p_V, q_V, generator)
 
@@ -137,26 +150,24 @@ def _drawn(
     return _Drawn(tree, probabilities(target_pass.logits_WV, sampling), drafted_tree.probs_NV)
 
 
-def _accepted(
-    p_V: Tensor, q_V: Tensor, generator: torch.Generator
-) -> Iterator[tuple[str, list[float]]]:
+def _accepted(p_V: Tensor, q_V: Tensor, generator: torch.Generator) -> Iterator[_Fraction]:
     """At one node: the optimal acceptance of K drafts by how they are drawn, by itself and over
     that of i.i.d. drafts; and over that, each verifier's, whose law is exact given the drafts and
     is averaged over lists of them."""
     rows = Rows(p_V.double().unsqueeze(0), q_V.double().unsqueeze(0))
     node_L = rows.at(torch.zeros(LISTS, dtype=torch.int64, device=q_V.device))
     for k in (2, 3, 4):
+        columns = {"statistic": ACCEPTANCE, "K": k}
         optimal = {style: optimal_acceptance(p_V, q_V, k, style) for style in STYLES}
         for style, value in optimal.items():
-            yield f"optimal acceptance, K={k}, {style}", [value, 1.0]
-            yield f"optimal acceptance over i.i.d. drafts', K={k}, {style}", [value, optimal[IID]]
+            of_style = {**columns, "basis": OPTIMAL, "method": style}
+            yield _Fraction(of_style, value)
+            yield _Fraction({**of_style, "rival": IID}, value, optimal[IID])
         entries_Lk = sample(q_V, LISTS * k, generator).view(LISTS, k)
         for name in AT_ONE_NODE:
             pull_Lk = get_verifier(name).pull(node_L, entries_Lk)  # type: ignore[attr-defined]
-            yield (
-                f"drafted acceptance over the optimum, K={k}, {name}",
-                [float(pull_Lk.sum(-1).mean()), optimal[IID]],
-            )
+            of_verifier = {**columns, "basis": DRAFTED, "method": name, "rival": OPTIMAL}
+            yield _Fraction(of_verifier, float(pull_Lk.sum(-1).mean()), optimal[IID])
 
 
 def _rows(

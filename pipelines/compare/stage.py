@@ -14,12 +14,12 @@ Legend: X texts, C cells, D depth.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pandas
 import torch
@@ -27,12 +27,15 @@ from matplotlib.figure import Figure as Picture
 from torch import Tensor
 
 from pipelines.compare.cells import (
+    AT_ROOT,
     BOTH,
     BY_STEPS,
-    HERE,
     OF,
-    RIVAL,
+    PRINTED,
+    SELECTING,
+    SELECTORS,
     TREES,
+    Contender,
     Network,
     asked,
     of_verifier,
@@ -42,7 +45,7 @@ from pipelines.compare.roots import drafted
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, settings_of
 from pipelines.evaluate.stage import clocks
-from pipelines.evaluate.table import ALL, Figure, Table, replayed_figure
+from pipelines.evaluate.table import ACCEPTANCE, ALL, EFFICIENCY, HERE, Figure, Table
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
 from pipelines.run import Parts, Stage, console, made, table, watched
@@ -61,10 +64,9 @@ from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, jackknifed, speed_ratio
 
 T = TypeVar("T")
-Totals = Mapping[tuple[str, str], Tensor]  # as `replays` returns
+Totals = Mapping[tuple[str, str, str], Tensor]  # as `replays` returns
 IDEAL = "eq. 11, draft pass 1/10"
-# words of the measures that are only in the file
-NOT_SHOWN = ("least cell", "its own", "per second", "its selector")
+LEAST = "least cell"  # among the kinds of a figure
 
 
 def plan(config: Config) -> list[str]:
@@ -100,18 +102,19 @@ def run(config: Config) -> None:
             stage.replace()
             profiles = all_clocks(config, profile)
             totals = kept_replays(config, profiles, splits, parts)
-            drafts = parts.get(
-                "drafts", lambda: [tuple(figure) for figure in drafted(config, pair, labelled)]
-            )
-            figures = [*by_depth(config, splits["test"]), *map(Figure._make, drafts)]
-            figures += speeds(config, splits["test"], totals)
+            drafts = parts.get("drafts", lambda: list(drafted(config, pair, labelled)))
+            figures = [
+                *by_depth(config, splits["test"]),
+                *drafts,
+                *speeds(config, splits["test"], totals),
+            ]
             Table(figures).write(table_path)
-            draw(Table(figures), config, picture_path)
+            draw(figures, config, picture_path)
             for path in stage.outputs:
                 mlflow.log_artifact(str(path))
             describe(mlflow, f"{len(figures)} figures: {table_path.name}")
         stage.finish()
-    show(Table.read(table_path))
+    show(Table.read(table_path), config)
 
 
 def kept_replays(
@@ -131,26 +134,23 @@ def kept_replays(
     with_policy = [name for name in config.verifiers if (name, BOTH) not in networks]
     policies: dict[tuple[str, str], SelectorModule] = {}
     for name, clock in watched(list(product(with_policy, profiles)), "training policies"):
+        regressor = modules[Network(name, TREES)]
         policies[name, clock] = policy_of_ddte(
-            config,
-            modules[Network(name, TREES)],
-            name,
-            clock,
-            profiles[clock],
-            splits,
-            parts,
+            config, regressor, name, clock, profiles[clock], splits, parts
         )
-    work: dict[tuple[str, str], Callable[[], Any]] = {}
+    contenders: dict[str, dict[str, list[Contender]]] = {}
+    for name in config.verifiers:
+        selectors = [
+            Contender(SELECTORS[regressor.actions], regressor.actions, module)
+            for regressor, module in modules.items()
+            if regressor.verifier == name
+        ]
+        contenders[name] = {clock: list(selectors) for clock in profiles}
+    for (name, clock), module in policies.items():
+        contenders[name][clock].append(Contender(PRINTED, TREES, module))
+    work: dict[tuple[str, str], Callable[[], Totals]] = {}
     for name, sampling in product(config.verifiers, settings_of(config)):
-        verifier_modules = {
-            regressor: module for regressor, module in modules.items() if regressor.verifier == name
-        }
-        policy_by_clock = {
-            clock: policy for (verifier, clock), policy in policies.items() if verifier == name
-        }
-        replay = partial(
-            replays, name, sampling, splits, profiles, verifier_modules, policy_by_clock
-        )
+        replay = partial(replays, name, sampling, splits, profiles, contenders[name])
         work[name, str(sampling)] = partial(parts.get, f"replay {name} {sampling}", replay)
     for _ in zip(
         watched(work, "replays"),
@@ -260,62 +260,72 @@ def policy_of_ddte(
 
 
 def speeds(
-    config: Config, texts: Texts, parts: Mapping[tuple[str, str], Totals]
+    config: Config, texts: Texts, totals: Mapping[tuple[str, str], Totals]
 ) -> Iterator[Figure]:
     """Tokens per step and per second of every verifier with every method, on each clock; and its
     speed over Traversal's static trees at the root, over its own, and of selectors over that of
     i.i.d. trees alone: means over cells, the least cell, and over Traversal each cell."""
-    names, cell_X, source_X = _cells(config, texts)
-    settings = [str(sampling) for sampling in settings_of(config)]
-    sums: dict[tuple[str, str, str], Tensor] = {}
+    names, cell_X, source_X = Cells.of(config, texts)
+    columns_X3: dict[tuple[str, str, str], Tensor] = {}
     for name in config.verifiers:
-        for clock, method in parts[name, settings[0]]:
-            columns_3X = [parts[name, setting][clock, method] for setting in settings]
-            sums[clock, name, method] = torch.cat(columns_3X, dim=1).T
-    rival = RIVAL
-    if RIVAL[0] not in config.verifiers:
-        rival = config.verifiers[0], RIVAL[1]
-    for (clock, name, method), totals_X3 in sums.items():
-        label = f"{name}: {method}"
+        for clock, method, kind in totals[name, names[0][0]]:
+            if kind == names[0][1]:
+                columns_X3[clock, name, method] = torch.cat(
+                    [totals[name, setting][clock, method, kind] for setting, kind in names]
+                )
+    rival = rival_of(config)
+    for (clock, name, method), totals_X3 in columns_X3.items():
+        columns = {"method": method_of(name, method), "clock": clock}
         if clock == HERE:
             per_step = over_cells(totals_X3[:, ::2], cell_X, source_X)
-            yield replayed_figure(ALL, label, "replayed tokens per step", per_step)
-        if method.endswith(BY_STEPS):
+            yield Figure.of_ratio(per_step, **columns, statistic=EFFICIENCY)
+        if method in BY_STEPS.values():
             continue
-        speed = over_cells(totals_X3[:, :2], cell_X, source_X)
-        yield replayed_figure(ALL, label, f"replayed tokens per second on {clock}", speed)
-        rivals = {" ".join(rival): rival, "its own root tree": (name, RIVAL[1])}
-        if method.startswith("selector"):
-            rivals["its selector of trees"] = name, f"selector, {TREES}"
-        for words, other in rivals.items():
-            measure = f"replayed on {clock} over {words}"
-            columns_X4 = torch.cat([totals_X3[:, :2], sums[clock, *other][:, :2]], dim=1)
-            yield replayed_figure(ALL, label, measure, over_cells(columns_X4, cell_X, source_X))
+        yield Figure.of_ratio(over_cells(totals_X3[:, :2], cell_X, source_X), **columns)
+        rivals = [rival, (name, AT_ROOT)]
+        if method in SELECTING:
+            rivals.append((name, SELECTORS[TREES]))
+        for other in dict.fromkeys(rivals):
+            columns["rival"] = method_of(*other)
+            ratio_columns_X4 = torch.cat([totals_X3[:, :2], columns_X3[clock, *other][:, :2]], 1)
+            yield Figure.of_ratio(over_cells(ratio_columns_X4, cell_X, source_X), **columns)
             ratios = []
-            for number in range(len(names)):
+            for number, (setting, kind) in enumerate(names):
                 in_cell = cell_X == number
-                ratios.append(jackknifed(columns_X4[in_cell], source_X[in_cell]))
-            if other == rival:
-                for (setting, kind), ratio in zip(names, ratios, strict=True):
-                    yield replayed_figure(setting, label, measure, ratio, kind)
+                ratio = jackknifed(ratio_columns_X4[in_cell], source_X[in_cell])
+                ratios.append(ratio)
+                if other == rival:
+                    yield Figure.of_ratio(ratio, **columns, setting=setting, kind=kind)
             least = min(ratios, key=lambda ratio: ratio.value)
-            yield replayed_figure(ALL, label, f"{measure}, least cell", least)
+            yield Figure.of_ratio(least, **columns, kind=LEAST)
 
 
-def _cells(config: Config, texts: Texts) -> tuple[list[tuple[str, str]], Tensor, Tensor]:
-    """The cells, by setting and kind of prompts; and of each text, one setting after another, the
-    number of its cell and of its source, int64 [X]."""
-    cells: list[tuple[str, str]] = []
-    sources: list[str] = []
-    for sampling in settings_of(config):
-        setting_texts = texts.setting_of(sampling)
-        cells += [(str(sampling), kind) for kind in setting_texts.kind_X]
-        sources += setting_texts.source_X
-    names = list(dict.fromkeys(cells))
-    source_names = sorted(set(sources))
-    cell_X = torch.tensor([names.index(cell) for cell in cells])
-    source_X = torch.tensor([source_names.index(source) for source in sources])
-    return names, cell_X, source_X
+class Cells(NamedTuple):
+    """The cells by setting and kind of prompts; and of each text, cell after cell, the number of
+    its cell and of its source, int64."""
+
+    names: list[tuple[str, str]]
+    number_X: Tensor
+    source_X: Tensor
+
+    @classmethod
+    def of(cls, config: Config, texts: Texts) -> Cells:
+        names: list[tuple[str, str]] = []
+        numbers: list[int] = []
+        sources: list[str] = []
+        for sampling in settings_of(config):
+            setting_texts = texts.setting_of(sampling)
+            for kind in dict.fromkeys(setting_texts.kind_X):
+                for text_kind, source in zip(
+                    setting_texts.kind_X, setting_texts.source_X, strict=True
+                ):
+                    if text_kind == kind:
+                        numbers.append(len(names))
+                        sources.append(source)
+                names.append((str(sampling), kind))
+        source_names = sorted(set(sources))
+        source_X = torch.tensor([source_names.index(source) for source in sources])
+        return cls(names, torch.tensor(numbers), source_X)
 
 
 def over_cells(columns_XN: Tensor, cell_X: Tensor, source_X: Tensor) -> Ratio:
@@ -360,45 +370,59 @@ def by_depth(config: Config, texts: Texts) -> Iterator[Figure]:
                     lambda sums: sums[..., 0] / sums[..., 1],
                 )
                 above = column
-                measure = f"replayed acceptance at depth {depth}, K={K}"
-                yield replayed_figure(str(sampling), name, measure, ratio)
+                yield Figure.of_ratio(
+                    ratio,
+                    setting=str(sampling),
+                    method=name,
+                    statistic=ACCEPTANCE,
+                    depth=depth,
+                    K=K,
+                )
 
 
-def draw(found: Table, config: Config, path: Path) -> None:
+def draw(figures: Sequence[Figure], config: Config, path: Path) -> None:
     """Figure 1 of DDTE as a picture: acceptance by depth, a panel for each verifier, and the
     distance of draft and target; means over settings."""
     picture = Picture(figsize=(14, 8), layout="constrained")
     columns = math.ceil((len(config.verifiers) + 1) / 2)  # in two rows
     panels = picture.subplots(2, columns, squeeze=False).flat
-    figures = pandas.DataFrame(found.figures)
-    measures = figures["measure"].str.extract(
-        r"(?P<what>.*) at depth (?P<depth>\d+)(?:, )?(?P<K>.*)"
-    )
-    by_panel = measures.dropna().join(figures).groupby(["what", "method"])
-    for ((what, method), rows), panel in zip(by_panel, panels, strict=False):
-        values = rows.astype({"depth": int}).pivot_table("value", "depth", "K")  # a mean
-        highest = 2 if what.startswith("L1") else 1  # of an L1 distance, and of a probability
-        values.plot(ax=panel, title=method, ylabel=what, ylim=(0, highest))
+    frame = pandas.DataFrame([vars(figure) for figure in figures if figure.depth is not None])
+    by_panel = frame.fillna({"K": 1}).groupby(["statistic", "method"])
+    for ((statistic, method), rows), panel in zip(by_panel, panels, strict=False):
+        values = rows.pivot_table("value", "depth", "K")  # a mean
+        highest = 1 if statistic == ACCEPTANCE else 2  # of a probability, and of an L1 distance
+        values.plot(ax=panel, title=method, ylabel=statistic, ylim=(0, highest))
     with atomically(path) as partial_path:
         picture.savefig(partial_path, format="png")
 
 
-def show(found: Table) -> None:
+def show(figures: Table, config: Config) -> None:
     """Print tokens per step, and speeds over the rival's on each clock; the other figures are in
     the file."""
-    measures = [figure.measure for figure in found.figures if figure.setting == figure.kind == ALL]
-    for measure in dict.fromkeys(measures):
-        if any(words in measure for words in NOT_SHOWN):
-            continue
+    rival = method_of(*rival_of(config))
+    shown: dict[str, list[Figure]] = {}
+    for figure in figures.select(setting=ALL, kind=ALL):
+        if figure.statistic == EFFICIENCY or figure.rival == rival:
+            shown.setdefault(figure.label, []).append(figure)
+    for label, means in shown.items():
         rows = []
-        for method in found.methods(ALL, measure):
-            mean = found.of(ALL, method, measure)
-            least = found.get(ALL, method, f"{measure}, least cell")
+        for mean in sorted(means, key=lambda figure: -figure.value):
+            least = figures.get(method=mean.method, rival=mean.rival, clock=mean.clock, kind=LEAST)
             rows.append(
                 {
-                    "method": method,
+                    "method": mean.method,
                     "mean": mean.text(3),
                     "least cell": least.text(3) if least else "",
                 }
             )
-        console.print(table(rows, measure))
+        console.print(table(rows, label))
+
+
+def rival_of(config: Config) -> tuple[str, str]:
+    """The verifier and the method that all speeds are over."""
+    verifier = "traversal" if "traversal" in config.verifiers else config.verifiers[0]
+    return verifier, AT_ROOT
+
+
+def method_of(verifier: str, method: str) -> str:
+    return f"{verifier}: {method}"

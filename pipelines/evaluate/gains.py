@@ -6,65 +6,35 @@ Legend: R roots, X texts, A actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
-from pipelines.evaluate.table import ALL, Figure, Table, compared, replayed
-from selector.actions import EMPTY, Action
-from selector.decision import NETWORK, LookupRule, Mode
+from pipelines.evaluate.replays import compared, oracle, replay
+from pipelines.evaluate.table import ALL, Figure, Table
+from pipelines.train.result import Case
+from selector.actions import EMPTY
+from selector.decision import NETWORK
 from selector.latency import LatencyProfile
 from selector.schema import DRAFTER, TEXT
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches
-from selector.train.replay import Replayed, fastest_possible, ratio_of_speeds
+from selector.train.replay import Replayed
 from selector.train.tuning import Predictions, decide, replay_mode
 
 FIXED = "best fixed length"
 ORACLE = "oracle"
+BASELINES = (PLAIN, FIXED, COPYING, ORACLE)
 # after a selector's name
 CHARGED = ", decisions charged"
 ONE_LENGTH = ", one length, decisions charged"
 LEVELS = {TEXT: "token ids alone", DRAFTER: "with the drafter's hits"}
+Cases = Mapping[str, Case]  # by feature level, of one batch size; their baselines are the same
 Replays = dict[str, Replayed]  # by method
-
-
-class BatchModes(NamedTuple):
-    """What is compared for one batch size: the best fixed length, the lookup rule, and by level
-    what is exported and the price of time, in tokens per second, where one length serves all
-    requests of a step."""
-
-    fixed: Mode
-    rule: Mode
-    selector: dict[str, Mode]
-    common: dict[str, float]
-
-    @classmethod
-    def by_batch(cls, rows: list[dict[str, Any]]) -> dict[int, BatchModes]:
-        """From the modes that training found."""
-        modes_by_batch: dict[int, BatchModes] = {}
-        for row in rows:
-            mode = Mode.of(row)
-            fixed = replace(mode.static_only(), action=Action.of(row["static"]), level="")
-            rule = replace(
-                fixed, action=Action.of(row["drafted"]), rule=LookupRule(*row["lookup_rule"])
-            )
-            modes = modes_by_batch.setdefault(mode.batch, cls(fixed, rule, {}, {}))
-            modes.selector[mode.level] = mode
-            modes.common[mode.level] = row["common"]
-        return modes_by_batch
-
-
-def place_of(mode: Mode, mixed: bool = False) -> str:
-    """The setting of the figures of a mode's batch size."""
-    if mixed:
-        return f"{mode.sampling}, {mode.batch} different requests"
-    return f"{mode.sampling}, batch {mode.batch}"
 
 
 def selector_at(level: str) -> str:
@@ -73,66 +43,65 @@ def selector_at(level: str) -> str:
 
 
 def measured(
-    modes: BatchModes,
+    cases: Cases,
     test: Timed,
     predicted: Predictions,
     profile: LatencyProfile,
-    taken: dict[str, float],
+    decision_seconds: Mapping[str, float],
 ) -> Iterator[Figure]:
     """The figures of one batch size, over all kinds of work and for each; `predicted` are the
-    network's predictions on the held-out texts `test`, and `taken` the seconds of the decisions of
-    all requests of a step, both by level."""
+    network's predictions on the held-out texts `test`, and `decision_seconds` those of all requests
+    of a step, both by level."""
     parts = {ALL: (test, predicted)}
     for kind in sorted(set(test.texts.kind_X)):
         parts[kind] = _of_kind(test, predicted, kind)
-    mixtures = [False]
-    if modes.fixed.batch > 1:
-        mixtures.append(True)
-    for mixed, kind in product(mixtures, parts):
-        timed, predictions = parts[kind]
-        if mixed:
-            replays = _mixed(modes, timed, predictions, profile)
-            over = partial(ratio_of_speeds, source_X=None)
-        else:
-            replays = _equal(modes, timed, predictions)
-            over = partial(ratio_of_speeds, source_X=timed.texts.source_number_X)
-        for level, mode in modes.selector.items():
-            name = selector_at(level)
-            seconds = taken[level] if mode.decider == NETWORK else 0.0
-            replays[name + CHARGED] = replays[name].charged(seconds)
-            if mixed:
-                replays[name + ONE_LENGTH] = replays[name + ONE_LENGTH].charged(taken[level])
-        yield from compared(place_of(modes.fixed, mixed), replays, over, (PLAIN,), kind)
+    columns = {"setting": str(test.sampling), "batch": test.batch}
+    for kind, (timed, predictions) in parts.items():
+        replays = _alike(cases, timed, predictions)
+        _charge(replays, cases, decision_seconds)
+        source_X = timed.texts.source_number_X
+        selectors = replays.keys() - BASELINES
+        yield from compared(replays, [PLAIN], selectors, source_X, kind=kind, **columns)
+        if test.batch > 1:
+            replays = _mixed(cases, timed, predictions, profile)
+            _charge(replays, cases, decision_seconds)
+            selectors = replays.keys() - BASELINES
+            yield from compared(
+                replays, [PLAIN], selectors, None, kind=kind, is_mixed=True, **columns
+            )
 
 
-def entries(table: Table, modes: BatchModes) -> Iterator[dict[str, Any]]:
+def entries(table: Table, cases: Cases) -> Iterator[dict[str, Any]]:
     """The entries of `by_batch` of one batch size: one for each kind of batch and level."""
-    lookup_rule = modes.rule.rule or (0, 0)
+    case = next(iter(cases.values()))
+    lookup_rule = case.rule.rule or (0, 0)
     lengths = {
-        "fixed_length": modes.fixed.action.nodes,
-        "rule_lengths": [*lookup_rule, modes.rule.action.nodes],
+        "fixed_length": case.static.action.nodes,
+        "rule_lengths": [*lookup_rule, case.rule.action.nodes],
     }
-    for setting, level in product(table.settings, modes.selector):
-        by_kind = {
-            kind: lengths | _gains(table, setting, level, kind) for kind in table.kinds(setting)
-        }
+    batch = case.mode.batch
+    for is_mixed, level in product(sorted({f.is_mixed for f in table.figures}), cases):
+        columns = {"setting": str(case.mode.sampling), "batch": batch, "is_mixed": is_mixed}
+        by_kind = {}
+        for kind in table.kinds(**columns):
+            by_kind[kind] = lengths | _gains(table, level, {**columns, "kind": kind})
         yield {
-            "batch": modes.fixed.batch,
+            "batch": batch,
             "level": level,
-            "mixed": setting != place_of(modes.fixed),
+            "mixed": is_mixed,
             **by_kind.pop(ALL),
             "by_kind": by_kind,
         }
 
 
-def _gains(table: Table, setting: str, level: str, kind: str) -> dict[str, Any]:
+def _gains(table: Table, level: str, columns: Mapping[str, Any]) -> dict[str, Any]:
     """Speeds over plain decoding, and with their errors the selector's over its rivals; of these
     only what was measured."""
     selector_name = selector_at(level)
     gains: dict[str, Any] = {}
     speeds = {"selector": selector_name, "fixed": FIXED, "rule": COPYING, "oracle": ORACLE}
     for key, method in speeds.items():
-        gains[key] = table.of(setting, method, replayed(PLAIN), kind).value
+        gains[key] = table.of(**columns, method=method, rival=PLAIN).value
     ratios = {
         "selector_over_rule": (selector_name, COPYING),
         "selector_over_fixed": (selector_name, FIXED),
@@ -140,7 +109,7 @@ def _gains(table: Table, setting: str, level: str, kind: str) -> dict[str, Any]:
         "one_length_over_fixed": (selector_name + ONE_LENGTH, FIXED),
     }
     for key, (method, rival) in ratios.items():
-        figure = table.get(setting, method, replayed(rival), kind)
+        figure = table.get(**columns, method=method, rival=rival)
         if figure:
             gains[key] = asdict(figure.ratio)
     return gains
@@ -154,38 +123,53 @@ def _of_kind(timed: Timed, predicted: Predictions, kind: str) -> tuple[Timed, Pr
     return of_kind, {level: tokens_RA[chosen_R] for level, tokens_RA in predicted.items()}
 
 
-def _equal(modes: BatchModes, timed: Timed, predicted: Predictions) -> Replays:
+def _charge(replays: Replays, cases: Cases, decision_seconds: Mapping[str, float]) -> None:
+    """Add what the selectors' replays become with the time of their decisions, and charge those
+    with one length for all requests of a step."""
+    for level, case in cases.items():
+        name = selector_at(level)
+        seconds = decision_seconds[level] if case.mode.decider == NETWORK else 0.0
+        replays[name + CHARGED] = replays[name].charged(seconds)
+        if name + ONE_LENGTH in replays:
+            one_length = replays[name + ONE_LENGTH]
+            replays[name + ONE_LENGTH] = one_length.charged(decision_seconds[level])
+
+
+def _alike(cases: Cases, timed: Timed, predicted: Predictions) -> Replays:
+    """All requests of a step have the same text, and take one decision."""
+    case = next(iter(cases.values()))
     replays = {
-        PLAIN: replay_mode(timed, {}, replace(modes.fixed, action=EMPTY)),
-        FIXED: replay_mode(timed, {}, modes.fixed),
-        COPYING: replay_mode(timed, {}, modes.rule),
-        ORACLE: fastest_possible(
-            timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space
-        ),
+        PLAIN: replay(timed, replace(case.static, action=EMPTY)),
+        FIXED: replay(timed, case.static),
+        COPYING: replay(timed, case.rule),
+        ORACLE: oracle(timed),
     }
-    for level, mode in modes.selector.items():
-        replays[selector_at(level)] = replay_mode(timed, predicted, mode)
+    for level, case in cases.items():
+        replays[selector_at(level)] = replay_mode(timed, predicted, case.mode)
     return replays
 
 
-def _mixed(
-    modes: BatchModes, timed: Timed, predicted: Predictions, profile: LatencyProfile
-) -> Replays:
-    batches = MixedBatches(timed, profile, modes.fixed.batch)
-    baselines = {PLAIN: replace(modes.fixed, action=EMPTY), FIXED: modes.fixed, COPYING: modes.rule}
+def _mixed(cases: Cases, timed: Timed, predicted: Predictions, profile: LatencyProfile) -> Replays:
+    """The requests of a step have different texts, and decide jointly."""
+    batches = MixedBatches(timed, profile, timed.batch)
+    case = next(iter(cases.values()))
+    baselines = {
+        PLAIN: replace(case.static, action=EMPTY),
+        FIXED: case.static,
+        COPYING: case.rule,
+    }
     replays = {}
     for name, mode in baselines.items():
         replays[name] = batches.replay(decide(timed, {}, mode).action_R)
     labels_RA = timed.space.efficiencies(timed.survivals_RS)
     price = batches.speed_of(labels_RA, replays[COPYING].speed)
     replays[ORACLE] = batches.select(labels_RA, price)
-    for level, mode in modes.selector.items():
+    for level, case in cases.items():
         name = selector_at(level)
-        if mode.joint:
-            replays[name] = batches.select(predicted[level], mode.joint)
+        if case.mode.joint:
+            replays[name] = batches.select(predicted[level], case.mode.joint)
         else:
-            ruled_R = decide(timed, {}, mode.without_network()).action_R
+            ruled_R = decide(timed, {}, case.mode.without_network()).action_R
             replays[name] = batches.replay(ruled_R)
-        one_length = batches.select(predicted[level], modes.common[level], common=True)
-        replays[name + ONE_LENGTH] = one_length
+        replays[name + ONE_LENGTH] = batches.select(predicted[level], case.common, common=True)
     return replays

@@ -19,26 +19,27 @@ from data_gen.texts.logs import LoggedText
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, timed
 from pipelines.evaluate.gains import (
+    BASELINES,
     CHARGED,
     FIXED,
     LEVELS,
     ONE_LENGTH,
-    BatchModes,
     entries,
     measured,
     selector_at,
 )
-from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
-from pipelines.evaluate.table import ALL, Figure, Table, replayed
+from pipelines.evaluate.methods import COPYING, PLAIN
+from pipelines.evaluate.table import ALL, Figure, Table
 from pipelines.latency.stage import load_profile
 from pipelines.pair.log import LogSource, log_source
 from pipelines.run import watched
 from pipelines.tracking import metric_name
-from pipelines.train.result import build, chosen_of, load_module, load_result
+from pipelines.train.result import Case, build, load_module, load_result
 from selector.runtime.selector import Selector, Tuned
 from selector.train.data import Texts
 
 TIMED_DECISIONS = 200
+Columns = dict[str, Any]  # of a table: the setting, and the requests of a step
 CONTEXT = 8000  # tokens of context at which decisions are timed
 
 
@@ -53,20 +54,22 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     profile = load_profile(config)
     sampling = config.sampling[0].build()
     module = load_module(config, result)
-    rows = chosen_of(result)["modes"]
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", data)
     outcome["decision_seconds"] = _decision_seconds(selector, source.splits["test"], sampling)
+    if not source.is_dense:
+        return {"logs": outcome, "summary": None}, Table([])
     predicted = {level: module.scores(data["test"], level) for level in LEVELS}
+    cases_by_batch: dict[int, dict[str, Case]] = {}
+    for case in result.best.cases:
+        if case.mode.level in outcome["levels"]:
+            cases_by_batch.setdefault(case.mode.batch, {})[case.mode.level] = case
     figures: list[Figure] = []
-    tuned = BatchModes.by_batch(rows) if source.is_dense else {}
-    for batch, modes in watched(tuned.items(), "replay, by batch size"):
+    for batch, cases in watched(cases_by_batch.items(), "replay, by batch size"):
         test = timed(data["test"], sampling, VERIFIER, profile, batch)
-        taken = {level: outcome["decision_seconds"][level][str(batch)] for level in LEVELS}
-        selector_modes = {level: modes.selector[level] for level in outcome["levels"]}
-        compared_modes = modes._replace(selector=selector_modes)
-        batch_figures = list(measured(compared_modes, test, predicted, profile, taken))
-        outcome["by_batch"] += entries(Table(batch_figures), compared_modes)
+        seconds = {level: outcome["decision_seconds"][level][str(batch)] for level in cases}
+        batch_figures = list(measured(cases, test, predicted, profile, seconds))
+        outcome["by_batch"] += entries(Table(batch_figures), cases)
         figures += batch_figures
     return {"logs": outcome, "summary": None}, Table(figures)
 
@@ -144,8 +147,8 @@ def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
             f"Accepted of a chain of {depth}: {training} tokens on average on training texts, "
             f"{others} on others."
         )
-    for setting, level in product(settings(table), logs["levels"]):
-        yield from _gains_in_words(table, setting, level)
+    for columns, level in product(tuned_columns(table), logs["levels"]):
+        yield from _gains_in_words(table, columns, level)
     if logs["exported"]:
         for level in logs["levels"]:
             yield _seconds_in_words(logs["decision_seconds"], level)
@@ -158,18 +161,18 @@ def _mean_accepted(logs: dict[str, Any], split: str) -> str:
     return f"{logs['accepted'][split][-1]:.2f}".replace("nan", "unknown")
 
 
-def _gains_in_words(table: Table, setting: str, level: str) -> Iterator[str]:
+def _gains_in_words(table: Table, columns: Columns, level: str) -> Iterator[str]:
     selector_name = selector_at(level)
-    over_plain = table.of(setting, selector_name, replayed(PLAIN)).text(3)
-    over_rule = table.of(setting, selector_name, replayed(COPYING)).text(3)
-    over_fixed = table.of(setting, selector_name, replayed(FIXED)).text(3)
+    speeds = {}
+    for rival in (PLAIN, COPYING, FIXED):
+        speeds[rival] = table.of(**columns, method=selector_name, rival=rival).text(3)
     yield (
-        f"{setting}, {LEVELS[level]}: {over_plain} times plain decoding, {over_rule} of the lookup "
-        f"rule, {over_fixed} of the best fixed length."
+        f"{requests_in_words(**columns)}, {LEVELS[level]}: {speeds[PLAIN]} times plain decoding, "
+        f"{speeds[COPYING]} of the lookup rule, {speeds[FIXED]} of the best fixed length."
     )
-    charged = table.of(setting, selector_name + CHARGED, replayed(COPYING))
+    charged = table.of(**columns, method=selector_name + CHARGED, rival=COPYING)
     yield f"  with its decisions {charged.text(3)} of the rule"
-    one_length = table.get(setting, selector_name + ONE_LENGTH, replayed(FIXED))
+    one_length = table.get(**columns, method=selector_name + ONE_LENGTH, rival=FIXED)
     if one_length:
         yield f"  with one length for all requests {one_length.text(3)} of the fixed one"
 
@@ -182,49 +185,59 @@ def _seconds_in_words(latencies: dict[str, Any], level: str) -> str:
     )
 
 
-def settings(table: Table) -> list[str]:
-    """Those that rules and networks are tuned for: one request, or several with different texts."""
-    # as of `place_of`
-    return [
-        setting
-        for setting in table.settings
-        if setting.endswith((", batch 1", " different requests"))
-    ]
+def tuned_columns(table: Table) -> list[Columns]:
+    """The settings that rules and networks are tuned for: one request, or several with different
+    texts."""
+    tuned = {}
+    for figure in table.figures:
+        if figure.batch == 1 or figure.is_mixed:
+            columns = {name: getattr(figure, name) for name in ("setting", "batch", "is_mixed")}
+            tuned[requests_in_words(**columns)] = columns
+    return list(tuned.values())
+
+
+def requests_in_words(setting: str, batch: int, is_mixed: bool) -> str:
+    if is_mixed:
+        return f"{setting}, {batch} different requests"
+    return f"{setting}, batch {batch}"
 
 
 def metrics(table: Table) -> dict[str, float]:
     """For MLflow: the speed of every selector over the lookup rule and the best fixed length by
     setting."""
-    measures = replayed(COPYING), replayed(FIXED)
-    tuned_settings = settings(table)
     speeds: dict[str, float] = {}
-    for figure in table.figures:
-        if (
-            figure.setting in tuned_settings
-            and figure.kind == ALL
-            and figure.method.startswith(SELECTOR)
-            and figure.measure in measures
-        ):
-            name = f"test/{figure.setting}/{figure.method}/{figure.measure}"
-            speeds[metric_name(name)] = figure.value
+    for columns, rival in product(tuned_columns(table), (COPYING, FIXED)):
+        for figure in table.select(**columns, kind=ALL, rival=rival):
+            if figure.method not in BASELINES:
+                name = f"test/{requests_in_words(**columns)}/{figure.method}/{figure.label}"
+                speeds[metric_name(name)] = figure.value
     return speeds
 
 
-def methods(table: Table, setting: str) -> Iterator[dict[str, str]]:
-    """For the report: by method its speed over plain decoding and the lookup rule, and the
-    selectors' over it."""
-    names = table.methods(setting, replayed(PLAIN))
-    for method in names:
-        over = {"over plain decoding": table.get(setting, method, replayed(PLAIN))}
-        for level, words in LEVELS.items():
-            selector_name = selector_at(level)
-            if selector_name in names:
-                figure = table.get(setting, selector_name, replayed(method))
-                over[f"selector over it, {words}"] = figure
-        for kind in table.kinds(setting)[1:]:
-            figure = table.get(setting, method, replayed(COPYING), kind)
-            over[f"over the {COPYING}, {kind}"] = figure
-        cells = {"method": method}
-        for name, figure in over.items():
-            cells[name] = figure.text(3) if figure else ""
-        yield cells
+def methods(table: Table) -> dict[str, list[dict[str, str]]]:
+    """For the report: by setting every method, the fastest first, its speed over plain decoding and
+    the lookup rule, and the selectors' over it."""
+    rows_by_setting = {}
+    for columns in tuned_columns(table):
+        plain = table.select(**columns, kind=ALL, rival=PLAIN)
+        plain.sort(key=lambda figure: -figure.value)
+        rows = [_cells(table, columns, figure) for figure in plain]
+        rows_by_setting[requests_in_words(**columns)] = rows
+    return rows_by_setting
+
+
+def _cells(table: Table, columns: Columns, over_plain: Figure) -> dict[str, str]:
+    method = over_plain.method
+    shown: dict[str, Figure | None] = {"over plain decoding": over_plain}
+    for level, words in LEVELS.items():
+        selector_name = selector_at(level)
+        if table.get(**columns, method=selector_name, rival=PLAIN):
+            over_it = table.get(**columns, method=selector_name, rival=method)
+            shown[f"selector over it, {words}"] = over_it
+    for kind in table.kinds(**columns)[1:]:
+        over_rule = table.get(**columns, kind=kind, method=method, rival=COPYING)
+        shown[f"over the {COPYING}, {kind}"] = over_rule
+    cells = {"method": method}
+    for name, figure in shown.items():
+        cells[name] = figure.text(3) if figure else ""
+    return cells

@@ -41,8 +41,7 @@ from selector.runtime.selector import Tuned
 from selector.schema import InputError
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.replay import Replayed
-from selector.train.tuning import StaticTable, replay_mode
+from selector.train.tuning import StaticTable
 
 PLAIN = "plain decoding"
 SELECTOR = "selector"
@@ -53,9 +52,11 @@ BRANCHING = f"{STATIC} with branches"
 BEST_STATIC = f"best {STATIC}"
 COPYING = "lookup rule"
 NETWORK = "network"
+DECODED_TREES = (PLAIN, AT_ROOT, CHAIN, BEST_STATIC)
 ASSISTED = "assisted generation"
 ASSISTED_TUNED = "assisted generation, tuned"
 PROMPT_LOOKUP = "prompt lookup"
+BASES = (PLAIN, BEST_STATIC)  # that every method's speed is compared with
 CHECKED = (Action(1, 4, 0), Action(2, 2, 3), Action(4, 0, 6))  # drafted in the greedy check
 
 
@@ -84,6 +85,8 @@ class Method:
     mode: Mode
     network: SelectorModule | None = None  # whose predictions replay uses
     chooser: Chooser | None = None  # decides in decoding where the mode alone cannot
+    # what only explains the choice of the best tree or the selector is not
+    is_decoded: bool = True
 
     @property
     def drafts(self) -> str:
@@ -95,12 +98,6 @@ class Method:
         if rule:
             return f"copies of {rule.length} after a match of {rule.least}, else {tree}"
         return tree
-
-    @property
-    def is_decoded(self) -> bool:
-        """Whether it is decoded, too. What only explains the choice of the best tree or the
-        selector is not."""
-        return self.name == AT_ROOT or not self.name.startswith((BRANCHING, NETWORK, f"{STATIC}, "))
 
     @property
     def identity(self) -> Hashable:
@@ -134,16 +131,6 @@ class Method:
             step_roots=[step.length - len(prompt) for step in steps],
         )
 
-    def replay(self, texts: Texts, profile: LatencyProfile) -> Replayed:
-        """Expected steps and time on labelled texts of one sampling setting, by a machine's latency
-        profile."""
-        timed = Timed(texts, self.verifier, profile)
-        module = self.network
-        if module is None:
-            return replay_mode(timed, {}, self.mode)
-        predicted = module.predictions(texts, self.mode)
-        return replay_mode(timed, predicted, self.mode, policy=not module.is_regressor)
-
 
 def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfile) -> list[Method]:
     """Plain decoding, and the fastest static trees on texts of one sampling setting: with each
@@ -176,7 +163,8 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     trees[BEST_STATIC] = overall
     sampling = timed[verifiers[0]].sampling
     return [
-        Method(name, verifier, Mode(sampling, action)) for name, (verifier, action) in trees.items()
+        Method(name, verifier, Mode(sampling, action), is_decoded=name in DECODED_TREES)
+        for name, (verifier, action) in trees.items()
     ]
 
 

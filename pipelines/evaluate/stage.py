@@ -26,13 +26,13 @@ from pipelines.data.recorded import load_traces, settings_of, traces_folder
 from pipelines.evaluate import methods
 from pipelines.evaluate.logged import evaluated
 from pipelines.evaluate.methods import Assistant, Decoding, Method
+from pipelines.evaluate.replays import replayed
 from pipelines.evaluate.table import (
     Figure,
     Rows,
     Table,
     entries,
     figures,
-    replays,
     setting_name,
     summary,
 )
@@ -45,14 +45,13 @@ from pipelines.run import Parts, Stage, verify, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.result import (
+    Result,
     build,
-    chosen_of,
     decision_digest,
     known_digest,
     load_module,
     load_result,
 )
-from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Tuned
 from selector.sampling import Sampling
@@ -138,9 +137,9 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     splits = load_traces(config)
     module = load_module(config, result)
     compared = _compared(config, profile, splits, result, module)
-    replayed = list(replays(compared, splits["test"], profile))
+    replay_figures = list(replayed(compared, splits["test"], profile))
     for path, clock in clocks(config, profile).items():
-        replayed += _on_clock(config, clock, splits, module, path.stem)
+        replay_figures += _on_clock(config, clock, splits, module, path.stem)
     contenders: Contenders = {}
     only_replayed = []
     for sampling, setting_methods in compared.items():
@@ -153,12 +152,12 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
             contenders[sampling] += assistants
     greedy = methods.greedy_check(pair, config, prompts[:GREEDY_PROMPTS])
     decoded = decode_prompts(config, pair, prompts, contenders, stage.parts())
-    table = Table([*figures(decoded), *replayed])
+    table = Table([*figures(decoded), *replay_figures])
     outcome = {
         "summary": summary(config, table, decoded),
         "methods": entries(table, decoded),
         "replayed": only_replayed,
-        "decisions": chosen_of(result)["modes"],
+        "decisions": [case.mode.row() for case in result.best.cases],
         "greedy": greedy,
     }
     return Evaluation(outcome, table)
@@ -193,7 +192,7 @@ def _compared(
     config: Config,
     profile: LatencyProfile,
     splits: dict[str, Texts],
-    result: dict[str, Any],
+    result: Result,
     module: SelectorModule,
 ) -> dict[Sampling, list[Method]]:
     with tempfile.TemporaryDirectory() as temporary:
@@ -201,8 +200,8 @@ def _compared(
     verifier = config.train.verifier
     judged = _judged(config, profile, splits, module)
     methods_by_setting: dict[Sampling, list[Method]] = {}
-    for row in watched(chosen_of(result)["modes"], "choosing the methods"):
-        mode = Mode.of(row)
+    for case in watched(result.best.cases, "choosing the methods"):
+        mode = case.mode
         texts = splits["train"].setting_of(mode.sampling)
         static_methods = methods.static_methods(texts, config.verifiers, profile)
         best = static_methods[-1]
@@ -212,7 +211,7 @@ def _compared(
             Method(methods.COPYING, best.verifier, rule),
             Method(methods.SELECTOR, verifier, mode, module, Tuned(mode, selector)),
             # whatever is exported
-            Method(methods.NETWORK, verifier, judged[mode.sampling].mode, module),
+            Method(methods.NETWORK, verifier, judged[mode.sampling].mode, module, is_decoded=False),
         ]
     return methods_by_setting
 
@@ -256,7 +255,7 @@ def _on_clock(
             *static_methods,
             Method(methods.SELECTOR, config.train.verifier, mode, module),
         ]
-    return replays(methods_by_setting, splits["test"], profile, name)
+    return replayed(methods_by_setting, splits["test"], profile, name)
 
 
 def _judged(

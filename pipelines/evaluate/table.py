@@ -1,11 +1,10 @@
 """From decoded prompts and replayed texts to the figures of an evaluation: one tidy table, which
 all that shows them reads.
 
-A measure of speed names its rival and, unless it is this machine's, the clock: "replayed over plain
-decoding". Decoded speeds are geometric means over prompts and rounds, and so their ratios are
-paired. Their bounds are those of a 95% interval over *sources* (files that prompts come from),
-which leaves out clock noise, the training seed and the choice of the pair; what was replayed has
-one standard error to each side. Tokens count up to the limit of a text.
+Decoded speeds are geometric means over prompts and rounds, and so their ratios are paired. Their
+bounds are those of a 95% interval over *sources* (files that prompts come from), which leaves out
+clock noise, the training seed and the choice of the pair; what was replayed has one standard error
+to each side. Tokens count up to the limit of a text.
 
 Legend: X prompts, R rounds.
 """
@@ -14,11 +13,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas
 import torch
@@ -26,14 +25,11 @@ from scipy import stats
 from torch import Tensor
 
 from pipelines.config import Config
-from pipelines.evaluate.methods import ASSISTED, AT_ROOT, BEST_STATIC, PLAIN, SELECTOR, Method
-from pipelines.run import watched
+from pipelines.evaluate.methods import ASSISTED, AT_ROOT, BASES, BEST_STATIC, SELECTOR
 from selector.actions import Action
 from selector.files import atomically
-from selector.latency import LatencyProfile
 from selector.sampling import Sampling
-from selector.train.data import Texts
-from selector.train.replay import Ratio, ratio_of_speeds
+from selector.train.replay import Ratio
 
 Rows = list[dict[str, Any]]  # of the journal
 # where new tokens come from
@@ -41,11 +37,16 @@ DRAFTED = "drafted"
 COPIED = "copied"
 TARGET = "target"
 ORIGINS = (DRAFTED, COPIED, TARGET)
-ALL = "all"  # kinds of prompts
-ON = "replayed on"  # the clock of another machine
-TOKENS_PER_SECOND = "tokens per second"
+HERE = "this machine"
+ALL = "all"  # sampling settings, or kinds of prompts
+# how a figure was found
+DECODED = "decoded"
+REPLAYED = "replayed"
+# statistics
+SPEED = "tokens per second"
 EFFICIENCY = "tokens per step"
-SHARE = "share"
+ACCEPTANCE = "acceptance"
+SHARE = "share of the tokens: "  # and where they come from
 # by figure of the summary: the method that the selector's speed is compared with
 FIGURES = {
     "ratio_vs_assisted_generation": ASSISTED,
@@ -78,33 +79,58 @@ def paired(logs_XR: Tensor, source_X: Tensor) -> tuple[float, list[float]]:
     return value, [value / factor, value * factor]
 
 
-class Figure(NamedTuple):
-    """One figure. `low` and `high` are None where a single source leaves them open, or where there
-    are none."""
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure. Columns that do not apply to it have their defaults. `low` and `high` are None
+    where a single source leaves them open, or where there are none."""
 
-    setting: str
+    setting: str = ALL  # of sampling
+    batch: int = 1  # requests of a step
+    is_mixed: bool = False  # whether the requests of a step have different texts
+    kind: str = ALL  # of prompts
     method: str
-    kind: str
-    measure: str
+    rival: str = ""  # where the value is a ratio, the method that it is over
+    basis: str = REPLAYED
+    clock: str = HERE  # the machine, where the basis is replay
+    statistic: str = SPEED
+    depth: int | None = None  # of a drafted token
+    K: int | None = None  # drafts of a node
     value: float
     low: float | None = None
     high: float | None = None
 
-    def __str__(self) -> str:
-        return self.text(2)
+    @classmethod
+    def of_ratio(cls, ratio: Ratio, **columns: Any) -> Figure:
+        """A figure with one standard error to each side."""
+        if not math.isfinite(ratio.error):
+            return cls(**columns, value=ratio.value)
+        low = ratio.value - ratio.error
+        return cls(**columns, value=ratio.value, low=low, high=ratio.value + ratio.error)
 
     @property
     def ratio(self) -> Ratio:
-        """Of a figure with a standard error."""
+        """The value with its standard error, of a figure that was not decoded."""
         return Ratio(self.value, math.inf if self.high is None else self.high - self.value)
 
-    def text(self, digits: int) -> str:
-        """The figure with its error or its interval."""
+    def text(self, digits: int = 2) -> str:
+        """The value with its error or its interval."""
         if self.low is None or self.high is None:
             return f"{self.value:.{digits}f}"
-        if self.measure.startswith(("replayed", "optimal", "drafted", "labelled")):
-            return f"{self.value:.{digits}f} ±{self.high - self.value:.{digits}f}"
-        return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        if self.basis == DECODED:
+            return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        return f"{self.value:.{digits}f} ±{self.high - self.value:.{digits}f}"
+
+    @property
+    def label(self) -> str:
+        """What the value is, in words, but for the method, the setting and the kind of prompts."""
+        words = self.basis
+        if self.statistic != SPEED or not self.rival:
+            words += f" {self.statistic}"
+        if self.clock != HERE:
+            words += f" on {self.clock}"
+        if self.rival:
+            words += f" over {self.rival}"
+        return words
 
 
 def shares(rows: Rows) -> dict[str, float] | None:
@@ -129,111 +155,50 @@ def setting_name(temperature: float, top_p: float) -> str:
     return str(Sampling(temperature, top_p))
 
 
-def decoded(rival: str) -> str:
-    """The measure of a decoded speed over a rival's."""
-    return f"decoded over {rival}"
-
-
-def replayed(rival: str, clock: str = "") -> str:
-    """The measure of a replayed speed over a rival's; `clock` is that of another machine."""
-    if clock:
-        return f"{ON} {clock} over {rival}"
-    return f"replayed over {rival}"
-
-
-def replayed_figure(
-    setting: str, method: str, measure: str, ratio: Ratio, kind: str = ALL
-) -> Figure:
-    if not math.isfinite(ratio.error):
-        return Figure(setting, method, kind, measure, ratio.value)
-    low = ratio.value - ratio.error
-    high = ratio.value + ratio.error
-    return Figure(setting, method, kind, measure, ratio.value, low, high)
-
-
-def compared(
-    setting: str,
-    replays: Mapping[str, Any],
-    over: Callable[[Any, Any], Ratio],
-    bases: Collection[str],
-    kind: str = ALL,
-    clock: str = "",
-) -> Iterator[Figure]:
-    """The replayed speed of every method over each of the `bases`, and of the selectors over every
-    method."""
-    for name, replay in replays.items():
-        rivals: Collection[str] = replays if name.startswith(SELECTOR) else bases
-        for rival in rivals:
-            if rival != name:
-                ratio = over(replay, replays[rival])
-                yield replayed_figure(setting, name, replayed(rival, clock), ratio, kind)
-
-
 class Table:
-    """Figures by setting, method, kind and measure."""
+    """Figures, which are found by their columns."""
 
     def __init__(self, figures: Iterable[Figure]) -> None:
         self.figures = list(figures)
-        self._at = {figure[:4]: figure for figure in self.figures}
+        self._by_columns = {}
+        for figure in self.figures:
+            self._by_columns[replace(figure, value=0.0, low=None, high=None)] = figure
 
-    def get(self, setting: str, method: str, measure: str, kind: str = ALL) -> Figure | None:
-        return self._at.get((setting, method, kind, measure))
+    def get(self, **columns: Any) -> Figure | None:
+        """The figure with these columns, and the defaults of all others."""
+        return self._by_columns.get(Figure(**columns, value=0.0))
 
-    def of(self, setting: str, method: str, measure: str, kind: str = ALL) -> Figure:
-        """A figure; KeyError where it was not measured."""
-        return self._at[setting, method, kind, measure]
+    def of(self, **columns: Any) -> Figure:
+        """As `get`; KeyError where it was not measured."""
+        return self._by_columns[Figure(**columns, value=0.0)]
 
-    def methods(self, setting: str, measure: str) -> list[str]:
-        """Those with this measure over all kinds, the largest figure first."""
-        measured = [
-            figure
-            for figure in self.figures
-            if (figure.setting, figure.kind, figure.measure) == (setting, ALL, measure)
-        ]
-        return [figure.method for figure in sorted(measured, key=lambda figure: -figure.value)]
+    def select(self, **columns: object) -> list[Figure]:
+        """All figures with these columns."""
+        wanted = columns.items()
+        return [figure for figure in self.figures if wanted <= vars(figure).items()]
 
-    @property
-    def settings(self) -> list[str]:
-        return list(dict.fromkeys(figure.setting for figure in self.figures))
-
-    def kinds(self, setting: str) -> list[str]:
-        """The kinds of prompts, `ALL` first."""
-        kinds = {figure.kind for figure in self.figures if figure.setting == setting}
+    def kinds(self, **columns: object) -> list[str]:
+        """The kinds of prompts of the figures with these columns, `ALL` first."""
+        kinds = {figure.kind for figure in self.select(**columns)}
         return [ALL, *sorted(kinds - {ALL})]
 
     def write(self, path: Path) -> None:
         """Write a Parquet file whole or not at all."""
+        names = [column.name for column in fields(Figure)]
         with atomically(path) as partial_path:
-            pandas.DataFrame(self.figures, columns=Figure._fields).to_parquet(
+            pandas.DataFrame(map(vars, self.figures), columns=names).to_parquet(
                 partial_path, index=False
             )
 
     @classmethod
     def read(cls, path: Path) -> Table:
-        frame = pandas.read_parquet(path).astype(object)
-        frame = frame.where(frame.notna(), None)
-        return cls(map(Figure._make, frame.itertuples(index=False, name=None)))
-
-
-def replays(
-    methods: Mapping[Sampling, list[Method]], texts: Texts, profile: LatencyProfile, clock: str = ""
-) -> Iterator[Figure]:
-    """The speed of every method over plain decoding and the best static tree, and of the selector
-    over each of the others; `clock` names another machine's profile."""
-    words = "replaying held-out texts"
-    if clock:
-        words += f", {clock}"
-    for setting, setting_methods in watched(methods.items(), words):
-        setting_texts = texts.setting_of(setting)
-        replay_by_method = {
-            method.name: method.replay(setting_texts, profile) for method in setting_methods
-        }
-        speed_over = partial(ratio_of_speeds, source_X=setting_texts.source_number_X)
-        name = setting_name(setting.temperature, setting.top_p)
-        yield from compared(name, replay_by_method, speed_over, (PLAIN, BEST_STATIC), clock=clock)
+        frame = pandas.read_parquet(path, dtype_backend="pyarrow").astype(object)
+        rows = frame.where(frame.notna(), None).to_dict("records")
+        return cls(Figure(**row) for row in rows)
 
 
 def figures(rows: Rows) -> Iterator[Figure]:
+    """The figures of decoded prompts."""
     for setting in dict.fromkeys(row["setting"] for row in rows):
         setting_rows = [row for row in rows if row["setting"] == setting]
         kinds = sorted({row["kind"] for row in setting_rows})
@@ -244,43 +209,57 @@ def figures(rows: Rows) -> Iterator[Figure]:
             for row in setting_rows:
                 if kind in (ALL, row["kind"]):
                     rows_by_method.setdefault(row["method"], []).append(row)
-            yield from _of_kind(setting, kind, rows_by_method)
+            yield from _of_kind(rows_by_method, {"setting": setting, "kind": kind})
 
 
-def _of_kind(setting: str, kind: str, methods: dict[str, Rows]) -> Iterator[Figure]:
+def _of_kind(methods: dict[str, Rows], place: dict[str, str]) -> Iterator[Figure]:
     for method, rows in methods.items():
-        at = setting, method, kind
-        rounds_XR2 = torch.tensor([row["rounds"] for row in rows], dtype=torch.float64)
-        tokens_XR, seconds_XR = rounds_XR2.unbind(-1)
-        yield Figure(*at, TOKENS_PER_SECOND, *_interval((tokens_XR / seconds_XR).log(), rows))
-        yield Figure(*at, EFFICIENCY, total(rows, "tokens") / total(rows, "steps"))
+        columns: dict[str, Any] = {**place, "method": method, "basis": DECODED}
+        yield paired_figure(rows, log_speeds(rows), **columns)
+        efficiency = total(rows, "tokens") / total(rows, "steps")
+        yield Figure(**columns, statistic=EFFICIENCY, value=efficiency)
         share_by_origin = shares(rows) or {}
         for origin, share in share_by_origin.items():
-            yield Figure(*at, f"{SHARE} {origin}", share)
-        rivals: Collection[str] = methods if method == SELECTOR else (PLAIN, BEST_STATIC)
-        for rival in rivals:
+            yield Figure(**columns, statistic=SHARE + origin, value=share)
+    for method, rival in with_rivals(methods, BASES, [SELECTOR]):
+        columns = {**place, "method": method, "rival": rival, "basis": DECODED}
+        yield paired_figure(methods[method], log_ratios(methods[method], methods[rival]), **columns)
+
+
+def with_rivals(
+    methods: Iterable[str], bases: Collection[str], selectors: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Every method with each of the `bases`, and the selectors with all methods, but none with
+    itself."""
+    methods = list(methods)
+    for method in methods:
+        for rival in methods if method in selectors else bases:
             if rival != method:
-                yield Figure(*at, decoded(rival), *over(rows, methods[rival]))
+                yield method, rival
 
 
-def over(mine: Rows, other: Rows) -> tuple[float, float | None, float | None]:
-    """The paired speed of one method over another on the prompts of its rows, and its 95%
+def log_speeds(rows: Rows) -> Tensor:
+    """Logarithms of the tokens per second of every prompt in every round, float64 [X, R]."""
+    rounds_XR2 = torch.tensor([row["rounds"] for row in rows], dtype=torch.float64)
+    return (rounds_XR2[..., 0] / rounds_XR2[..., 1]).log()
+
+
+def log_ratios(rows: Rows, others: Rows) -> Tensor:
+    """Logarithms of a method's speed over another's, prompt by prompt and round by round, float64
+    [X, R]."""
+    other_by_prompt = {row["prompt"]: row for row in others}
+    return log_speeds(rows) - log_speeds([other_by_prompt[row["prompt"]] for row in rows])
+
+
+def paired_figure(rows: Rows, logs_XR: Tensor, **columns: Any) -> Figure:
+    """The geometric mean of what was measured on the prompts of some rows, and its 95%
     interval."""
-    theirs = {row["prompt"]: row["rounds"] for row in other}
-    both_X2R2 = torch.tensor(
-        [[row["rounds"], theirs[row["prompt"]]] for row in mine], dtype=torch.float64
-    )
-    speed_XR, other_speed_XR = (both_X2R2[..., 0] / both_X2R2[..., 1]).unbind(1)
-    return _interval((speed_XR / other_speed_XR).log(), mine)
-
-
-def _interval(logs_XR: Tensor, rows: Rows) -> tuple[float, float | None, float | None]:
     names = sorted({row["source"] for row in rows})
     source_X = torch.tensor([names.index(row["source"]) for row in rows])
     value, (low, high) = paired(logs_XR, source_X)
-    if math.isfinite(high):
-        return value, low, high
-    return value, None, None
+    if not math.isfinite(high):
+        return Figure(**columns, value=value)
+    return Figure(**columns, value=value, low=low, high=high)
 
 
 def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
@@ -291,14 +270,24 @@ def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
     outcome: dict[str, Any] = {
         "selector_time_share": total(selector_rows, "select_seconds") / seconds
     }
-    for name, values in _ratios(table).items():
-        if values:
-            outcome[name] = statistics.mean(values)
+    selector: dict[str, Any] = {"method": SELECTOR, "kind": ALL}
+    ratios = {
+        name: table.select(**selector, rival=rival, basis=DECODED)
+        for name, rival in FIGURES.items()
+    }
+    at_root = table.select(**selector, rival=AT_ROOT, basis=REPLAYED)
+    ratios["ratio_vs_static_traversal_gpu_like"] = [
+        figure for figure in at_root if figure.clock != HERE
+    ]
+    for name, selected in ratios.items():
+        if selected:
+            outcome[name] = statistics.mean(figure.value for figure in selected)
     outcome["by_setting"] = []
     for sampling in config.sampling:
         setting = setting_name(sampling.temperature, sampling.top_p)
-        wall = table.of(setting, SELECTOR, decoded(BEST_STATIC))
-        replay = table.of(setting, SELECTOR, replayed(BEST_STATIC))
+        columns = {"setting": setting, "method": SELECTOR, "rival": BEST_STATIC}
+        wall = table.of(**columns, basis=DECODED)
+        replay = table.of(**columns, basis=REPLAYED)
         outcome["by_setting"].append(
             {
                 "temperature": sampling.temperature,
@@ -312,46 +301,25 @@ def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
     return outcome
 
 
-def _ratios(table: Table) -> dict[str, list[float]]:
-    """The selector's speed over its rivals' under each setting, by figure of the summary."""
-    selector_figures = [
-        figure for figure in table.figures if (figure.method, figure.kind) == (SELECTOR, ALL)
-    ]
-    ratios: dict[str, list[float]] = {}
-    for name, rival in FIGURES.items():
-        measure = decoded(rival)
-        ratios[name] = [figure.value for figure in selector_figures if figure.measure == measure]
-    ratios["ratio_vs_static_traversal_gpu_like"] = [
-        figure.value
-        for figure in selector_figures
-        if figure.measure.startswith(ON) and figure.measure.endswith(f" over {AT_ROOT}")
-    ]
-    return ratios
-
-
 def entries(table: Table, rows: Rows) -> Rows:
+    """What `evaluation.json` says of every method that was decoded."""
     rows_by_method: dict[tuple[str, str], Rows] = {}
     for row in rows:
         rows_by_method.setdefault((row["setting"], row["method"]), []).append(row)
     listed = []
-    for at, method_rows in rows_by_method.items():
-        per_second = table.of(*at, TOKENS_PER_SECOND)
-        first_row = method_rows[0]
-        listed.append(
-            {
-                "setting": first_row["setting"],
-                "method": first_row["method"],
-                "verifier": first_row["verifier"],
-                "drafts": first_row["drafts"],
-                "temperature": first_row["temperature"],
-                "top_p": first_row["top_p"],
-                "tokens_per_second": per_second.value,
-                "interval_95": [per_second.low, per_second.high],
-                "block_efficiency": table.of(*at, EFFICIENCY).value,
-                "tokens": total(method_rows, "tokens"),
-                "prompts": len(method_rows),
-            }
-        )
+    for (setting, method), method_rows in rows_by_method.items():
+        columns = {"setting": setting, "method": method, "basis": DECODED}
+        speed = table.of(**columns)
+        described = ("setting", "method", "verifier", "drafts", "temperature", "top_p")
+        entry = {name: method_rows[0][name] for name in described}
+        entry |= {
+            "tokens_per_second": speed.value,
+            "interval_95": [speed.low, speed.high],
+            "block_efficiency": table.of(**columns, statistic=EFFICIENCY).value,
+            "tokens": total(method_rows, "tokens"),
+            "prompts": len(method_rows),
+        }
+        listed.append(entry)
     return listed
 
 

@@ -11,9 +11,18 @@ from typing import Any
 from data_gen.models.sampling import generation_arguments
 from pipelines.config import SMOLLM2, Config, Pair
 from pipelines.evaluate import logged
-from pipelines.evaluate import table as figures
 from pipelines.evaluate.methods import BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR, STATIC
-from pipelines.evaluate.table import Figure, Table, decoded, replayed, setting_name
+from pipelines.evaluate.table import (
+    ALL,
+    DECODED,
+    EFFICIENCY,
+    ORIGINS,
+    REPLAYED,
+    SHARE,
+    Figure,
+    Table,
+    setting_name,
+)
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import pair_names
 from pipelines.run import console, read_json, table, write_json
@@ -104,9 +113,8 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
     speeds = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
         measured = {EXPORTED: row["replay_ratio"]}
-        for figure in evaluation.table.figures:
-            if figure[:3] == (setting, SELECTOR, figures.ALL):
-                measured[metric_name(figure.measure)] = figure.value
+        for figure in evaluation.table.select(setting=setting, method=SELECTOR, kind=ALL):
+            measured[metric_name(figure.label)] = figure.value
         speeds |= named(measured, row)
     return speeds
 
@@ -123,13 +131,14 @@ def verdicts(evaluation: Evaluation) -> list[str]:
     ]
 
 
-def _verdict(found: Table, setting: str, mode: Mode) -> str:
+def _verdict(table: Table, setting: str, mode: Mode) -> str:
     name = exported(mode)
-    replay = found.of(setting, SELECTOR, replayed(PLAIN))
-    wall = found.of(setting, SELECTOR, decoded(PLAIN))
+    over_plain = {"setting": setting, "rival": PLAIN}
+    replay = table.of(**over_plain, method=SELECTOR)
+    wall = table.of(**over_plain, method=SELECTOR, basis=DECODED)
     text = (
-        f"the {name} is exported. It is {replay} times as fast as plain decoding in replay and "
-        f"{wall} times in decoding."
+        f"the {name} is exported. It is {replay.text()} times as fast as plain decoding in replay "
+        f"and {wall.text()} times in decoding."
     )
     if name == PLAIN:
         text = "plain decoding is exported: on the validation texts nothing was surely faster."
@@ -137,17 +146,18 @@ def _verdict(found: Table, setting: str, mode: Mode) -> str:
         text = f"A LOSS, so plain decoding is exported: {text.replace('is exported', 'was chosen')}"
     rivals = []
     for rival in (BEST_STATIC, COPYING, NETWORK):
-        figure = found.get(setting, rival, replayed(PLAIN))
+        figure = table.get(**over_plain, method=rival)
         if rival != name and figure is not None:
             rivals.append(figure)
     best = max(rivals, key=lambda figure: figure.value)
     if round(best.value, 2) > round(replay.value, 2):
-        text += f" The {best.method} is faster in replay: {best} times."
-    over_rule = _stands(found.of(setting, SELECTOR, decoded(COPYING)))
-    over_static = _stands(found.of(setting, SELECTOR, decoded(BEST_STATIC)))
+        text += f" The {best.method} is faster in replay: {best.text()} times."
+    gains = []
+    for rival in (COPYING, BEST_STATIC):
+        gain = table.of(setting=setting, method=SELECTOR, rival=rival, basis=DECODED)
+        gains.append(f"over the {rival} {_stands(gain)}")
     return (
-        f"{text} In wall-clock time, prompt by prompt, the selector's gain over the {COPYING} "
-        f"{over_rule} and over the {BEST_STATIC} {over_static}."
+        f"{text} In wall-clock time, prompt by prompt, the selector's gain {' and '.join(gains)}."
     )
 
 
@@ -175,8 +185,8 @@ def losses(evaluation: Evaluation) -> list[Sampling]:
     is exported there."""
     lost = []
     for setting, mode in evaluation.settings:
-        wall = evaluation.table.of(setting, SELECTOR, decoded(PLAIN))
-        if _is_loss(wall):
+        columns = {"setting": setting, "method": SELECTOR, "rival": PLAIN}
+        if _is_loss(evaluation.table.of(**columns, basis=DECODED)):
             lost.append(mode.sampling)
     return lost
 
@@ -192,26 +202,25 @@ def exported(mode: Mode) -> str:
 def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
     """By sampling setting every method, the fastest first: its speed over plain decoding, the
     selector's over it."""
-    results = evaluation.table
+    table = evaluation.table
     if "logs" in evaluation.found:
-        log_settings = logged.settings(results)
-        return {name: list(logged.methods(results, name)) for name in log_settings}
+        return logged.methods(table)
     rows_by_setting: dict[str, list[tuple[float, Cells]]] = {}
     for entry in [*evaluation.found["methods"], *evaluation.found["replayed"]]:
         setting = entry["setting"]
-        name = entry["method"]
-        wall = results.get(setting, name, decoded(PLAIN))
-        replay = results.get(setting, name, replayed(PLAIN))
+        of_method = {"setting": setting, "method": entry["method"]}
+        wall = table.get(**of_method, rival=PLAIN, basis=DECODED)
+        replay = table.get(**of_method, rival=PLAIN)
         speed = wall or replay
-        cells = {
-            "method": _label(entry),
-            "decoded": _text(wall),
-            "replayed": _text(replay),
-            "selector over it, decoded": _text(results.get(setting, SELECTOR, decoded(name)), 3),
-            "selector over it, replayed": _text(results.get(setting, SELECTOR, replayed(name)), 3),
+        cells = {"method": _label(entry), "decoded": _text(wall), "replayed": _text(replay)}
+        over_it = {"setting": setting, "method": SELECTOR, "rival": entry["method"]}
+        for basis in (DECODED, REPLAYED):
+            cells[f"selector over it, {basis}"] = _text(table.get(**over_it, basis=basis), 3)
+        measured = {**of_method, "basis": DECODED}
+        cells |= {
             "drafts": entry["drafts"],
-            "tokens/step": _text(results.get(setting, name, figures.EFFICIENCY)),
-            "tokens/s": _text(results.get(setting, name, figures.TOKENS_PER_SECOND), 0),
+            "tokens/step": _text(table.get(**measured, statistic=EFFICIENCY)),
+            "tokens/s": _text(table.get(**measured), 0),
         }
         rows_by_setting.setdefault(setting, []).append((speed.value if speed else 1.0, cells))
     sorted_cells = {}
@@ -228,23 +237,24 @@ def _text(figure: Figure | None, digits: int = 2) -> str:
 def _label(entry: dict[str, Any]) -> str:
     method = entry["method"]
     verifier = entry["verifier"]
-    needless = method == PLAIN or verifier == "transformers" or method.startswith(f"{STATIC}, ")
+    # plain decoding has no verifier, and the names of others tell theirs
+    needless = method == PLAIN or verifier == "transformers" or verifier in method
     return method if needless else f"{method} ({verifier})"
 
 
 def origins(evaluation: Evaluation) -> list[Cells]:
     """What the selector's tokens came from by sampling setting and kind of prompts, and its decoded
     speed there."""
-    results = evaluation.table
     rows: list[Cells] = []
     for setting, _ in evaluation.settings:
-        for kind in results.kinds(setting):
+        for kind in evaluation.table.kinds(setting=setting):
+            columns = {"setting": setting, "kind": kind, "method": SELECTOR, "basis": DECODED}
             cells = {"setting": setting, "prompts": kind}
-            for origin in figures.ORIGINS:
-                share = results.of(setting, SELECTOR, f"{figures.SHARE} {origin}", kind)
+            for origin in ORIGINS:
+                share = evaluation.table.of(**columns, statistic=SHARE + origin)
                 cells[origin] = f"{share.value:.0%}"
             for words, rival in (("over plain", PLAIN), ("over the rule", COPYING)):
-                cells[words] = _text(results.get(setting, SELECTOR, decoded(rival), kind))
+                cells[words] = _text(evaluation.table.get(**columns, rival=rival))
             rows.append(cells)
     return rows
 

@@ -15,7 +15,7 @@ from pipelines.config import Config
 from pipelines.data.recorded import realised, traces_folder
 from pipelines.evaluate import verdict
 from pipelines.evaluate.methods import BEST_STATIC, SELECTOR, greedy_summary
-from pipelines.evaluate.table import Figure, decoded, replayed
+from pipelines.evaluate.table import ALL, DECODED, Figure
 from pipelines.evaluate.verdict import Evaluation
 from pipelines.latency.stage import profile_path
 from pipelines.pair.source import source_of
@@ -98,15 +98,19 @@ def page(config: Config, evaluation: Evaluation) -> None:
 def ratios(evaluation: Evaluation) -> dict[str, str]:
     """For each sampling setting a plot (base64 PNG) by its description: every method's speed over
     the best tree."""
-    table = evaluation.table
     pictures = {}
     for setting, _ in evaluation.settings:
-        names = table.methods(setting, decoded(BEST_STATIC))
-        speeds = [table.of(setting, name, decoded(BEST_STATIC)) for name in names]
-        speeds.sort(key=lambda speed: speed.method == SELECTOR)  # the selector on top
-        replays = {name: table.get(setting, name, replayed(BEST_STATIC)) for name in names}
+        columns = {"setting": setting, "kind": ALL, "rival": BEST_STATIC}
+        speeds = evaluation.table.select(**columns, basis=DECODED)
+        # the fastest below, and the selector on top
+        speeds.sort(key=lambda speed: (speed.method == SELECTOR, -speed.value))
+        replays = {}
+        for speed in speeds:
+            replays[speed.method] = evaluation.table.get(**columns, method=speed.method)
+        replayed = replays[SELECTOR]
         words = f"Speed of every method over the best static tree's at {setting}. "
-        words += f"The selector's: decoded {speeds[-1]}, replayed {replays[SELECTOR]}."
+        words += f"The selector's: decoded {speeds[-1].text()}, "
+        words += f"replayed {replayed.text() if replayed else 'not'}."
         png = _png(setting, speeds, replays)
         pictures[words] = base64.b64encode(png).decode()
     return pictures

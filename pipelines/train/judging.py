@@ -14,6 +14,7 @@ from torch import Tensor
 from pipelines.config import Config
 from pipelines.data.recorded import settings_of, timed
 from pipelines.run import watched
+from pipelines.train.result import Case
 from selector.decision import Mode
 from selector.latency import LatencyProfile
 from selector.train import tuning
@@ -160,7 +161,7 @@ def keep_if_ahead(
     return Judged(static, Ratio(1.0, 0.0))
 
 
-def untuned(module: SelectorModule, timed: Timed) -> list[Mode]:
+def untuned(module: SelectorModule, timed: Timed) -> list[Case]:
     """By level, the mode for a log on which nothing can be replayed: the price of time at each root
     is its own best ratio (`rho` = 1), and the static tree is the best one by the network's
     predictions."""
@@ -172,9 +173,11 @@ def untuned(module: SelectorModule, timed: Timed) -> list[Mode]:
         timed.sampling,
         trees[best],
         speed=float(speed_A[best]),
+        batch=timed.batch,
         mean_efficiency=tuple(efficiency_A.tolist()),
     )
-    return [
-        replace(fixed, batch=timed.batch, feature_levels=(level,), level=level)
-        for level in module.schema.levels
-    ]
+    cases = []
+    for level in module.schema.levels:
+        mode = replace(fixed, feature_levels=(level,), level=level)
+        cases.append(Case(mode, fixed, fixed))
+    return cases

@@ -6,19 +6,21 @@ Legend: R roots, A actions, F scalars, N ways to decide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from pydantic import ConfigDict, TypeAdapter
 
 from data_gen.traces import read_manifest
 from pipelines.config import Config
 from pipelines.data.recorded import timed, traces_folder
 from pipelines.latency.stage import load_profile
 from pipelines.pair.source import source_of
-from pipelines.run import provenance, read_json, require
+from pipelines.run import provenance, require
 from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import Mode
 from selector.export.torchscript import load_script
@@ -30,6 +32,7 @@ from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError, sha256
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
+from selector.train.replay import Ratio
 from selector.train.tuning import decide
 
 # decisions, about: that many of the artefact must be those of the trained network
@@ -37,10 +40,59 @@ COMPARED = 50_000
 TIE = 1e-3  # tokens; the artefact sums in another order than the module
 
 
+UNKNOWN = Ratio(1.0, math.inf)  # a speed on texts that cannot be replayed
+
+
+@dataclass(frozen=True)
+class Case:
+    """What training decided for a sampling setting, or for a batch size and a feature level of a
+    log; and what it was compared with."""
+
+    mode: Mode
+    static: Mode  # the best static tree
+    rule: Mode  # the lookup rule
+    # speeds over the best static tree
+    network_ratio: Ratio = UNKNOWN
+    rule_ratio: Ratio = UNKNOWN
+    # where one length serves all requests of a step: the price of time, in tokens per second
+    common: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainedSelector:
+    """A trained network, and what it decides in every case, or its rule, or the static tree."""
+
+    objective: str
+    feature_level: str
+    checkpoint: str  # in the folder `training`
+    run_id: str  # of MLflow
+    cases: list[Case]
+    kept: Ratio = UNKNOWN  # the mean speed, over cases, of what decides over the best static tree
+
+
+@dataclass(frozen=True)
+class Result:
+    """What training found, by name of the selector."""
+
+    # JSON has no infinity
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_inf_nan="strings")
+
+    chosen: str
+    selectors: dict[str, TrainedSelector]
+
+    @property
+    def best(self) -> TrainedSelector:
+        return self.selectors[self.chosen]
+
+
+RESULT = TypeAdapter(Result)
+
+
 def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
     shards = read_manifest(traces_folder(config))["shards"]
     return {
         "train": config.train.model_dump(mode="json"),
+        "result": [column.name for column in fields(Case)],
         "seed": config.seed,
         "stride": config.data.stride,
         "scalars": source_of(config).schema.fingerprint,
@@ -57,21 +109,21 @@ def known_digest(config: Config) -> dict[str, str]:
     return decision_digest(config, load_result(config))
 
 
-def load_result(config: Config) -> dict[str, Any]:
-    """What training found; InputError unless the stage is finished and was run with this config."""
+def result_path(config: Config) -> Path:
+    return config.folder / "training" / "result.json"
+
+
+def load_result(config: Config) -> Result:
+    """InputError unless the stage is finished and was run with this config."""
     require(config, "train", inputs(config, load_profile(config)))
-    return read_json(config.folder / "training" / "result.json", "train")
+    return RESULT.validate_json(result_path(config).read_bytes())
 
 
-def chosen_of(result: dict[str, Any]) -> dict[str, Any]:
-    return result["selectors"][result["chosen"]]
+def _checkpoint_of(config: Config, result: Result) -> Path:
+    return config.folder / "training" / result.best.checkpoint
 
 
-def _checkpoint_of(config: Config, result: dict[str, Any]) -> Path:
-    return config.folder / "training" / chosen_of(result)["checkpoint"]
-
-
-def load_module(config: Config, result: dict[str, Any]) -> SelectorModule:
+def load_module(config: Config, result: Result) -> SelectorModule:
     """The chosen module; InputError where its checkpoint is damaged, or a weight is not finite."""
     path = _checkpoint_of(config, result)
     try:
@@ -89,11 +141,11 @@ def load_module(config: Config, result: dict[str, Any]) -> SelectorModule:
     return module
 
 
-def decision_digest(config: Config, result: dict[str, Any]) -> dict[str, str]:
+def decision_digest(config: Config, result: Result) -> dict[str, str]:
     """Checksums of all that determines the decisions: the chosen checkpoint, and how it decides."""
     return {
         "training": sha256(_checkpoint_of(config, result)),
-        "decisions": sha256(config.folder / "training" / "result.json"),
+        "decisions": sha256(result_path(config)),
     }
 
 
@@ -110,28 +162,26 @@ def build(
     result = load_result(config)
     profile = load_profile(config)
     module = load_module(config, result)
-    chosen = chosen_of(result)
     verifier = config.train.verifier
     texts = splits["validation"]
     first_root_X = texts.size_X.cumsum(0) - texts.size_X
-    texts = texts.take((first_root_X * len(chosen["modes"]) < COMPARED).nonzero()[:, 0])
+    texts = texts.take((first_root_X * len(result.best.cases) < COMPARED).nonzero()[:, 0])
     facts: dict[str, Any] = {
         "pair": {**source_of(config).names, "fingerprint": profile.pair},
-        "run_id": chosen["run_id"],
+        "run_id": result.best.run_id,
         "metrics": {
-            **chosen["metrics"],
+            "validation/replay": asdict(result.best.kept),
             "actions_compared": int((~texts.unknown_R).sum()),
             "evaluation": evaluation,
         },
         "provenance": provenance(config),
     }
     modes = []
-    for row in chosen["modes"]:
-        mode = Mode.of(row)
+    for case in result.best.cases:
+        mode = case.mode
         if mode.sampling in plain:
-            modes.append(replace(mode.static_only(), action=EMPTY).row())
-        else:
-            modes.append(row)
+            mode = replace(mode.static_only(), action=EMPTY)
+        modes.append(mode)
 
     def texts_of(mode: Mode) -> Timed:
         return timed(texts, mode.sampling, verifier, profile, mode.batch)
@@ -142,12 +192,11 @@ def build(
             raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
 
     # the median static tree is drafted at roots without features, whatever the sampling setting
-    static_trees = sorted(
-        (Action.of(mode["action"]) for mode in modes), key=lambda action: action.nodes
-    )
-    fallback = static_trees[len(modes) // 2]
+    trees = sorted((mode.action for mode in modes), key=lambda action: action.nodes)
+    fallback = trees[len(modes) // 2]
+    rows = [mode.row() for mode in modes]
     return write_artefact(
-        folder, module, profile, verifier, fallback, modes, facts, check, texts.tokens
+        folder, module, profile, verifier, fallback, rows, facts, check, texts.tokens
     )
 
 

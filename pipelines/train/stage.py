@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,12 @@ from pipelines.config import Config
 from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.latency.stage import load_profile
 from pipelines.pair.source import Source, source_of
-from pipelines.run import Stage, console, table, watched, write_json
+from pipelines.run import Stage, console, table, watched
 from pipelines.tracking import describe, log_traces, mlflow_run, named
 from pipelines.train import judging
 from pipelines.train.fitting import OWN, fitted, module_of, seen
-from pipelines.train.result import chosen_of, inputs
-from selector.actions import Action
-from selector.decision import Mode
+from pipelines.train.result import RESULT, UNKNOWN, Case, Result, TrainedSelector, inputs
+from selector.decision import NETWORK, RULE, STATIC, Mode
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.schema import LIGHT
@@ -71,13 +70,13 @@ def run(config: Config) -> None:
         result = _train(config, splits, profile, partial)
         stage.replace()
     if source.is_dense:
-        console.print(table_of(result["selectors"], result["chosen"]))
+        console.print(table_of(result))
     stage.finish()
 
 
 def _train(
     config: Config, splits: dict[str, Texts], profile: LatencyProfile, folder: Path
-) -> dict[str, Any]:
+) -> Result:
     source = source_of(config)
     is_dense = source.is_dense
     with mlflow_run(config, "train") as mlflow:
@@ -91,7 +90,7 @@ def _train(
             bases = judging.statics(train)
             rules = judging.judge_rules(train, validation, bases, profile, source.drafting_lead)
             train = []  # its labels take memory that the networks' training needs
-        selectors: dict[str, dict[str, Any]] = {}
+        selectors: dict[str, TrainedSelector] = {}
         for objective, level in source.selectors:
             name = _name_of(objective, level)
             with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
@@ -99,22 +98,19 @@ def _train(
                 run_id = nested.info.run_id
                 module = _untrained(config, objective, level, splits["train"])
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
-                facts = {"objective": objective, "feature_level": level}
-                mlflow.log_params(facts)
-                facts |= {"checkpoint": f"{name}/best.ckpt", "run_id": run_id}
+                mlflow.log_params({"objective": objective, "feature_level": level})
                 if is_dense:
-                    row = row_of(module, validation, rules, bases, profile, source)
-                    mlflow.log_metrics(figures(row))
+                    cases, kept = decided(module, validation, rules, bases, profile, source)
                 else:
-                    row = _unjudged_row_of(module, train)
-                selectors[name] = {**facts, **row}
-        if is_dense:
-            chosen = choose(selectors)
-        else:  # the only one: there is one kind of selector for logs, and only they are not dense
-            chosen = _name_of(*source.selectors[-1])
-        result = {"chosen": chosen, "selectors": selectors}
-        _log_choice(mlflow, result, is_dense)
-        write_json(folder / "result.json", result)
+                    cases = [case for texts in train for case in judging.untuned(module, texts)]
+                    kept = UNKNOWN
+                checkpoint = f"{name}/best.ckpt"
+                selector = TrainedSelector(objective, level, checkpoint, run_id, cases, kept)
+                mlflow.log_metrics(figures(selector))
+                selectors[name] = selector
+        result = Result(choose(selectors), selectors)
+        _log_choice(mlflow, result)
+        (folder / "result.json").write_bytes(RESULT.dump_json(result, indent=1))
     return result
 
 
@@ -129,41 +125,31 @@ def _untrained(config: Config, objective: str, level: str, texts: Texts) -> Sele
     )
 
 
-def _unjudged_row_of(module: SelectorModule, train: list[Timed]) -> dict[str, Any]:
-    """What `row_of` gives, for a log on which nothing can be replayed."""
-    modes = []
-    for case in train:
-        for mode in judging.untuned(module, case):
-            modes.append(mode.row())
-    return {"metrics": {}, "modes": modes}
-
-
-def _log_choice(mlflow: Any, result: dict[str, Any], is_dense: bool) -> None:
-    chosen = chosen_of(result)
-    mlflow.set_tag("chosen", result["chosen"])
-    decides = [Mode.of(mode).place for mode in chosen["modes"] if mode["decides"]]
+def _log_choice(mlflow: Any, result: Result) -> None:
+    mlflow.set_tag("chosen", result.chosen)
+    decides = [case.mode.place for case in result.best.cases if case.mode.decider == NETWORK]
     places = "; ".join(decides) if decides else "no sampling setting"
-    words = f"{result['chosen']} is kept, and decides at {places}"
-    if is_dense:
-        mlflow.log_metrics(figures(chosen))
-    describe(mlflow, words)
+    mlflow.log_metrics(figures(result.best))
+    describe(mlflow, f"{result.chosen} is kept, and decides at {places}")
 
 
-def figures(row: dict[str, Any]) -> dict[str, float]:
+def figures(selector: TrainedSelector) -> dict[str, float]:
     """MLflow's metrics, as speeds over the best static tree: of the network alone and of what is
-    kept, as means over sampling settings and for each of them."""
-    ratios = [mode["replay"]["value"] for mode in row["modes"]]
+    kept, as means over sampling settings and for each of them; none where nothing can be
+    replayed."""
+    if selector.kept == UNKNOWN:
+        return {}
     metrics = {
-        "kept_ratio": row["metrics"]["validation/replay_gated"],
-        "replayed_ratio": statistics.mean(ratios),
+        "kept_ratio": selector.kept.value,
+        "replayed_ratio": statistics.mean(case.network_ratio.value for case in selector.cases),
     }
-    for mode, ratio in zip(row["modes"], ratios, strict=True):
-        kept = 1.0
-        if mode["decides"]:
-            kept = ratio
-        elif mode["rule"]:
-            kept = mode["replay_rule"]["value"]
-        metrics |= named({"replayed_ratio": ratio, "kept_ratio": kept}, mode)
+    for case in selector.cases:
+        kept = {NETWORK: case.network_ratio.value, RULE: case.rule_ratio.value, STATIC: 1.0}
+        ratios = {
+            "replayed_ratio": case.network_ratio.value,
+            "kept_ratio": kept[case.mode.decider],
+        }
+        metrics |= named(ratios, case.mode.row())
     return metrics
 
 
@@ -197,79 +183,63 @@ def trained(
     return fitted(config, module, splits, verifier, judged, folder, run_id, further)
 
 
-def row_of(
+def decided(
     module: SelectorModule,
     validation: list[Timed],
     rules: list[Judged],
     bases: list[Mode],
     profile: LatencyProfile,
     source: Source,
-) -> dict[str, Any]:
-    """What `result.json` holds of a selector's decisions: metrics over all cases, and the modes of
-    each, with the best static tree and the lookup rule beside them."""
+) -> tuple[list[Case], Ratio]:
+    """What decides in every case, and its mean speed over the best static trees."""
     # without models, whole texts are replayed
     longest = module.longest if source.decodes else 0
-    modes = []
+    cases = []
     ratios = []
-    cases = list(zip(validation, rules, bases, strict=True))
-    for case, rule, base in watched(cases, "tuning decisions"):
+    judged_texts = list(zip(validation, rules, bases, strict=True))
+    for texts, rule, base in watched(judged_texts, "tuning decisions"):
         times = 1.0 if rule.mode.action.drafts else source.drafting_lead
-        for judged in judging.judge(module, [case], [base]):
-            network = judged
+        for alone in judging.judge(module, [texts], [base]):
+            network = alone
             common = 0.0
-            if case.batch > 1:
-                predicted_RA = module.scores(case.texts, judged.mode.level)
+            if texts.batch > 1:
+                predicted_RA = module.scores(texts.texts, alone.mode.level)
                 network, common = judging.judge_jointly(
-                    case, predicted_RA, judged, rule, base, profile
+                    texts, predicted_RA, alone, rule, base, profile
                 )
             best = judging.keep_if_ahead(network, rule, base, longest, times)
-            mode = replace(best.mode, level=judged.mode.level)
-            modes.append(
-                {
-                    **mode.row(),
-                    "replay": asdict(network.ratio),
-                    "replay_rule": asdict(rule.ratio),
-                    "common": common,
-                    "static": list(base.action),
-                    "drafted": list(rule.mode.action),
-                    "lookup_rule": list(rule.mode.rule or ()),
-                }
-            )
+            mode = replace(best.mode, level=alone.mode.level)
+            cases.append(Case(mode, base, rule.mode, network.ratio, rule.ratio, common))
             ratios.append(best.ratio)
-    gated = statistics.mean(ratio.value for ratio in ratios)
+    value = statistics.mean(ratio.value for ratio in ratios)
     error = statistics.mean(ratio.error for ratio in ratios)  # at most: the cases share prompts
-    return {
-        "metrics": {"validation/replay_gated": gated, "validation/replay_error": error},
-        "modes": modes,
-    }
+    return cases, Ratio(value, error)
 
 
-def choose(found: dict[str, dict[str, Any]]) -> str:
+def choose(selectors: dict[str, TrainedSelector]) -> str:
     """The fastest selector on the validation texts, if one standard error ahead of the light
     regressor; else that."""
-    speeds = {name: float(row["metrics"]["validation/replay_gated"]) for name, row in found.items()}
-    best = max(speeds, key=speeds.__getitem__)
+    best = max(selectors, key=lambda name: selectors[name].kept.value)
     plain = _name_of("regressor", LIGHT)
-    error = found[best]["metrics"]["validation/replay_error"]
-    if plain in found and speeds[best] - TIE * error <= speeds[plain]:
+    if plain in selectors and not selectors[best].kept.is_ahead(TIE, selectors[plain].kept.value):
         return plain
     return best
 
 
-def table_of(found: dict[str, dict[str, Any]], chosen: str) -> Table:
+def table_of(result: Result) -> Table:
     rows = []
-    for number, mode in enumerate(found[chosen]["modes"]):
-        rule_mark = " *" if mode["rule"] and not mode["decides"] else ""
+    for number, best in enumerate(result.best.cases):
+        rule_mark = " *" if best.mode.decider == RULE else ""
         cells = {
-            "setting": Mode.of(mode).place,
-            "static tree": str(Action.of(mode["action"])),
-            "lookup rule": f"{Ratio(**mode['replay_rule'])}{rule_mark}",
+            "setting": best.mode.place,
+            "static tree": str(best.mode.action),
+            "lookup rule": f"{best.rule_ratio}{rule_mark}",
         }
-        for name, row in found.items():
-            selector_mode = row["modes"][number]
-            column = f"{name}\n(kept)" if name == chosen else name
-            mark = " *" if selector_mode["decides"] else ""
-            cells[column] = f"{Ratio(**selector_mode['replay'])}{mark}"
+        for name, selector in result.selectors.items():
+            case = selector.cases[number]
+            column = f"{name}\n(kept)" if name == result.chosen else name
+            mark = " *" if case.mode.decider == NETWORK else ""
+            cells[column] = f"{case.network_ratio}{mark}"
         rows.append(cells)
     caption = (
         "* This one decides under the setting: a network that is two standard errors ahead of "

@@ -15,85 +15,65 @@ from pipelines.compare.cells import (
     BOTH,
     COPYING,
     DELAYED,
+    DELAYED_OR_GREEDY,
     GREEDY,
     HERE,
     HIDDEN,
     KEPT,
     ORACLE,
     PRINTED,
+    SELECTORS,
 )
-from pipelines.compare.stage import IDEAL, over_cells
-from pipelines.evaluate.table import ALL, Table
-from tests.pipelines.runs import SMALL, at_call, espalier, outcome
+from pipelines.compare.roots import DISTANCE, DRAFTED, OPTIMAL
+from pipelines.compare.stage import IDEAL, LEAST, method_of, over_cells
+from pipelines.evaluate.table import ACCEPTANCE, ALL, Table
+from selector.actions import IID
+from tests.pipelines.runs import ROOT, SMALL, at_call, espalier, outcome
 
-CLOCK = str(Path(__file__).parents[2] / "configs" / "clocks" / "h100_qwen2.5-32b_qwen2.5-0.5b.csv")
+CLOCK = ROOT / "configs" / "clocks" / "h100_qwen2.5-32b_qwen2.5-0.5b.csv"
 
 
 def test_every_method_of_every_verifier_is_compared_on_every_clock(copy: Path) -> None:
-    own, words = (
-        copy / "runs" / "full",
-        [*SMALL, f"evaluate.clocks=[{CLOCK}]", "data.features=full", "name=full"],
-    )
-    said = [espalier(copy, stage, *words) for stage in ("latency", "data", "compare")][-1]
-    found = Table.read(own / "papers.parquet")
-    for clock in (HERE, Path(CLOCK).stem, IDEAL):
-        measure = f"replayed on {clock} over traversal {AT_ROOT}"
-        methods = found.methods(ALL, measure)
-        assert (
-            f"specinfer: {PRINTED}" in methods and len(methods) == 3 * 6 + 2 * (3 + 1 + 2 + 3) + 1
-        )
-        assert found.of(ALL, f"traversal: {AT_ROOT}", measure).value == 1
-        assert {f"{name}: selector, {HIDDEN}" for name in ("specinfer", "traversal")} <= {*methods}
-        for name in ("specinfer", "traversal", "lifted_uniform"):
-            oracle = found.of(ALL, f"{name}: {ORACLE}", measure).value
-            assert oracle >= found.of(ALL, f"{name}: {DELAYED}", measure).value > 0
-            assert (
-                found.of(
-                    ALL, f"{name}: {AT_ROOT}", f"replayed on {clock} over its own root tree"
-                ).value
-                == 1
-            )
-        of = {
-            m: [own.value for own in found.figures if (own.measure, own.method) == (measure, m)]
-            for m in methods
+    words = [*SMALL, f"evaluate.clocks=[{CLOCK}]", "data.features=full", "name=full"]
+    for stage in ("latency", "data", "compare"):
+        output = espalier(copy, stage, *words)
+    assert "least cell" in output and "reusing" in espalier(copy, "compare", *words)
+    folder = copy / "runs" / "full"
+    assert (folder / "figure1.png").stat().st_size
+    table = Table.read(folder / "papers.parquet")
+    rival = method_of("traversal", AT_ROOT)
+    for clock in (HERE, CLOCK.stem, IDEAL):
+        columns = {"clock": clock, "rival": rival}
+        means = {f.method: f.value for f in table.select(**columns, setting=ALL, kind=ALL)}
+        assert len(means) == 3 * 6 + 2 * (3 + 1 + 2 + 3) + 1
+        assert method_of("specinfer", PRINTED) in means and means[rival] == 1
+        assert {method_of(v, SELECTORS[HIDDEN]) for v in ("specinfer", "traversal")} <= {*means}
+        for verifier in ("specinfer", "traversal", "lifted_uniform"):
+            at_root = method_of(verifier, AT_ROOT)
+            delayed = means[method_of(verifier, DELAYED)]
+            assert means[method_of(verifier, ORACLE)] >= delayed > 0
+            assert table.of(clock=clock, method=at_root, rival=at_root).value == 1
+        cells = {
+            method: [f.value for f in table.select(**columns, method=method) if f.setting != ALL]
+            for method in means
         }
-        mean, *each = of[f"specinfer: {AT_ROOT}"]
-        assert mean == pytest.approx(sum(each) / len(each)) and len(each) >= 2
-        assert found.of(
-            ALL, f"specinfer: {AT_ROOT}", f"{measure}, least cell"
-        ).value == pytest.approx(min(each))
-        among = (
-            f"selector, {BOTH}{KEPT}",
-            f"selector, {BOTH}",
-            f"{COPYING}, {GREEDY}",
-            f"{DELAYED} or {GREEDY}",
-        )
-        assert all(
-            kept in three
-            for kept, *three in zip(*(of[f"traversal: {m}"][1:] for m in among), strict=True)
-        )
-    depth = [
-        own.value for own in found.figures if own.measure == "replayed acceptance at depth 1, K=4"
-    ]
-    assert len(depth) == 6 and 0 < min(depth) <= max(depth) <= 1 + 1e-6
-    figure = {
-        each.measure: each.value
-        for each in found.figures
-        if each.setting == "T=1" and each.method == "drafts"
-    }
-    assert (
-        figure["optimal acceptance, K=2, iid"]
-        < figure["optimal acceptance, K=2, without_replacement"]
-        <= 1
-    )
+        at_root = method_of("specinfer", AT_ROOT)
+        assert len(cells[at_root]) >= 2
+        assert means[at_root] == pytest.approx(sum(cells[at_root]) / len(cells[at_root]))
+        least = table.of(**columns, method=at_root, kind=LEAST).value
+        assert least == pytest.approx(min(cells[at_root]))
+        names = (KEPT[BOTH], SELECTORS[BOTH], f"{COPYING}, {GREEDY}", DELAYED_OR_GREEDY)
+        for kept, *others in zip(*(cells[method_of("traversal", n)] for n in names), strict=True):
+            assert kept in others
+    acceptances = table.select(statistic=ACCEPTANCE, depth=1, K=4)
+    assert len(acceptances) == 6 and all(0 < f.value <= 1 + 1e-6 for f in acceptances)
+    optimal = {"setting": "T=1", "basis": OPTIMAL, "statistic": ACCEPTANCE, "K": 2}
+    without_replacement = table.of(**optimal, method="without_replacement").value
+    assert table.of(**optimal, method=IID).value < without_replacement <= 1
     # of 16 draws
-    assert all(
-        0 < value < 1.5 for measure, value in figure.items() if "over the optimum" in measure
-    )
-    assert 0 < figure["L1 distance at depth 0"] < 2 and "reusing" in espalier(
-        copy, "compare", *words
-    )
-    assert "least cell" in said and (own / "figure1.png").stat().st_size
+    assert all(0 < f.value < 1.5 for f in table.select(basis=DRAFTED, rival=OPTIMAL))
+    distances = table.select(statistic=DISTANCE, depth=0)
+    assert len(distances) == 2 and all(0 < f.value < 2 for f in distances)
 
 
 def test_a_stopped_comparison_goes_on(copy: Path) -> None:

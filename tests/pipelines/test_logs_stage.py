@@ -23,11 +23,12 @@ from data_gen.traces import read_texts
 from pipelines.evaluate import gains
 from pipelines.evaluate.gains import selector_at
 from pipelines.evaluate.methods import COPYING
-from pipelines.evaluate.table import Table, replayed
+from pipelines.evaluate.table import Table
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.pair.log import DRAFTING_LEAD
 from pipelines.train import judging
 from pipelines.train.judging import judge_jointly, keep_if_ahead
+from pipelines.train.result import Case
 from selector import latency
 from selector.actions import ActionSpace
 from selector.decision import Mode
@@ -49,8 +50,6 @@ from tests.pipelines.runs import ROOT, espalier, evaluation_of, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
 from tests.selector import logged
 
-EQUAL = [f"batch {batch}" for batch in (1, 8, 32)]
-MIXED = [f"{batch} different requests" for batch in (8, 32)]
 SMALL = ["train.epochs=2", "train.hidden=[16,8]", "train.batch=128"]
 GREEDY = Sampling(0.0)
 
@@ -111,16 +110,18 @@ def test_there_is_an_entry_for_every_batch_size_level_and_kind_of_batch(
 
 def test_all_figures_are_in_one_table(run: tuple[Path, str], logs: dict[str, Any]) -> None:
     table = Table.read(run[0] / "runs/small/evaluation.parquet")
-    equal, mixed = ([f"T=0, {words}" for words in each] for each in (EQUAL, MIXED))
-    assert set(table.settings) == {*equal, *mixed}
+    entries = {(entry["batch"], entry["mixed"]) for entry in logs["by_batch"]}
+    assert {(figure.batch, figure.is_mixed) for figure in table.figures} == entries
     for entry in logs["by_batch"]:
-        setting = (
-            f"T=0, {entry['batch']} different requests"
-            if entry["mixed"]
-            else f"T=0, batch {entry['batch']}"
-        )
         over = {
-            kind: table.of(setting, selector_at(entry["level"]), replayed(COPYING), kind)
+            kind: table.of(
+                setting="T=0",
+                batch=entry["batch"],
+                is_mixed=entry["mixed"],
+                kind=kind,
+                method=selector_at(entry["level"]),
+                rival=COPYING,
+            )
             for kind in ("all", "code")
         }
         assert vars(over["all"].ratio) == entry["selector_over_rule"]
@@ -229,18 +230,16 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
         batches.replay(decide(train, {}, mode).action_R) for mode in (rule.mode, lookup_rule(train))
     )
     assert tuned.speed >= alike.speed  # as if all requests had the same text
-    modes = gains.BatchModes(fixed, rule.mode, {}, {})
+    cases = {}
     for level, own in told[0].items():
         alone = tune_mode(validation, {level: own}, fixed)
-        network, modes.common[level] = judge_jointly(
-            validation, own, alone, rule, fixed, logged.profile()
-        )
-        modes.selector[level] = replace(keep_if_ahead(network, rule, fixed).mode, level=level)
-    for level, mode in modes.selector.items():
+        network, common = judge_jointly(validation, own, alone, rule, fixed, logged.profile())
+        mode = replace(keep_if_ahead(network, rule, fixed).mode, level=level)
+        cases[level] = Case(mode, fixed, rule.mode, network.ratio, rule.ratio, common)
         assert mode.decider == "network" and mode.level == level and mode.joint > 0
     taken = dict.fromkeys(LOG.levels, 1e-3)
     found = list(
-        gains.entries(Table(gains.measured(modes, test, told[1], logged.profile(), taken)), modes)
+        gains.entries(Table(gains.measured(cases, test, told[1], logged.profile(), taken)), cases)
     )
     assert [(entry["level"], entry["mixed"]) for entry in found] == [
         (own, m) for m in (False, True) for own in LOG.levels

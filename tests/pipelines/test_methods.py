@@ -31,6 +31,7 @@ from pipelines.evaluate.methods import (
     static_methods,
     tuned_assistants,
 )
+from pipelines.evaluate.replays import replay
 from pipelines.evaluate.stage import turns
 from pipelines.pair.stage import recipe
 from selector.actions import EMPTY, Action, ActionSpace
@@ -175,7 +176,8 @@ def test_replay_says_what_decoding_does(
     for number, prompt in enumerate(prompts):
         tokens = pair.tokenizer(prompt.text)["input_ids"][: CONFIG.prompts.tokens]
         decoded.append(method.decode(pair, SAMPLING, tokens, TOKENS, seed=number))
-    replayed = method.replay(data, PROFILE)
+    timed = Timed(data, method.verifier, PROFILE)
+    replayed = replay(timed, method.mode, method.network)
     # what is beyond the end does not count
     own = [min(each.block_tokens, TOKENS) for each in decoded]
     found = quotient(own, [each.steps for each in decoded])

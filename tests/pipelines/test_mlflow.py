@@ -3,7 +3,6 @@ registered selector."""
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from pipelines.export.stage import alias_of
+from pipelines.train.result import RESULT
 from selector.runtime.selector import load_selector
 from tests.pipelines.runs import (
     STAGES,
@@ -58,7 +58,8 @@ def test_mlflow_holds_parameters_curves_and_the_report(demo: tuple[Path, str]) -
 def test_mlflow_compares_networks_and_says_what_is_exported(demo: tuple[Path, str]) -> None:
     """Each number for every sampling setting, and as a mean over them."""
     metrics = {name: run.data.metrics for name, run in runs_of(demo)[1].items()}
-    result = json.loads((demo[0] / "runs" / "demo" / "training" / "result.json").read_text())
+    path = demo[0] / "runs" / "demo" / "training" / "result.json"
+    result = RESULT.validate_json(path.read_bytes())
     rows = evaluation_of(demo[0])["summary"]["by_setting"]
     cases = [f"T {row['temperature']:g} top-p {row['top_p']:g}" for row in rows]
 
@@ -67,18 +68,18 @@ def test_mlflow_compares_networks_and_says_what_is_exported(demo: tuple[Path, st
 
     for name in ("policy-light", "regressor-light"):
         network = metrics[f"train-{name}"]
-        selector = result["selectors"][name]
-        ratios = [mode["replay"]["value"] for mode in selector["modes"]]
+        selector = result.selectors[name]
+        ratios = [case.network_ratio.value for case in selector.cases]
         assert by_case(network, "replayed_ratio") == ratios
         assert network["replayed_ratio"] == pytest.approx(statistics.mean(ratios))
         kept = network["kept_ratio"]
-        assert kept == selector["metrics"]["validation/replay_gated"]
+        assert kept == selector.kept.value
         assert kept == pytest.approx(statistics.mean(by_case(network, "kept_ratio")))
         of_last_epoch = statistics.mean(by_case(network, "validation/replay"))
         assert network["validation/replay"] == pytest.approx(of_last_epoch, rel=1e-5)
     exported = [row["replay_ratio"] for row in rows]
     assert by_case(metrics["evaluate"], "exported_ratio") == exported
-    assert metrics["train"].items() <= metrics[f"train-{result['chosen']}"].items()
+    assert metrics["train"].items() <= metrics[f"train-{result.chosen}"].items()
 
 
 def test_mlflow_lists_the_traces_as_data_sets(demo: tuple[Path, str]) -> None:

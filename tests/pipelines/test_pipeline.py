@@ -15,10 +15,11 @@ import pytest
 from data_gen.traces import read_texts
 from pipelines.config import Config
 from pipelines.evaluate.methods import AT_ROOT, BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR
-from pipelines.evaluate.table import ORIGINS, SHARE, Table, decoded, replayed
+from pipelines.evaluate.table import DECODED, ORIGINS, REPLAYED, SHARE, Table
 from pipelines.latency.stage import load_profile
-from pipelines.train.result import load_module, load_result
+from pipelines.train.result import RESULT, load_module, load_result
 from selector.actions import Action, ActionSpace
+from selector.decision import Mode
 from selector.export.writer import write_artefact
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Tuned, load_selector
@@ -139,12 +140,12 @@ def test_the_evaluation_holds_every_figure(demo: tuple[Path, str]) -> None:
             and row["replay_error"] >= 0
         )
         for rival in (PLAIN, COPYING, BEST_STATIC, AT_ROOT):
-            for measure in (decoded(rival), replayed(rival)):
-                figure = found.of(setting, SELECTOR, measure)
+            for basis in (DECODED, REPLAYED):
+                figure = found.of(setting=setting, method=SELECTOR, rival=rival, basis=basis)
                 assert figure.low and figure.high and 0 < figure.low <= figure.value <= figure.high
-        assert sum(
-            found.of(setting, SELECTOR, f"{SHARE} {origin}").value for origin in ORIGINS
-        ) == pytest.approx(1)
+        of_selector = {"setting": setting, "method": SELECTOR, "basis": DECODED}
+        shares = [found.of(**of_selector, statistic=SHARE + origin).value for origin in ORIGINS]
+        assert sum(shares) == pytest.approx(1)
         entries = [entry for entry in evaluation["methods"] if entry["temperature"] == temperature]
         assert {entry["method"] for entry in entries} == methods
         for entry in entries:
@@ -155,24 +156,21 @@ def test_the_evaluation_holds_every_figure(demo: tuple[Path, str]) -> None:
             )
             assert (entry["prompts"], entry["tokens"] > 0) == (3, True)
         # of them two are of other verifiers
-        others = set(found.methods(setting, replayed(BEST_STATIC))) - methods
+        replayed = found.select(setting=setting, rival=BEST_STATIC, basis=REPLAYED)
+        others = {figure.method for figure in replayed} - methods
         assert {"static tree with branches", NETWORK} <= others and len(others) == 4
     assert evaluation["greedy"]["continuations"] == 18
 
 
 def test_what_training_decided_is_what_is_evaluated_and_exported(demo: tuple[Path, str]) -> None:
     run = demo[0] / "runs" / "demo"
-    training = json.loads((run / "training" / "result.json").read_text())
-    assert set(training["selectors"]) == {"regressor-light", "policy-light"}
-    assert all(
-        (run / "training" / found["checkpoint"]).exists()
-        for found in training["selectors"].values()
-    )
-    modes = training["selectors"][training["chosen"]]["modes"]
-    assert runs.evaluation_of(demo[0])["decisions"] == modes
-    assert [mode.decider == "network" for mode in load_selector(run / "selector").modes] == [
-        mode["decides"] for mode in modes
-    ]
+    training = RESULT.validate_json((run / "training" / "result.json").read_bytes())
+    assert set(training.selectors) == {"regressor-light", "policy-light"}
+    for selector in training.selectors.values():
+        assert (run / "training" / selector.checkpoint).exists()
+    modes = [case.mode for case in training.best.cases]
+    assert [Mode.of(row) for row in runs.evaluation_of(demo[0])["decisions"]] == modes
+    assert load_selector(run / "selector").modes == modes
 
 
 def test_what_decoding_accepted_is_what_the_labels_say(demo: tuple[Path, str]) -> None:
@@ -267,10 +265,8 @@ def test_the_results_config_runs_with_all_that_the_demo_leaves_out(tmp_path: Pat
     assert code == 0, said
     evaluation = runs.evaluation_of(tmp_path, "results")
     found = Table.read(tmp_path / "runs" / "results" / "evaluation.parquet")
-    ratios = [
-        found.of("T=1, top-p=0.9", SELECTOR, replayed(AT_ROOT, clock.stem)).value
-        for clock in clocks
-    ]
+    columns = {"setting": "T=1, top-p=0.9", "method": SELECTOR, "rival": AT_ROOT}
+    ratios = [found.of(**columns, clock=clock.stem).value for clock in clocks]
     assert [evaluation["summary"]["ratio_vs_static_traversal_gpu_like"]] == pytest.approx(ratios)
     for name in ("assisted generation", "prompt lookup"):
         (entry,) = (each for each in evaluation["methods"] if each["method"] == name)

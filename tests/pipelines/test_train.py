@@ -19,8 +19,8 @@ from pipelines.pair.source import source_of
 from pipelines.train.fitting import MONITOR, fitted
 from pipelines.train.fitting import module_of as new_module
 from pipelines.train.judging import judge, judge_rules, keep_if_ahead, statics, step_times
-from pipelines.train.result import count_differing
-from pipelines.train.stage import choose, row_of, trained
+from pipelines.train.result import TrainedSelector, count_differing
+from pipelines.train.stage import choose, decided, trained
 from selector.decision import NETWORK, LookupRule, Mode
 from selector.export.writer import write_artefact
 from selector.sampling import Sampling
@@ -101,18 +101,16 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     judged = judge(module, own, bases)
     assert [each.pays for each in judged] == [True, False]
     assert judged[0].ratio.value > 1.2
-    row = row_of(module, own, no_rules(judged), bases, profile(), source_of(CONFIG))
-    hot, cold = (Mode.of(mode) for mode in row["modes"])
-    assert hot.longest == module.longest == int(
-        data["train"].length_R.max()
-    ) and hot.rule == LookupRule(4, 8)
-    assert hot.decider == "network" and cold.decider == "static" and cold.action == bases[1].action
-    gated = (judged[0].ratio.value + 1) / 2  # the static tree is kept under the other setting
-    assert row["metrics"]["validation/replay_gated"] == pytest.approx(gated)
-    assert row["metrics"]["validation/replay_error"] == pytest.approx(judged[0].ratio.error / 2)
+    source = source_of(CONFIG)
+    (hot, cold), kept = decided(module, own, no_rules(judged), bases, profile(), source)
+    assert hot.mode.longest == module.longest == int(data["train"].length_R.max())
+    assert hot.mode.decider == "network" and hot.mode.rule == LookupRule(4, 8)
+    assert cold.mode.decider == "static" and cold.mode.action == bases[1].action
+    # the static tree is kept under the other setting
+    assert kept.value == pytest.approx((judged[0].ratio.value + 1) / 2)
+    assert kept.error == pytest.approx(judged[0].ratio.error / 2)
     # what was found is said, all the same
-    assert row["modes"][1]["replay"]["value"] == judged[1].ratio.value
-    assert row["modes"][1]["replay_rule"]["value"] == 0.9
+    assert cold.network_ratio == judged[1].ratio and cold.rule_ratio.value == 0.9
 
 
 @pytest.mark.parametrize(
@@ -213,7 +211,7 @@ def test_a_dearer_selector_must_be_ahead_by_a_standard_error(
     speeds: dict[str, float], chosen: str
 ) -> None:
     found = {
-        name: {"metrics": {"validation/replay_gated": speed, "validation/replay_error": 0.01}}
+        name: TrainedSelector("", "", "", "", [], Ratio(speed, 0.01))
         for name, speed in reversed(speeds.items())
     }
     assert choose(found) == chosen
