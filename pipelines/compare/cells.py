@@ -27,7 +27,7 @@ from selector.actions import Action, ActionSpace
 from selector.decision import NETWORK, RULE, STATIC, Mode
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
-from selector.schema import FULL, LIGHT
+from selector.schema import FULL
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Replayed
@@ -37,7 +37,6 @@ TREES = "trees"
 GREEDY = "greedy trees"
 COPIES = "copies"
 BOTH = "greedy trees and copies"
-SPACES = (TREES, GREEDY, COPIES, BOTH)
 HIDDEN = "trees, with hidden states"
 OF = {  # the actions of each kind of selector
     TREES: ActionSpace.default(),
@@ -67,25 +66,15 @@ BY_STEPS = {
 Replays = dict[str, Replayed]  # of held-out texts, by kind of prompts
 
 
-class Network(NamedTuple):
-    """A regressor: its verifier and its kind of actions."""
-
-    verifier: str
-    actions: str
-
-    @property
-    def level(self) -> str:
-        return FULL if self.actions == HIDDEN else LIGHT
-
-
-def asked(verifiers: Sequence[str], features: str) -> list[Network]:
-    """Each verifier's over trees; with hidden states, if the traces have them, those of DDTE's
-    claim; and over further actions the bottom-up ones'."""
-    networks = [Network(name, TREES) for name in verifiers]
-    if features == FULL:
-        networks += [Network(name, HIDDEN) for name in CLAIMED]
-    networks += [Network(name, actions) for name, actions in product(BOTTOM_UP, SPACES[1:])]
-    return [network for network in networks if network.verifier in verifiers]
+def actions_of(verifier: str, features: str) -> list[str]:
+    """What a verifier's regressors may choose from: trees; with hidden states, if the traces have
+    them, those of DDTE's claim; and further actions, the bottom-up ones'."""
+    actions = [TREES]
+    if features == FULL and verifier in CLAIMED:
+        actions.append(HIDDEN)
+    if verifier in BOTTOM_UP:
+        actions += [GREEDY, COPIES, BOTH]
+    return actions
 
 
 def of_verifier(splits: Mapping[str, Texts], verifier: str, actions: str) -> dict[str, Texts]:
@@ -178,21 +167,29 @@ def replays(
     splits: Mapping[str, Texts],
     clocks: Mapping[str, LatencyProfile],
     contenders: Mapping[str, Sequence[Contender]],  # by clock
-) -> dict[tuple[str, str, str], Tensor]:
-    """Tokens, seconds and steps of each held-out text, float64 [X, 3], by clock, method and kind of
-    prompts; all of one verifier."""
+) -> dict[tuple[str, str], Tensor]:
+    """Tokens, seconds and steps of each held-out text, float64 [X, 3], by clock and method; all of
+    one verifier."""
     families = [SAMPLED_TREES]
     if verifier in BOTTOM_UP:
         families.append(GREEDY_TREES)
     texts = _SettingTexts(splits, verifier, sampling, clocks[HERE])
-    totals: dict[tuple[str, str, str], Tensor] = {}
+    kind_X = splits["test"].setting_of(sampling).kind_X
+    totals: dict[tuple[str, str], Tensor] = {}
     for (clock, profile), family in product(clocks.items(), families):
         replays_by_method = _of_family(replace(texts, profile=profile), family, contenders[clock])
         for method, replays_by_kind in replays_by_method.items():
-            for kind, replayed in replays_by_kind.items():
-                columns = replayed.tokens_X, replayed.seconds_X, replayed.steps_X
-                totals[clock, method, kind] = torch.stack(columns, dim=-1)
+            totals[clock, method] = _totals(replays_by_kind, kind_X)
     return totals
+
+
+def _totals(replays_by_kind: Replays, kind_X: list[str]) -> Tensor:
+    totals_X3 = torch.zeros(len(kind_X), 3, dtype=torch.float64)
+    for kind, replayed in replays_by_kind.items():
+        is_of_kind_X = torch.tensor([text_kind == kind for text_kind in kind_X])
+        columns = replayed.tokens_X, replayed.seconds_X, replayed.steps_X
+        totals_X3[is_of_kind_X] = torch.stack(columns, dim=-1)
+    return totals_X3
 
 
 def _of_family(
@@ -215,7 +212,7 @@ def _of_family(
         if not family.has(contender.actions):
             continue
         validation = texts.timed("validation", contender.actions)
-        (judged,) = judge(contender.module, [validation], [static.base])
+        (judged,) = judge(contender.module, validation, static.base)
         by_method[contender.method] = _selected(texts, static, contender, judged)
         if contender.actions in KEPT:
             kept = keep_if_ahead(judged, judged_rule, static.base).mode

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import pandas
 import torch
@@ -28,16 +28,16 @@ from torch import Tensor
 
 from pipelines.compare.cells import (
     AT_ROOT,
-    BOTH,
+    BOTTOM_UP,
     BY_STEPS,
+    HIDDEN,
     OF,
     PRINTED,
     SELECTING,
     SELECTORS,
     TREES,
     Contender,
-    Network,
-    asked,
+    actions_of,
     of_verifier,
     replays,
 )
@@ -50,7 +50,7 @@ from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
 from pipelines.run import Parts, Stage, console, made, table, watched
 from pipelines.tracking import describe, mlflow_run
-from pipelines.train.fitting import OWN, fitted, module_of, seen
+from pipelines.train.fitting import OWN, fitted, module_of
 from pipelines.train.judging import statics
 from pipelines.train.result import inputs
 from pipelines.train.stage import trained
@@ -58,13 +58,13 @@ from selector import latency
 from selector.actions import Action
 from selector.files import atomically
 from selector.latency import LatencyProfile, Verification
-from selector.schema import sha256
+from selector.schema import FULL, LIGHT, sha256
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, jackknifed, speed_ratio
 
 T = TypeVar("T")
-Totals = Mapping[tuple[str, str, str], Tensor]  # as `replays` returns
+Totals = Mapping[tuple[str, str], Tensor]  # as `replays` returns
 IDEAL = "eq. 11, draft pass 1/10"
 LEAST = "least cell"  # among the kinds of a figure
 
@@ -125,33 +125,13 @@ def kept_replays(
 ) -> dict[tuple[str, str], Totals]:
     """What `replays` returns by verifier and sampling setting, with networks that are trained
     first."""
-    networks = asked(config.verifiers, config.data.features)
-    modules = {
-        regressor: network(config, regressor, splits, parts)
-        for regressor in watched(networks, "training regressors")
-    }
-    # bottom-up verifiers have no policy
-    with_policy = [name for name in config.verifiers if (name, BOTH) not in networks]
-    policies: dict[tuple[str, str], SelectorModule] = {}
-    for name, clock in watched(list(product(with_policy, profiles)), "training policies"):
-        regressor = modules[Network(name, TREES)]
-        policies[name, clock] = policy_of_ddte(
-            config, regressor, name, clock, profiles[clock], splits, parts
-        )
-    contenders: dict[str, dict[str, list[Contender]]] = {}
-    for name in config.verifiers:
-        selectors = [
-            Contender(SELECTORS[regressor.actions], regressor.actions, module)
-            for regressor, module in modules.items()
-            if regressor.verifier == name
-        ]
-        contenders[name] = {clock: list(selectors) for clock in profiles}
-    for (name, clock), module in policies.items():
-        contenders[name][clock].append(Contender(PRINTED, TREES, module))
     work: dict[tuple[str, str], Callable[[], Totals]] = {}
-    for name, sampling in product(config.verifiers, settings_of(config)):
-        replay = partial(replays, name, sampling, splits, profiles, contenders[name])
-        work[name, str(sampling)] = partial(parts.get, f"replay {name} {sampling}", replay)
+    for verifier in watched(config.verifiers, "training networks"):
+        contenders = contenders_of(config, verifier, profiles, splits, parts)
+        for sampling in settings_of(config):
+            replay = partial(replays, verifier, sampling, splits, profiles, contenders)
+            name = f"replay {verifier} {sampling}"
+            work[verifier, str(sampling)] = partial(parts.get, name, replay)
     for _ in zip(
         watched(work, "replays"),
         made(lambda get: bool(get()), work, config.processes),
@@ -159,6 +139,31 @@ def kept_replays(
     ):
         pass  # it is kept; each tensor that a process sent would take an open file
     return {key: get() for key, get in work.items()}
+
+
+def contenders_of(
+    config: Config,
+    verifier: str,
+    profiles: Mapping[str, LatencyProfile],
+    splits: Mapping[str, Texts],
+    parts: Parts,
+) -> dict[str, list[Contender]]:
+    """A verifier's networks by clock: regressors, and unless it is bottom-up a policy."""
+    regressors = {
+        actions: regressor_of(config, verifier, actions, splits, parts)
+        for actions in actions_of(verifier, config.data.features)
+    }
+    contenders: dict[str, list[Contender]] = {}
+    for clock, profile in profiles.items():
+        contenders[clock] = [
+            Contender(SELECTORS[actions], actions, module) for actions, module in regressors.items()
+        ]
+        if verifier not in BOTTOM_UP:
+            policy = policy_of_ddte(
+                config, regressors[TREES], verifier, clock, profile, splits, parts
+            )
+            contenders[clock].append(Contender(PRINTED, TREES, policy))
+    return contenders
 
 
 def kept_module(
@@ -197,28 +202,26 @@ def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProf
     return profiles
 
 
-def network(
-    config: Config, own: Network, splits: Mapping[str, Texts], parts: Parts
+def regressor_of(
+    config: Config, verifier: str, actions: str, splits: Mapping[str, Texts], parts: Parts
 ) -> SelectorModule:
-    module = module_of(
-        config, "regressor", *seen(own.level, splits["train"]), space=OF[own.actions].to_json()
-    )
-    train = partial(fitted, config, module, of_verifier(splits, *own), own.verifier, [])
-    return kept_module(parts, ", ".join(own), module, train)
+    level = FULL if actions == HIDDEN else LIGHT
+    labelled = of_verifier(splits, verifier, actions)
+    module = module_of(config, "regressor", level, labelled["train"])
+    train = partial(fitted, config, module, labelled, verifier, [])
+    return kept_module(parts, f"{verifier}, {actions}", module, train)
 
 
 @torch.no_grad()
 def with_expected(
-    splits: Mapping[str, Texts], module: SelectorModule, verifier: str
+    labelled: Mapping[str, Texts], module: SelectorModule, verifier: str
 ) -> dict[str, Texts]:
     """The texts with a regressor's survivals for labels, which are of one text: the logarithm
     punishes their noise."""
-    relabelled = of_verifier(splits, verifier, TREES)
+    relabelled = dict(labelled)
     for split in OWN:
-        expected = torch.cat(
-            [log_survivals.exp().half() for log_survivals in module.outputs(relabelled[split])]
-        )
-        relabelled[split] = replace(relabelled[split], survivals={verifier: expected})
+        outputs = [log_survivals.exp().half() for log_survivals in module.outputs(labelled[split])]
+        relabelled[split] = replace(labelled[split], survivals={verifier: torch.cat(outputs)})
     return relabelled
 
 
@@ -228,7 +231,7 @@ def policy_of_ddte(
     name: str,
     clock: str,
     profile: LatencyProfile,
-    splits: Any,
+    splits: Mapping[str, Texts],
     parts: Parts,
 ) -> SelectorModule:
     """Equation 12, trained for one clock and a verifier's labels, with the hidden states that the
@@ -236,15 +239,11 @@ def policy_of_ddte(
     verifier_config = config.model_copy(
         update={"train": config.train.model_copy(update={"verifier": name})}
     )
-    module = module_of(
-        verifier_config,
-        "policy",
-        *seen(config.data.features, splits["train"]),
-        space=OF[TREES].to_json(),
-    )
+    labelled = of_verifier(splits, name, TREES)
+    module = module_of(verifier_config, "policy", config.data.features, labelled["train"])
 
     def train(folder: Path, run_id: str) -> SelectorModule:
-        expected = with_expected(splits, regressor, name)
+        expected = with_expected(labelled, regressor, name)
         timed: dict[str, list[Timed]] = {}
         for split in OWN:
             timed[split] = [
@@ -265,14 +264,21 @@ def speeds(
     """Tokens per step and per second of every verifier with every method, on each clock; and its
     speed over Traversal's static trees at the root, over its own, and of selectors over that of
     i.i.d. trees alone: means over cells, the least cell, and over Traversal each cell."""
-    names, cell_X, source_X = Cells.of(config, texts)
+    settings = [str(sampling) for sampling in settings_of(config)]
+    cells: list[tuple[str, str]] = []
+    sources: list[str] = []
+    for sampling in settings_of(config):
+        setting_texts = texts.setting_of(sampling)
+        cells += [(str(sampling), kind) for kind in setting_texts.kind_X]
+        sources += setting_texts.source_X
+    names, cell_X = numbered(cells)
+    _, source_X = numbered(sources)
     columns_X3: dict[tuple[str, str, str], Tensor] = {}
     for name in config.verifiers:
-        for clock, method, kind in totals[name, names[0][0]]:
-            if kind == names[0][1]:
-                columns_X3[clock, name, method] = torch.cat(
-                    [totals[name, setting][clock, method, kind] for setting, kind in names]
-                )
+        for clock, method in totals[name, settings[0]]:
+            columns_X3[clock, name, method] = torch.cat(
+                [totals[name, setting][clock, method] for setting in settings]
+            )
     rival = rival_of(config)
     for (clock, name, method), totals_X3 in columns_X3.items():
         columns = {"method": method_of(name, method), "clock": clock}
@@ -300,32 +306,10 @@ def speeds(
             yield Figure.of_ratio(least, **columns, kind=LEAST)
 
 
-class Cells(NamedTuple):
-    """The cells by setting and kind of prompts; and of each text, cell after cell, the number of
-    its cell and of its source, int64."""
-
-    names: list[tuple[str, str]]
-    number_X: Tensor
-    source_X: Tensor
-
-    @classmethod
-    def of(cls, config: Config, texts: Texts) -> Cells:
-        names: list[tuple[str, str]] = []
-        numbers: list[int] = []
-        sources: list[str] = []
-        for sampling in settings_of(config):
-            setting_texts = texts.setting_of(sampling)
-            for kind in dict.fromkeys(setting_texts.kind_X):
-                for text_kind, source in zip(
-                    setting_texts.kind_X, setting_texts.source_X, strict=True
-                ):
-                    if text_kind == kind:
-                        numbers.append(len(names))
-                        sources.append(source)
-                names.append((str(sampling), kind))
-        source_names = sorted(set(sources))
-        source_X = torch.tensor([source_names.index(source) for source in sources])
-        return cls(names, torch.tensor(numbers), source_X)
+def numbered(labels: Sequence[T]) -> tuple[list[T], Tensor]:
+    """The distinct labels, and the number of each one's, int64."""
+    names = list(dict.fromkeys(labels))
+    return names, torch.tensor([names.index(label) for label in labels])
 
 
 def over_cells(columns_XN: Tensor, cell_X: Tensor, source_X: Tensor) -> Ratio:

@@ -7,10 +7,8 @@ Legend: A actions, V vocabulary.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -245,34 +243,13 @@ def tuned_assistants(
 ) -> list[Assistant]:
     """The library's default, and the fastest of the `CHAINS` and of the `LOOKUPS` on some
     prompts."""
-    chains = _fastest(CHAINS, pair, sampling, prompts, limit, seed)
-    lookups = _fastest(LOOKUPS, pair, sampling, prompts, limit, seed)
-    return [Assistant(), chains, lookups]
 
+    def seconds_per_token(assistant: Assistant) -> float:
+        decoded = [assistant.decode(pair, sampling, prompt, limit, seed) for prompt in prompts]
+        return sum(each.seconds for each in decoded) / sum(each.tokens for each in decoded)
 
-def _fastest(
-    ways: Sequence[Assistant],
-    pair: ModelPair,
-    sampling: Sampling,
-    prompts: list[list[int]],
-    limit: int,
-    seed: int,
-) -> Assistant:
-    # by successive halving: after every second prompt the slower half is dropped
-    left = list(ways)
-    tokens_of = Counter[Assistant]()
-    seconds_of: defaultdict[Assistant, float] = defaultdict(float)
-    left[0].decode(pair, sampling, prompts[0], limit, seed)  # the first call is slower
-    for number, prompt in enumerate(prompts, 1):
-        shift = number % len(left)
-        for way in (*left[shift:], *left[:shift]):
-            decoded = way.decode(pair, sampling, prompt, limit, seed + number)
-            seconds_of[way] += decoded.seconds
-            tokens_of[way] += decoded.tokens
-        if number % 2 == 0:
-            left.sort(key=lambda way: seconds_of[way] / tokens_of[way])
-            left = left[: math.ceil(len(left) / 2)]
-    return min(left, key=lambda way: seconds_of[way] / tokens_of[way])
+    CHAINS[0].decode(pair, sampling, prompts[0], limit, seed)  # the first call is slower
+    return [Assistant(), min(CHAINS, key=seconds_per_token), min(LOOKUPS, key=seconds_per_token)]
 
 
 @contextmanager

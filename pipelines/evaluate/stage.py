@@ -22,7 +22,7 @@ from data_gen.texts.generated import seed_of
 from data_gen.texts.prompts import Prompt
 from data_gen.traces import read_manifest
 from pipelines.config import Config, SamplingSetting
-from pipelines.data.recorded import load_traces, settings_of, traces_folder
+from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.evaluate import methods
 from pipelines.evaluate.logged import evaluated
 from pipelines.evaluate.methods import Assistant, Decoding, Method
@@ -263,8 +263,10 @@ def _judged(
 ) -> dict[Sampling, Judged]:
     train = by_setting(config, splits["train"], profile)
     validation = by_setting(config, splits["validation"], profile)
-    judged = judge(module, validation, statics(train))
-    return dict(zip(settings_of(config), judged, strict=True))
+    judged = {}
+    for texts, base in zip(validation, statics(train), strict=True):
+        (judged[base.sampling],) = judge(module, texts, base)
+    return judged
 
 
 def decode_prompts(

@@ -119,22 +119,18 @@ def ratios(evaluation: Evaluation) -> dict[str, str]:
 def _png(setting: str, speeds: list[Figure], replays: dict[str, Figure | None]) -> bytes:
     """A plot of decoded speeds with their intervals, the first one below, and of replayed ones as
     white diamonds."""
-    values = [speed.value for speed in speeds]
-    values += [replay.value for replay in replays.values() if replay is not None]
-    right = 1.5 * max(values)
     picture = Picture(figsize=(6, 0.32 * len(speeds) + 1))
     axis = picture.subplots()
     axis.axvline(1, color="#888", linewidth=1)
     for y, speed in enumerate(speeds):
         colour = "tab:orange" if speed.method == SELECTOR else "tab:blue"
-        low = speed.low or 0.0
-        high = min(speed.high or 2 * right, 2 * right)
-        spread = [[speed.value - low], [high - speed.value]]
-        axis.errorbar(speed.value, y, xerr=spread, fmt="o", color=colour, capsize=3, markersize=5)
+        axis.plot(speed.value, y, "o", color=colour, markersize=5)
+        if speed.low is not None and speed.high is not None:
+            axis.plot([speed.low, speed.high], [y, y], "|-", color=colour)
         replay = replays[speed.method]
         if replay is not None:
             axis.plot(replay.value, y, "D", color=colour, markerfacecolor="white", markersize=5)
-    axis.set(title=setting, xlabel="speed over the best static tree", xlim=(0, right))
+    axis.set(title=setting, xlabel="speed over the best static tree")
     axis.set(yticks=range(len(speeds)), yticklabels=[speed.method for speed in speeds])
     buffer = io.BytesIO()
     picture.savefig(buffer, format="png", dpi=110, bbox_inches="tight")

@@ -20,6 +20,7 @@ from pytorch_lightning.loggers import MLFlowLogger
 from torch import Tensor
 
 from pipelines.config import Config
+from pipelines.pair.source import source_of
 from pipelines.tracking import tracking_uri
 from selector.decision import Mode
 from selector.schema import FULL, HIDDEN_STATES
@@ -41,22 +42,21 @@ REMARKS = (  # Lightning's warnings that do not apply to data in memory and a re
 )
 
 
-def module_of(
-    config: Config, objective: str, level: str, hidden_widths: list[int], **further: Any
-) -> SelectorModule:
-    """An untrained module: a regressor with the network of `config.train`, or a policy with the
-    paper's. `further` arguments are those of `SelectorModule`."""
+def module_of(config: Config, objective: str, level: str, texts: Texts) -> SelectorModule:
+    """An untrained module for texts like these: a regressor with the network of `config.train`, or
+    a policy with the paper's."""
     pl.seed_everything(config.seed, verbose=False)
     rate = min(FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5)
-    network = config.train.network if objective == "regressor" else POLICY_NETWORK
-    return SelectorModule(objective, level, hidden_widths, network, rate, **further)
-
-
-def seen(level: str, texts: Texts) -> tuple[str, list[int]]:
-    """A feature level, and the widths of the hidden states that it has in the traces."""
-    if level != FULL:
-        return level, []
-    return level, [texts.hidden[name].shape[1] for name in HIDDEN_STATES]
+    return SelectorModule(
+        objective,
+        level,
+        [texts.hidden[name].shape[1] for name in HIDDEN_STATES] if level == FULL else [],
+        config.train.network if objective == "regressor" else POLICY_NETWORK,
+        rate,
+        texts.schema.name,
+        texts.space.to_json(),
+        source_of(config).squared_weight,
+    )
 
 
 def fitted(

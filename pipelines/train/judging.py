@@ -70,16 +70,14 @@ def step_times(
     return seconds_RA, speed_R
 
 
-def judge(module: SelectorModule, texts: list[Timed], bases: list[Mode]) -> list[Judged]:
-    """A module's best mode in every case, by each of its `ways` of asking, and its speed over the
-    best static tree."""
-    is_policy = not module.is_regressor
+def judge(module: SelectorModule, texts: Timed, base: Mode) -> list[Judged]:
+    """A module's best mode, by each of its `ways` of asking, and its speed over the best static
+    tree."""
     judged = []
-    for case, base in zip(texts, bases, strict=True):
-        for levels, level in module.ways:
-            predicted = {name: module.scores(case.texts, name) for name in levels}
-            mode = replace(base, level=level)
-            judged.append(tuning.tune_mode(case, predicted, mode, is_policy))
+    for levels, level in module.ways:
+        predicted = {name: module.scores(texts.texts, name) for name in levels}
+        mode = replace(base, level=level)
+        judged.append(tuning.tune_mode(texts, predicted, mode, not module.is_regressor))
     return judged
 
 

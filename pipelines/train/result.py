@@ -7,7 +7,7 @@ Legend: R roots, A actions, F scalars, N ways to decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -183,11 +183,13 @@ def build(
             mode = replace(mode.static_only(), action=EMPTY)
         modes.append(mode)
 
-    def texts_of(mode: Mode) -> Timed:
-        return timed(texts, mode.sampling, verifier, profile, mode.batch)
-
     def check(written: Path) -> None:
-        differing = count_differing(module, written, texts_of)
+        selector = load_selector(written)
+        script = load_script(written)
+        differing = 0
+        for mode in selector.modes:
+            case = timed(texts, mode.sampling, verifier, profile, mode.batch)
+            differing += count_differing(module, Tuned(mode, selector), script, case)
         if differing:
             raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
 
@@ -201,43 +203,34 @@ def build(
 
 
 @torch.no_grad()
-def count_differing(module: SelectorModule, folder: Path, texts_of: Callable[[Mode], Timed]) -> int:
-    """The number of roots, in the texts of all modes, at which the trained module, the artefact's
-    TorchScript or its path for one root chooses an action that is worse than the best one by more
-    than `TIE`."""
-    selector = load_selector(folder)
-    script = load_script(folder)
+def count_differing(
+    module: SelectorModule, tuned: Tuned, script: torch.nn.Module, case: Timed
+) -> int:
+    """The number of roots at which the trained module, the artefact's TorchScript or its path for
+    one root chooses an action that is worse than the best one by more than `TIE`."""
+    mode = tuned.mode
     first = module.schema.levels[0]
-    differing = 0
-    for mode in selector.modes:
-        case = texts_of(mode)
-        rows = (~case.texts.unknown_R).nonzero()[:, 0]
-        predictions = module.predictions(case.texts, mode)
-        trained_R = decide(case, predictions, mode, not module.is_regressor).action_R[rows]
-        scalars, hidden = case.texts.features(rows, module.is_full)
-        scalars[:, module.schema.index("batch")] = mode.batch
-        first_view = {SCALARS_KEY: scalars[:, : module.schema.first]}
-        whole_view = {SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}
-        if mode.level == first:
-            views = [first_view]
-        elif first in mode.feature_levels:
-            views = [first_view, whole_view]
-        else:
-            views = [whole_view]
-        action_R, scores_RA = _in_turn(script, views, module.space)
-        single_R = _one_by_one(Tuned(mode, selector), views, module.space)
-        best_R = scores_RA.amax(-1)
-        lost = []
-        for chosen_R in (trained_R, action_R, single_R):
-            lost.append(best_R - scores_RA.gather(-1, chosen_R.unsqueeze(-1))[:, 0])
-        lost_NR = torch.stack(lost)
-        differing += int((lost_NR > TIE).any(0).sum())
-    return differing
-
-
-def _one_by_one(tuned: Tuned, views: list[Features], space: ActionSpace) -> torch.Tensor:
-    rows = range(len(views[0][SCALARS_KEY]))
-    return torch.tensor([space.index(_answer(tuned, views, row)) for row in rows])
+    rows = (~case.texts.unknown_R).nonzero()[:, 0]
+    predictions = module.predictions(case.texts, mode)
+    trained_R = decide(case, predictions, mode, not module.is_regressor).action_R[rows]
+    scalars, hidden = case.texts.features(rows, module.is_full)
+    scalars[:, module.schema.index("batch")] = mode.batch
+    first_view = {SCALARS_KEY: scalars[:, : module.schema.first]}
+    whole_view = {SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}
+    if mode.level == first:
+        views = [first_view]
+    elif first in mode.feature_levels:
+        views = [first_view, whole_view]
+    else:
+        views = [whole_view]
+    action_R, scores_RA = _in_turn(script, views, module.space)
+    single = [_answer(tuned, views, row) for row in range(len(rows))]
+    single_R = torch.tensor([module.space.index(action) for action in single])
+    lost_NR = [
+        scores_RA.amax(-1) - scores_RA.gather(-1, chosen_R.unsqueeze(-1))[:, 0]
+        for chosen_R in (trained_R, action_R, single_R)
+    ]
+    return int((torch.stack(lost_NR) > TIE).any(0).sum())
 
 
 def _answer(tuned: Tuned, views: list[Features], row: int) -> Action:

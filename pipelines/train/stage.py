@@ -23,7 +23,7 @@ from pipelines.pair.source import Source, source_of
 from pipelines.run import Stage, console, table, watched
 from pipelines.tracking import describe, log_traces, mlflow_run, named
 from pipelines.train import judging
-from pipelines.train.fitting import OWN, fitted, module_of, seen
+from pipelines.train.fitting import OWN, fitted, module_of
 from pipelines.train.result import RESULT, UNKNOWN, Case, Result, TrainedSelector, inputs
 from selector.decision import NETWORK, RULE, STATIC, Mode
 from selector.files import atomically
@@ -96,7 +96,7 @@ def _train(
             with mlflow.start_run(run_name=f"train-{name}", nested=True) as nested:
                 log_traces(mlflow, traces_folder(config), OWN)
                 run_id = nested.info.run_id
-                module = _untrained(config, objective, level, splits["train"])
+                module = module_of(config, objective, level, splits["train"])
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
                 mlflow.log_params({"objective": objective, "feature_level": level})
                 if is_dense:
@@ -112,17 +112,6 @@ def _train(
         _log_choice(mlflow, result)
         (folder / "result.json").write_bytes(RESULT.dump_json(result, indent=1))
     return result
-
-
-def _untrained(config: Config, objective: str, level: str, texts: Texts) -> SelectorModule:
-    return module_of(
-        config,
-        objective,
-        *seen(level, texts),
-        schema=texts.schema.name,
-        space=texts.space.to_json(),
-        squared_weight=source_of(config).squared_weight,
-    )
 
 
 def _log_choice(mlflow: Any, result: Result) -> None:
@@ -199,7 +188,7 @@ def decided(
     judged_texts = list(zip(validation, rules, bases, strict=True))
     for texts, rule, base in watched(judged_texts, "tuning decisions"):
         times = 1.0 if rule.mode.action.drafts else source.drafting_lead
-        for alone in judging.judge(module, [texts], [base]):
+        for alone in judging.judge(module, texts, base):
             network = alone
             common = 0.0
             if texts.batch > 1:

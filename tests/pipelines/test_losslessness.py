@@ -21,8 +21,8 @@ from tests.pipelines.runs import UNTEMPLATED, demo_config
 ONE = ("verifiers=[traversal]", "train.verifier=traversal")
 CONFIG = demo_config(*UNTEMPLATED, *ONE, "prompts.tokens=12", "data.tokens=10")
 PROMPTS = [
-    Prompt(str(n), text, "prose", "a")
-    for n, text in enumerate(("the quick brown fox", "over the lazy dog"))
+    Prompt("0", "the quick brown fox", "prose", "a"),
+    Prompt("1", "over the lazy dog", "prose", "a"),
 ]
 POISON = {
     "repetition_penalty": 5.0,
@@ -32,29 +32,24 @@ POISON = {
 }
 
 
-@pytest.fixture
-def poisoned(pair_folders: tuple[str, str]) -> ModelPair:
-    pair = ModelPair.load(*pair_folders, device="cpu")
-    for model in (pair.target, pair.draft):
-        model.generation_config.update(**POISON)
-    return pair
-
-
-def test_a_checkpoint_settings_move_neither_the_rival_nor_the_check(
-    pair: ModelPair, poisoned: ModelPair
+def test_a_checkpoints_settings_move_neither_the_rival_nor_the_check(
+    pair: ModelPair, pair_folders: tuple[str, str]
 ) -> None:
+    poisoned = ModelPair.load(*pair_folders, device="cpu")
+    for model in (poisoned.target, poisoned.draft):
+        model.generation_config.update(**POISON)
     prompt = torch.tensor([[5, 17, 203]])
-    texts = [
+    text, moved = (
         each.target.generate(prompt, max_new_tokens=12, do_sample=False).tolist()
         for each in (pair, poisoned)
-    ]
-    assert texts[0] != texts[1]  # `generate` itself is moved
+    )
+    assert text != moved  # `generate` itself is moved
     for sampling in (Sampling(0), Sampling(0.8, 0.9)):
-        found = [
+        decoded, again = (
             Assistant(4).decode(each, sampling, [5, 17, 203], 24, seed=2)
             for each in (pair, poisoned)
-        ]
-        assert (found[0].text, found[0].steps) == (found[1].text, found[1].steps)
+        )
+        assert (decoded.text, decoded.steps) == (again.text, again.steps)
     checked = greedy_check(poisoned, CONFIG, PROMPTS)
     assert checked["continuations"] == 6 and not checked["ties"]
     assert poisoned.target.generation_config.repetition_penalty == POISON["repetition_penalty"]
@@ -63,9 +58,8 @@ def test_a_checkpoint_settings_move_neither_the_rival_nor_the_check(
 def test_texts_that_end_are_compared_to_their_end(pair_folders: tuple[str, str]) -> None:
     pair = ModelPair.load(*pair_folders, device="cpu")
     prompt = torch.tensor([encode(CONFIG, pair, PROMPTS[0])])
-    text = pair.target.generate(prompt, max_new_tokens=10, do_sample=False)[
-        0, prompt.shape[1] :
-    ].tolist()
+    generated = pair.target.generate(prompt, max_new_tokens=10, do_sample=False)
+    text = generated[0, prompt.shape[1] :].tolist()
     pair.target.generation_config.eos_token_id = text[4]
     checked = greedy_check(pair, CONFIG, PROMPTS[:1])
     assert checked["tokens"] == 6 * (1 + text.index(text[4])) and not checked["ties"]
@@ -88,9 +82,7 @@ def test_a_difference_that_is_no_tie_is_found(
         return mask
 
     monkeypatch.setattr(TreeMasks, "build", blind)
-    with pytest.raises(
-        InputError, match=r"is not generate\(\)'s: prompt 0, token \d+ with traversal on"
-    ):
+    with pytest.raises(InputError, match=r"prompt 0, token \d+ with traversal on"):
         greedy_check(pair, CONFIG, PROMPTS[:1])
 
 

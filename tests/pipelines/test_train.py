@@ -22,7 +22,9 @@ from pipelines.train.judging import judge, judge_rules, keep_if_ahead, statics, 
 from pipelines.train.result import TrainedSelector, count_differing
 from pipelines.train.stage import choose, decided, trained
 from selector.decision import NETWORK, LookupRule, Mode
+from selector.export.torchscript import load_script
 from selector.export.writer import write_artefact
+from selector.runtime.selector import Tuned, load_selector
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Texts, Timed
@@ -96,9 +98,11 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
     """A scalar tells easy roots under one of two settings; under the other, nothing does."""
     data = splits(told=(True, False))
     bases, own = statics(by_setting(data["train"])), by_setting(data["validation"])
-    new = new_module(CONFIG, "regressor", LIGHT, [])
+    new = new_module(CONFIG, "regressor", LIGHT, data["train"])
     module = trained(CONFIG, new, data, own, bases, tmp_path / "fitted", run_id)
-    judged = judge(module, own, bases)
+    judged = []
+    for case, base in zip(own, bases, strict=True):
+        judged += judge(module, case, base)
     assert [each.pays for each in judged] == [True, False]
     assert judged[0].ratio.value > 1.2
     source = source_of(CONFIG)
@@ -192,8 +196,9 @@ def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(
     write_artefact(
         folder, module, profile(), "traversal", FALLBACK, [mode_row(mode, efficiencies(4))], facts
     )
-    assert count_differing(module, folder, lambda _: data) == 0
-    assert count_differing(opinionated(seed=9), folder, lambda _: data) > 0
+    artefact = Tuned(mode, load_selector(folder)), load_script(folder)
+    assert count_differing(module, *artefact, data) == 0
+    assert count_differing(opinionated(seed=9), *artefact, data) > 0
 
 
 @pytest.mark.parametrize(
@@ -240,7 +245,7 @@ def client(store: str) -> Any:
 def fit(folder: Path, objective: str, level: str) -> tuple[SelectorModule, str]:
     """What training gives back, and the run with its curves."""
     splits = {"train": texts(12, seed=1, level=level), "validation": texts(8, seed=2, level=level)}
-    module = new_module(SHORT, objective, level, WIDTHS if level == FULL else [])
+    module = new_module(SHORT, objective, level, splits["train"])
     times = {
         name: (timed(data).seconds((LIGHT,)), torch.full((len(data.length_R),), 300.0))
         for name, data in splits.items()
@@ -328,7 +333,8 @@ def test_the_metrics_of_every_epoch_are_those_of_numpy_and_scipy(
 def test_a_policys_network_is_that_of_the_paper() -> None:
     """DDTE, app. E: hidden states to 128 numbers each, layers of 512 and 32 with GELU; it sees the
     context length."""
-    made = new_module(SHORT, "policy", FULL, WIDTHS).eval()
+    data = texts(level=FULL)
+    made = new_module(SHORT, "policy", FULL, data).eval()
     assert [[layer.in_features, layer.out_features] for layer, _ in made.network.blocks] == [
         [w, 128] for w in WIDTHS
     ]
@@ -337,9 +343,8 @@ def test_a_policys_network_is_that_of_the_paper() -> None:
         "GELU",
         "Dropout",
     ]
-    data = texts(level=FULL)
     is_length_F = torch.tensor([name == "context_length" for name in PAIR.names])
     longer = replace(data, scalars_RF=data.scalars_RF + 50.0 * is_length_F)
     assert not torch.allclose(made.scores(longer), made.scores(data), atol=1e-3)
-    regressor = new_module(SHORT, "regressor", FULL, WIDTHS).eval()
+    regressor = new_module(SHORT, "regressor", FULL, data).eval()
     assert torch.equal(regressor.scores(longer), regressor.scores(data))
