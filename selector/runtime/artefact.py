@@ -199,21 +199,18 @@ def checked(
     read: Features = {}
     for name, width in widths.items():
         value = features.get(name)
-        if value is None:
-            raise InputError(f"features: {name} is missing")
         if not isinstance(value, Tensor):
-            raise InputError(f"features: {name} is no tensor")
+            raise InputError(f"features: {name} is missing, or no tensor")
         shape = value.shape
         if value.dtype != torch.float32 or not 0 < len(shape) <= most_axes or shape[-1] != width:
             raise InputError(
                 f"features: {name} is {value.dtype} {list(shape)}; torch.float32 [{width}] is "
                 "needed"
             )
-        read[name] = value if value.is_cpu else value.cpu()
-    if len(read) > 1 and len({value.shape[:-1] for value in read.values()}) > 1:
-        raise InputError("features: batches of different sizes")
-    for name, value in read.items():
         # one call, because the sum keeps any NaN or infinity
         if not math.isfinite(float(value.sum())):
             raise InputError(f"features: {name} is not finite")
+        read[name] = value.cpu()
+    if len({value.shape[:-1] for value in read.values()}) > 1:
+        raise InputError("features: batches of different sizes")
     return read

@@ -46,6 +46,7 @@ class Loaded:
         self.schema = config.schema
         self.verifier = config.verifier
         self.actions = config.space.actions
+        self.is_policy = not config.regressor
         self.widths = {SCALARS_KEY: len(config.schema.scalars), **config.hidden_states}
 
 
@@ -63,8 +64,6 @@ class Tuned:
         self.mode = mode
         self.feature_levels = mode.asked
         self.longest = mode.longest
-        self._decider = mode.decider
-        self._sees_all = mode.sees_all
         self._selector = selector
         self._tables: dict[bool, tuple[Array, Array]] = {}
         self._covers = lru_cache(self._covers_setting)
@@ -79,7 +78,7 @@ class Tuned:
         feature is missing, of another shape or dtype, or not finite.
         """
         mode = self.mode
-        if features is None or self._decider == STATIC:
+        if features is None or self.mode.decider == STATIC:
             return mode.action
         if MATCH in features and (mode.rule is not None or mode.longest > 0):
             match = float(features[MATCH])
@@ -89,16 +88,10 @@ class Tuned:
         read = self._read(features)
         if self._is_beyond(read):
             return mode.copied(self._scalar(read, MATCH))
+        loaded = self._loaded
         early = self._is_early(read)
-        config = self._loaded.config
-        best = choices(
-            self._loaded.network.predictions(read, early),
-            self._seconds(read, early),
-            mode,
-            config.space,
-            policy=not config.regressor,
-        )
-        action = self._loaded.actions[best]
+        best = choices(*self._predicted(read, early), mode, loaded.space, loaded.is_policy)
+        action = loaded.actions[best]
         if early and len(mode.feature_levels) > 1 and action.drafts:
             return None
         return action
@@ -106,21 +99,15 @@ class Tuned:
     def scores(self, features: Features) -> NDArray[np.float32]:
         """What each action is worth at one root, [A]: as `Selector.scores`. Raises InputError as
         `select`."""
+        loaded = self._loaded
         read = self._read(features)
-        config = self._loaded.config
-        positions_K = self.mode.positions(config.space)
+        positions_K = self.mode.positions(loaded.space)
         if self._is_beyond(read):
             action = self.mode.copied(self._scalar(read, MATCH))
-            positions_K = np.array([config.space.index(action)])
-        early = self._is_early(read)
-        scores_A = np.full(len(config.space), NEVER, np.float32)
-        scores_A[positions_K] = worth(
-            self._loaded.network.predictions(read, early),
-            self._seconds(read, early),
-            self.mode,
-            positions_K,
-            policy=not config.regressor,
-        )
+            positions_K = np.array([loaded.space.index(action)])
+        predicted = self._predicted(read, self._is_early(read))
+        scores_A = np.full(len(loaded.space), NEVER, np.float32)
+        scores_A[positions_K] = worth(*predicted, self.mode, positions_K, loaded.is_policy)
         return scores_A
 
     def select_jointly(self, features: Sequence[Features]) -> list[Action]:
@@ -168,10 +155,10 @@ class Tuned:
 
     def _is_early(self, read: Features) -> bool:
         """Whether the network sees the scalars of the schema's first level alone."""
-        return read[SCALARS_KEY].shape[-1] == self._loaded.schema.first or not self._sees_all
+        return read[SCALARS_KEY].shape[-1] == self._loaded.schema.first or not self.mode.sees_all
 
-    def _seconds(self, read: Features, early: bool) -> Array:
-        # predicted seconds of a step at the root's context length, float64 [A]
+    def _predicted(self, read: Features, early: bool) -> tuple[Array, Array]:
+        # what the network predicts of the actions at a root, and seconds of a step there, [A] each
         if early not in self._tables:
             self._tables[early] = self._table(early)
         lengths_L, seconds_LA = self._tables[early]
@@ -181,7 +168,7 @@ class Tuned:
         share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
         low_A, high_A = seconds_LA[above - 1 : above + 1]
         seconds_A: Array = low_A + share * (high_A - low_A)
-        return seconds_A
+        return self._loaded.network.predictions(read, early), seconds_A
 
     def _table(self, early: bool) -> tuple[Array, Array]:
         loaded = self._loaded
@@ -195,7 +182,7 @@ class Tuned:
         return lengths_L.double().numpy(), seconds_LA.double().numpy()
 
     def _is_beyond(self, read: Features) -> bool:
-        if self._decider != NETWORK:
+        if self.mode.decider != NETWORK:
             return True
         if not self._covers(self._scalar(read, "temperature"), self._scalar(read, "top_p")):
             return True

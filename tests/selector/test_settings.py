@@ -151,8 +151,8 @@ def test_features_of_one_root_and_of_a_batch_are_read() -> None:
 @pytest.mark.parametrize(
     ("spoilt", "message"),
     [
-        ({SCALARS_KEY: None}, "scalars is missing"),
-        ({SCALARS_KEY: [0.0] * F}, "scalars is no tensor"),
+        ({SCALARS_KEY: None}, "scalars is missing, or no tensor"),
+        ({SCALARS_KEY: [0.0] * F}, "scalars is missing, or no tensor"),
         (
             {SCALARS_KEY: torch.ones(F - 7)},
             rf"scalars is torch.float32 \[{F - 7}\]; torch.float32 \[{F}\] is needed",
