@@ -51,7 +51,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sets")
     for name, record, *_ in RECORDS:
         lines = []
-        for ending in (*(f" {n}" for n in range(COUNT)), " on and on" * 60):
+        for ending in (*(f" {n}" for n in range(COUNT)), " on and on" * 40):
             line = json.dumps(record)
             lines.append(line.replace(".", f"{ending}.").replace("?", f"{ending}?"))
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
