@@ -63,6 +63,7 @@ class Settings:
     block: bool  # whether chains are verified as blocks, and not token by token
     sampling: Sampling
     lengths: list[BestLength]  # by batch size, ascending
+    refused: str = ""  # why it is told nothing; empty where it is
 
     @property
     def ranges(self) -> list[tuple[int, int, int]]:
@@ -166,43 +167,41 @@ def best_lengths(
     The longest chain is the one with the largest geometric mean of the speeds over all batch sizes.
     """
     assert profile.batches is not None
-    sizes = profile.batches.sizes
-    deepest = ActionSpace.default().depth
-    longest_timed = [min(int(target.sizes[-1]) - 1, deepest) for target in profile.batches.target]
-    replays = [_replay_of_chains(texts, verifiers[0], profile.at_batch(batch)) for batch in sizes]
+    longest_timed = {}
+    replays = {}
+    for batch, target in zip(profile.batches.sizes, profile.batches.target, strict=True):
+        longest_timed[batch] = min(int(target.sizes[-1]) - 1, ActionSpace.default().depth)
+        replays[batch] = _replay_of_chains(texts, verifiers[0], profile.at_batch(batch))
 
-    def fastest(longest: int) -> list[tuple[int, Replayed]]:
-        """By batch size; fewer where the engine takes none of the lengths that were timed."""
-        fastest_replays = []
-        for timed, replayed in zip(longest_timed, replays, strict=True):
+    def fastest(longest: int) -> dict[int, int]:
+        """Lengths by batch size; fewer where the engine takes none of those that were timed."""
+        length_of = {}
+        for batch, replayed in replays.items():
             shortest = longest if engine.one_length else 0
-            lengths = range(shortest, min(longest, timed) + 1)
-            tried = [(length, replayed(length, longest)) for length in lengths]
-            if tried:
-                fastest_replays.append(max(tried, key=lambda candidate: candidate[1].speed))
-        return fastest_replays
+            lengths = range(shortest, min(longest, longest_timed[batch]) + 1)
+            speeds = [replayed(length, longest).speed for length in lengths]
+            if speeds:
+                length_of[batch] = lengths[speeds.index(max(speeds))]
+        return length_of
 
-    tables = [fastest(longest) for longest in range(max(longest_timed) + 1)]
-    best = max(
-        [table for table in tables if len(table) == len(sizes)],
-        key=lambda table: sum(math.log(replayed.speed) for _, replayed in table),
-    )
-    result = []
-    for batch, timed, (length, fastest_replay) in zip(sizes, longest_timed, best, strict=True):
-        gain = None
-        if engine.default <= timed:
-            default_replays = _replay_of_chains(texts, verifiers[1], profile.at_batch(batch))
-            default_replay = default_replays(engine.default, engine.default)
-            gain = ratio_of_speeds(fastest_replay, default_replay, texts.source_number_X)
-        result.append(
-            BestLength(
-                batch=batch,
-                length=length,
-                tokens_per_step=fastest_replay.block_efficiency,
-                tokens_per_second=batch * fastest_replay.speed,
-                gain=gain,
+    log_speeds: dict[int, float] = {}
+    for longest in range(max(longest_timed.values()) + 1):
+        length_of = fastest(longest)
+        if len(length_of) == len(replays):
+            log_speeds[longest] = sum(
+                math.log(replays[batch](length, longest).speed)
+                for batch, length in length_of.items()
             )
-        )
+    longest = max(log_speeds, key=log_speeds.__getitem__)
+    result = []
+    for batch, length in fastest(longest).items():
+        best = replays[batch](length, longest)
+        gain = None
+        if engine.default <= longest_timed[batch]:
+            replayed = _replay_of_chains(texts, verifiers[1], profile.at_batch(batch))
+            by_default = replayed(engine.default, engine.default)
+            gain = ratio_of_speeds(best, by_default, texts.source_number_X)
+        result.append(BestLength(batch, length, best.block_efficiency, batch * best.speed, gain))
     return result
 
 
@@ -233,7 +232,6 @@ def serve(config: Config, name: str) -> None:
     timings_path = engine_path(config)
     folder = config.folder / "engines" / name
     engine = ENGINES[name]
-    pair = pair_names(config)
     if not timings_path.exists():
         raise InputError(
             f"{timings_path}: no engine's times there: espalier latency --from timings.csv"
@@ -243,28 +241,26 @@ def serve(config: Config, name: str) -> None:
     depends = {
         "latency": sha256(timings_path),
         "traces": {file: shard["sha256"] for file, shard in shards.items()},
-        "pair": list(pair),
+        "pair": list(pair_names(config)),
         "read": engine.read,
     }
     stage = Stage(f"export-{name}", config, depends, (folder,))
     texts = load_traces(config)["validation"]
     if not stage.begin():
         return
+    files: dict[str, str] = {}
     sections = []
     for setting in config.sampling:
-        settings, refused = _settings(config, engine, pair, texts, setting.build(), profile)
-        if refused:
-            stage.say(f"{settings.sampling}: nothing is written, {refused}")
-        sections.append((settings, refused))
-    page = TEMPLATES.get_template("README.j2")
-    files = {
-        "README.md": page.render(
-            engine=engine, device=profile.device, sections=sections, folder=folder
-        )
-    }
-    for settings, refused in sections:
-        if not refused:
+        settings = _settings(config, engine, texts, setting.build(), profile)
+        sections.append(settings)
+        if settings.refused:
+            stage.say(f"{settings.sampling}: nothing is written, {settings.refused}")
+        else:
             files |= engine.files(settings)
+    page = TEMPLATES.get_template("README.j2")
+    files["README.md"] = page.render(
+        engine=engine, device=profile.device, sections=sections, folder=folder
+    )
     with mlflow_run(config, f"export-{name}") as mlflow:
         stage.replace()
         with atomically(folder) as partial_path:
@@ -279,18 +275,17 @@ def serve(config: Config, name: str) -> None:
 def _settings(
     config: Config,
     engine: Engine,
-    pair: tuple[str, str],
     texts: Texts,
     sampling: Sampling,
     profile: LatencyProfile,
-) -> tuple[Settings, str]:
-    """What an engine is told under one sampling setting, and why it is told nothing; empty where it
-    is."""
+) -> Settings:
+    """What an engine is told under one sampling setting."""
+    target, draft = pair_names(config)
     refused = engine.refusal(sampling)
     if refused:
-        return Settings(*pair, False, sampling, []), refused
+        return Settings(target, draft, False, sampling, [], refused)
     verifiers = engine.verifiers(config.verifiers, sampling.temperature)
     lengths = best_lengths(engine, texts.setting_of(sampling), verifiers, profile)
     if not any(best.length for best in lengths):
         refused = "drafting pays at no batch size"
-    return Settings(*pair, verifiers[0] in BLOCK, sampling, lengths), refused
+    return Settings(target, draft, verifiers[0] in BLOCK, sampling, lengths, refused)

@@ -6,7 +6,6 @@ and `load_selector` load.
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,15 @@ import pandas as pd
 
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces
-from pipelines.evaluate.logged import metrics
-from pipelines.evaluate.verdict import Evaluation, losses
+from pipelines.evaluate.verdict import Evaluation, losses, metrics, verdicts
 from pipelines.export.engines import serve
 from pipelines.latency.stage import load_profile
 from pipelines.pair.source import source_of
 from pipelines.run import Stage, require
-from pipelines.tracking import EXPORTED, describe, mlflow_run, named
+from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import build, decision_digest, load_result
 from selector.runtime.selector import Selector
 from selector.schema import sha256
-from selector.train.replay import Ratio
 
 MODEL = "espalier-selector"  # in the registry of MLflow
 CODE = Path(__file__).with_name("registered.py")
@@ -79,8 +76,7 @@ def run(config: Config) -> None:
         summary = evaluation.found["summary"] if evaluation else None  # a log's has none
         lost = losses(evaluation) if evaluation and summary else []
         selector = build(config, folder, splits, summary, lost)
-        figures = _figures(config, evaluation)
-        register(stage, mlflow, selector, folder, figures)
+        register(stage, mlflow, selector, folder, evaluation)
         compared = selector.config.metrics["actions_compared"]
         comparison = (
             f"its actions equal the trained module's at all {compared} roots of the validation "
@@ -92,27 +88,11 @@ def run(config: Config) -> None:
     stage.finish()
 
 
-def _figures(config: Config, evaluation: Evaluation | None) -> dict[str, str]:
-    """The selector's speed over the best static tree; a log's over the lookup rule and the best
-    fixed length."""
-    if evaluation is None:
-        return {}
-    if not source_of(config).decodes:
-        gains = metrics(evaluation.table)
-        return {name.replace("/", " "): f"{value:.3f}" for name, value in gains.items()}
-    summary = evaluation.found["summary"] or {}
-    figures: dict[str, str] = {}
-    for row in summary.get("by_setting", []):
-        error = math.inf if row["replay_error"] is None else row["replay_error"]
-        figures |= named({EXPORTED: str(Ratio(row["replay_ratio"], error))}, row)
-    return figures
-
-
 def register(
-    stage: Stage, mlflow: Any, selector: Selector, folder: Path, figures: dict[str, str]
+    stage: Stage, mlflow: Any, selector: Selector, folder: Path, evaluation: Evaluation | None
 ) -> None:
     """Log the artefact directory as a model of the current run and make it a version of the
-    registered model `MODEL`, whose alias is the run's name and whose tags are the figures; a
+    registered model `MODEL`, whose alias is the run's name and whose tags are what was measured; a
     warning where there is no registry."""
     from mlflow.models import ModelSignature
     from mlflow.types.schema import Array, ColSpec, Schema
@@ -142,21 +122,17 @@ def register(
         "pair": selector_config.pair["fingerprint"],
         "verifier": selector.verifier,
         "objective": selector_config.objective,
-        **figures,
     }
-    lines = [f"- {name}: {value}" for name, value in figures.items()]
-    description = "\n".join([f"{selector}\n", *lines])
-    client = mlflow.MlflowClient()
+    description = [str(selector)]
+    if evaluation is not None:
+        tags |= {name: f"{value:.3f}" for name, value in metrics(evaluation).items()}
+        description += verdicts(evaluation)
     alias = alias_of(stage.config.name)
-    run_id = mlflow.active_run().info.run_id
-    facts = {"description": description, "tags": tags, "model_id": logged.model_id}
+    client = mlflow.MlflowClient()
     try:
-        try:
-            client.create_registered_model(MODEL, description=ABOUT)
-        except mlflow.MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-        version = client.create_model_version(MODEL, logged.model_uri, run_id, **facts).version
+        version = mlflow.register_model(logged.model_uri, MODEL, tags=tags).version
+        client.update_registered_model(MODEL, ABOUT)
+        client.update_model_version(MODEL, version, "\n\n".join(description))
         client.set_registered_model_alias(MODEL, alias, version)
     except mlflow.MlflowException as error:  # the artefact is good without a registry
         stage.say(f"warning: not registered as {MODEL}: {str(error).splitlines()[0]}")

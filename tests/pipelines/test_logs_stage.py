@@ -83,7 +83,7 @@ def test_mlflow_holds_the_selector_its_gains_and_the_logs(
     for entry in logs["by_batch"]:
         if (entry["batch"], entry["level"], entry["mixed"]) == (8, DRAFTER, True):
             value = f"{entry['selector_over_rule']['value']:.3f}"
-    tag = "test T0_8_different_requests selector_with_the_drafters_hits replayed_over_lookup_rule"
+    tag = "test/T0_8_different_requests/selector_with_the_drafters_hits/replayed_over_lookup_rule"
     assert version.tags[tag] == value
 
 

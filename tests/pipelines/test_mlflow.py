@@ -97,20 +97,19 @@ def test_the_export_is_a_version_of_a_registered_model(demo: tuple[Path, str]) -
     (version,) = versions(demo[0])
     selector = load_selector(demo[0] / "runs" / "demo" / "selector")
     summary = evaluation_of(demo[0])["summary"]
-    assert selector.config.metrics["evaluation"] == summary
-    assert version.tags["pair"] == selector.config.pair["fingerprint"]
+    facts = selector.config
+    assert facts.metrics["evaluation"] == summary
     # no commits of the hub
-    assert selector.config.pair["revisions"] == {"target": None, "draft": None}
-    assert (version.tags["verifier"], version.tags["objective"]) == (
-        selector.verifier,
-        selector.config.objective,
-    )
+    assert facts.pair["revisions"] == {"target": None, "draft": None}
+    tags = {
+        "pair": facts.pair["fingerprint"],
+        "verifier": selector.verifier,
+        "objective": facts.objective,
+    }
     for row in summary["by_setting"]:
-        place = f"T {row['temperature']:g} top-p {row['top_p']:g}"
-        assert (
-            version.tags[f"exported_ratio/{place}"]
-            == f"{row['replay_ratio']:.3f} ±{row['replay_error']:.3f}"
-        )
+        case = f"T {row['temperature']:g} top-p {row['top_p']:g}"
+        tags[f"exported_ratio/{case}"] = f"{row['replay_ratio']:.3f}"
+    assert tags.items() <= version.tags.items()
     assert version.description.startswith(repr(selector))
 
 
