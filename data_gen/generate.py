@@ -133,8 +133,13 @@ INPUTS = (  # that `generate` passes on
 
 @dataclass
 class SpeculativeOutput(ModelOutput):
-    """For `return_dict_in_generate`: prompt and new tokens, int64 [1, T]; tau and the action of
-    every decoding step."""
+    """For `return_dict_in_generate`.
+
+    Attributes:
+        sequences: prompt and new tokens, int64 [1, T].
+        accepted: the number of accepted drafted tokens of every decoding step.
+        actions: what was drafted in every step.
+    """
 
     sequences: Tensor | None = None
     accepted: tuple[int, ...] | None = None

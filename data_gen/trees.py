@@ -19,10 +19,11 @@ Path = Sequence[int]
 
 class DraftTree:
     """A drafted token tree. Equal prefixes are one node; a node's child list keeps branch order and
-    duplicates.
+    duplicates. Node 0 is the root, the last committed token.
 
-    `branch_nodes` are each branch's node ids from the branching node (included) to its leaf. There
-    are several `roots` in tests alone, which verify many trees side by side.
+    Attributes:
+        branch_nodes: each branch's node ids, from the branching node (included) to its leaf.
+        roots: several where trees stand side by side, to be verified together.
     """
 
     def __init__(self) -> None:

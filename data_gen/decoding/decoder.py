@@ -71,7 +71,10 @@ class Decoder:
     """Decodes one prompt at a time. Trees are sampled with `sampling.draft`, their branches in the
     verifier's style.
 
-    If it is `timed`, it waits for a GPU after each part of a step, so that `Step.seconds` is exact.
+    Attributes:
+        chooser: chooses the action of each step: a `FixedTree`, or a selector under a sampling
+            setting (`Selector.at`).
+        timed: wait for a GPU after each part of a step, so that `Step.seconds` is exact.
     """
 
     pair: ModelPair
@@ -88,9 +91,10 @@ class Decoder:
     def decode(
         self, prompt: Sequence[int], max_new_tokens: int, generator: torch.Generator
     ) -> Decoded:
-        """Continue a prompt up to an end-of-sequence token, with at most `max_new_tokens` new
-        tokens. The generator lives on the pair's device. ValueError for an empty prompt; InputError
-        where a logit is not finite."""
+        """Continue a prompt of token ids up to an end-of-sequence token, with at most
+        `max_new_tokens` new tokens. The text follows the target's law under the sampling setting.
+        The generator lives on the pair's device. ValueError for an empty prompt; InputError where a
+        logit is not finite."""
         if not prompt:
             raise ValueError("the prompt holds no tokens")
         result = Decoded()

@@ -33,6 +33,8 @@ class Chooser(Protocol):
 
 @dataclass
 class FixedTree:
+    """Chooses one action at every step, whatever the features are."""
+
     action: Action
     feature_levels: tuple[str, ...] = ()
 

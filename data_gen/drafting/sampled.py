@@ -51,11 +51,15 @@ def draft_tree(
     text: Sequence[int] = (),
     root_logits_V: Tensor | None = None,
 ) -> Draft:
-    """Draft a delayed tree; `draw_children` samples the first tokens of its branches.
+    """Draft a delayed tree (DDTE, section 3). Its rows are appended to the draft's KV cache, which
+    ends with the root.
 
-    The draft's KV cache ends with the root, after which the draft has the given probabilities and
-    logits; the tree's rows are appended to it. `text` holds the committed tokens, for a sampling
-    that depends on them.
+    Args:
+        root_probs_V, root_logits_V: the draft's distribution after the root, and its logits, which
+            rank tokens of probability 0 for greedy branches.
+        generator: on the draft's device.
+        style: how the first tokens of the branches are drawn (`draw_children`).
+        text: the committed tokens, for a sampling that depends on them.
     """
     L1, L2 = action.L1, action.L2
     if action.K == 1:  # a chain is a trunk alone

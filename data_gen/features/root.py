@@ -163,9 +163,13 @@ def scalars_along(
 
 
 class RootKnowledge:
-    """The features at a decoder's roots, updated step by step. The prompt's last token is the first
-    root, the sampling is the target's, and the levels that are needed are of `schema.FEATURES`, or
-    the match."""
+    """The features at a decoder's roots, updated step by step.
+
+    Args:
+        prompt: token ids, of which the last one is the first root.
+        sampling: the target's.
+        feature_levels: those that will be asked for: of `schema.FEATURES`, or the match.
+    """
 
     def __init__(
         self, prompt: Sequence[int], sampling: Sampling, feature_levels: Sequence[str]
@@ -213,7 +217,8 @@ class RootKnowledge:
             self._draft += draft
 
     def features(self, level: str) -> dict[str, Tensor] | None:
-        """The features of a level at the root; None at the first root. `light` and `full` need what
+        """The features of a level at the root, as its schema says: `scalars`, float32 [F], and of
+        `full` the hidden states, float32 [D]; None at the first root. `light` and `full` need what
         `passed` adds."""
         if self._target is None:
             return None
@@ -260,9 +265,13 @@ class RootKnowledge:
 
 
 class DrafterKnowledge:
-    """The features at the roots of an engine that has its own drafter, updated step by step. The
-    prompt's last token is the first root, `tokens` are `Selector.tokens`, and `batch` requests are
-    decoded together."""
+    """The features at the roots of an engine that has its own drafter, updated step by step.
+
+    Args:
+        prompt: token ids, of which the last one is the first root.
+        tokens: `Selector.tokens`.
+        batch: requests that are decoded together.
+    """
 
     def __init__(
         self, prompt: Sequence[int], sampling: Sampling, tokens: TokenStatistics, batch: int = 1

@@ -68,11 +68,14 @@ class CachedModel:
     def forward(
         self, tokens_W: Tensor, offsets_W: Tensor, visible_WR: Tensor, last: int = 0
     ) -> Pass:
-        """A forward pass over W tokens of a tree, int64; their rows are appended to the cache.
-        `last` is the number of last tokens whose logits are returned, 0 for all.
+        """A forward pass over W tokens of a tree; their rows are appended to the cache. Every token
+        attends to all committed rows, and to the tree's rows that `visible_WR` says.
 
-        Positions are int64 offsets from the end of the committed tokens. Every token attends to all
-        committed rows, and to the tree's rows, itself included, that are true in `visible_WR`.
+        Args:
+            tokens_W: int64.
+            offsets_W: their positions, counted from the end of the committed tokens; int64.
+            visible_WR: which of the tree's R rows, these W tokens included, each attends to; bool.
+            last: the number of last tokens whose logits are returned, 0 for all.
         """
         device = self.model.device
         self._offsets.append(offsets_W.to(device))
@@ -142,13 +145,18 @@ class CachedModel:
 
 @dataclass
 class ModelPair:
-    """A target and a draft over the same vocabulary, and their tokenizer."""
+    """A target and a draft over the same vocabulary, and their tokenizer.
+
+    Attributes:
+        names: of target and draft: folders or hub ids.
+        fingerprint: a hash of both models and the tokenizer, 16 hex digits.
+    """
 
     target: PreTrainedModel
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     names: tuple[str, str]
-    fingerprint: str  # of both models
+    fingerprint: str
 
     @classmethod
     def load(
