@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
+from selector.files import Array
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, FULL, LIGHT, MATCH, InputError
 
@@ -35,7 +35,6 @@ RULE = "rule"
 NETWORK = "network"
 RHOS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEVER = -1e9  # the score, in tokens, of an action that may not be chosen
-Array = NDArray[Any]
 
 
 class LookupRule(NamedTuple):

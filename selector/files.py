@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from selector.schema import InputError
 
+Array = NDArray[Any]
 DTYPES = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}
 
 
@@ -66,7 +67,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
+def read_tensors(path: Path) -> dict[str, Array]:
     """The arrays of a safetensors file by name; without its library, which an engine need not
     have."""
     content = path.read_bytes()
@@ -74,11 +75,9 @@ def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
     header = json.loads(content[8 : 8 + size])
     header.pop("__metadata__", None)
     body = memoryview(content)[8 + size :]
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Array] = {}
     for name, entry in header.items():
-        flat: NDArray[Any] = np.frombuffer(
-            body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]]
-        )
+        flat: Array = np.frombuffer(body[slice(*entry["data_offsets"])], DTYPES[entry["dtype"]])
         arrays[name] = flat.reshape(entry["shape"])
     return arrays
 

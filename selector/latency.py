@@ -14,16 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import IID, Action
+from selector.files import Array
 from selector.sampling import Sampling
 from selector.schema import FORMAT, FULL, LIGHT, MATCH, InputError
 
 MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
 UNCUT = Sampling()
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

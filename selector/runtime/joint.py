@@ -15,14 +15,12 @@ Legend: B requests, A actions.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from selector.actions import Action
-
-Array = NDArray[Any]
+from selector.files import Array
 
 
 class Shapes(NamedTuple):

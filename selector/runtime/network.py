@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
+from selector.files import Array
 from selector.runtime.artefact import ArtefactConfig, Features
 from selector.schema import SCALARS_KEY
 
-Array = NDArray[Any]
 EPSILON = 1e-5  # of torch's layer norm
 SCALING = ("count_F", "low_F", "high_F", "mean_F", "scale_F")
 BLOCK = ("0.weight", "0.bias", "1.weight", "1.bias")  # a linear map and a layer norm
@@ -31,7 +30,7 @@ class Network:
         weights: arrays or tensors by the names in `model.safetensors`.
     """
 
-    def __init__(self, weights: Mapping[str, Any], config: ArtefactConfig) -> None:
+    def __init__(self, weights: Mapping[str, Array | Tensor], config: ArtefactConfig) -> None:
         self.config = config
         self.arrays: dict[str, Array] = {}
         for name, weight in weights.items():

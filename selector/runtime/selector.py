@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from selector.sampling import Sampling
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, InputError
 
 __all__ = ["Selector", "Tuned", "load_selector"]
+Shape = Action | tuple[int | str, ...]  # K, L1, L2 and perhaps a style
 ASKED_BY = ("temperature", "top_p", "batch")  # scalars that tell which mode decides
 
 
@@ -114,7 +114,7 @@ class Selector(Loaded):
         self,
         temperature: float,
         top_p: float = 1.0,
-        shapes: Iterable[tuple[Any, ...]] | None = None,
+        shapes: Iterable[Shape] | None = None,
         batch: int = 1,
         level: str | None = None,
         top_k: int = 0,
@@ -149,7 +149,7 @@ class Selector(Loaded):
             mode = self._restricted(mode, shapes)
         return Tuned(mode, self)
 
-    def _restricted(self, mode: Mode, shapes: Iterable[tuple[Any, ...]]) -> Mode:
+    def _restricted(self, mode: Mode, shapes: Iterable[Shape]) -> Mode:
         try:
             positions = {self.space.index(Action.of(shape)) for shape in shapes}
         except (ValueError, TypeError) as error:

@@ -9,18 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from selector import schema
-from selector.files import read_tensors
+from selector.files import Array, read_tensors
 
 FILE = "tokens.safetensors"
 WEIGHT = 20.0  # of the mean of all roots, in observations
 LEAST = 2  # occurrences of a key that is kept
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +17,13 @@ from numpy.typing import NDArray
 
 from selector.actions import Action
 from selector.decision import NETWORK, NEVER, STATIC, Mode, choices, worth
+from selector.files import Array
 from selector.latency import LatencyProfile, StepTimes
 from selector.runtime.artefact import Features, checked
 from selector.runtime.joint import Shapes, joint_choice
 from selector.runtime.network import Network
 from selector.sampling import Sampling
 from selector.schema import MATCH, SCALARS_KEY, InputError
-
-Array = NDArray[Any]
 
 
 class Loaded:

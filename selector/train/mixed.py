@@ -8,20 +8,19 @@ A actions, X texts, S kinds of drafts (chains, lookups), P parts of the texts' s
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from selector.files import Array
 from selector.jit import jit
 from selector.latency import LatencyProfile, StepTimes
 from selector.runtime.joint import Shapes, joint_choice
 from selector.train.data import Timed
 from selector.train.replay import Replayed
 
-Array = NDArray[Any]
 ROUNDS = 3  # of finding the speed that prices time
 STREAM = 4  # texts that each place in the batch decodes at least
 PARTS = 8  # of the sources; errors are over these

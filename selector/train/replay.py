@@ -25,17 +25,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from selector.actions import ActionSpace
+from selector.files import Array
 from selector.jit import jit
 
-Array = NDArray[Any]
 ROUNDS = 5  # of restoring the means and clipping again
 
 

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from selector.actions import Action
-from selector.decision import Mode
 from selector.export.writer import CARD
 from selector.runtime.selector import load_selector
 from selector.schema import (
@@ -54,28 +53,16 @@ def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], P
         config = json.loads((folder / "config.json").read_text())
         assert config["format"] == f"espalier-selector-{FORMAT}"
         assert config["features"]["early"] == len(EARLY_SCALARS)
-        assert (config["objective"], config["feature_level"], config["verifier"]) == (
-            objective,
-            level,
-            "traversal",
-        )
-        assert [scalar["name"] for scalar in config["features"]["scalars"]] == [
-            scalar.name for scalar in PAIR.scalars
-        ]
-        assert list(config["features"]["hidden_states"]) == (
-            list(HIDDEN_STATES) if level == FULL else []
-        )
+        names = [scalar["name"] for scalar in config["features"]["scalars"]]
+        states = list(config["features"]["hidden_states"])
+        assert names == list(PAIR.names) and states == list(HIDDEN_STATES if level == FULL else ())
         assert [Action.of(action) for action in config["actions"]] == list(SPACE)
-        assert [Mode.of(mode) for mode in config["modes"]] == modes_of(level)
         selector = load_selector(folder)
-        assert (selector.feature_levels, selector.fallback) == ((level,), FALLBACK)
+        assert selector.modes == modes_of(level) and selector.fallback == FALLBACK
+        assert (selector.config.objective, selector.feature_levels) == (objective, (level,))
         readme = (folder / "README.md").read_text()
-        for name in (
-            *(scalar.name for scalar in PAIR.scalars),
-            *config["features"]["hidden_states"],
-        ):
-            assert f"`{name}`" in readme
-        assert not re.search(r"target_hidden", readme) or level == FULL
+        assert all(f"`{name}`" in readme for name in names + states)
+        assert ("target_hidden" in readme) == (level == FULL)
 
 
 def test_an_earlier_artefact_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
