@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from data_gen.decoding.loop import Step
@@ -35,8 +36,9 @@ class GeneratedText:
 
     tokens: list[int]
     start: int  # position of the last prompt token, the first root
-    # of speculative decoding, if that made the text
+    # and their verifier, if speculative decoding made the text
     steps: list[Step] = field(default_factory=list)
+    verifier: str | None = None
 
 
 class RowBlock(NamedTuple):
@@ -75,17 +77,12 @@ def generated_by_target(
 def _written(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
 ) -> list[GeneratedText]:
-    width = max(map(len, prompts))
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    masks = [torch.ones_like(row) for row in rows]
     pad = next(iter(pair.eos_ids), 0)
     eos = sorted(pair.eos_ids) or None
-    padded_prompts: list[list[int]] = []
-    masks: list[list[int]] = []
-    for prompt in prompts:
-        missing = width - len(prompt)
-        padded_prompts.append([pad] * missing + prompt)
-        masks.append([0] * missing + [1] * len(prompt))
-    input_ids = torch.tensor(padded_prompts, device=pair.device)
-    mask = torch.tensor(masks, device=pair.device)
+    input_ids = pad_sequence(rows, True, pad, "left").to(pair.device)
+    mask = pad_sequence(masks, True, 0, "left").to(pair.device)
     config = GenerationConfig(
         max_new_tokens=new_tokens,
         eos_token_id=eos,
@@ -106,7 +103,7 @@ def _written(
             f"{pair.target.name_or_path}: the model gives numbers that are not finite (NaN or "
             "infinity)"
         )
-    continuations = output[:, width:].tolist()
+    continuations = output[:, input_ids.shape[1] :].tolist()
     texts: list[GeneratedText] = []
     for prompt, continuation in zip(prompts, continuations, strict=True):
         texts.append(finished(pair, prompt, continuation))
@@ -126,12 +123,16 @@ class _Finite(LogitsProcessor):
 
 
 def finished(
-    pair: ModelPair, prompt: Sequence[int], new: Sequence[int], steps: Sequence[Step] = ()
+    pair: ModelPair,
+    prompt: Sequence[int],
+    new: Sequence[int],
+    steps: Sequence[Step] = (),
+    verifier: str | None = None,
 ) -> GeneratedText:
     """The text of a prompt and its continuation, which ends with the first end-of-sequence
     token."""
     end = next((n for n, token in enumerate(new, 1) if token in pair.eos_ids), None)
-    return GeneratedText([*prompt, *new[:end]], len(prompt) - 1, list(steps))
+    return GeneratedText([*prompt, *new[:end]], len(prompt) - 1, list(steps), verifier)
 
 
 @torch.inference_mode()

@@ -37,7 +37,7 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> pa.Table:
     """The rows of a shard. A text is cut before a token of target probability 0 if rounding
     explains that. InputError, which names the prompt or the log's line, for numbers that are not
     finite and a text that cannot be the target's."""
-    texts = list(written(pair, recipe, work))
+    texts = written(pair, recipe, work)
     stride = recipe.stride if work.split == "train" else 1
     columns: list[dict[str, Any]] = []
     while len(columns) < len(texts):
@@ -62,7 +62,7 @@ def _row(written_text: WrittenText, sampling: Sampling, stride: int) -> dict[str
     row["step_root"] = [step.length - 1 - text.start for step in steps]
     row["step_action"] = [SPACE.index(step.action) for step in steps]
     row["step_accepted"] = [step.accepted for step in steps]
-    row["step_verifier"] = written_text.verifier
+    row["step_verifier"] = text.verifier
     return row
 
 
@@ -178,7 +178,7 @@ def _blocks(
     not."""
     text = written_text.text
     begin = text.start + 1
-    with naming(written_text.place):
+    with naming(written_text.origin):
         for block in rows_along(pair, text, sampling):
             following = text.tokens[begin : begin + len(block.target.probs_NV)]
             try:

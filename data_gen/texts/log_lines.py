@@ -121,11 +121,11 @@ class Metrics(BaseModel):
     accept_lengths: list[Annotated[int, Field(ge=1)]] | None = None
 
 
-def _at(*places: str) -> Any:
+def _at(*dotted: str) -> Any:
     """A field that stands at the first of some places, dotted, of a response that it has."""
     paths = []
-    for place in places:
-        first, *keys = place.split(".")
+    for path in dotted:
+        first, *keys = path.split(".")
         paths.append(AliasPath(first, *(int(key) if key.isdigit() else key for key in keys)))
     return Field(None, validation_alias=AliasChoices(*paths))
 

@@ -41,7 +41,7 @@ class LoggedText:
     start: int  # tokens of the prompt; position r of the generated text is token `start + r`
     # by drafter, P(accepted >= t) at each position, [R, D]; NaN if unknown
     survivals: dict[str, NDArray[np.float32]]
-    place: str  # file and line
+    origin: str  # file and line
     note: str = ""  # why nothing is known of its drafter's steps
 
     @property
@@ -98,17 +98,17 @@ def read_logs(paths: Sequence[Path], remarks: list[str] | None = None) -> list[L
     return texts
 
 
-def _text(place: str, line: Any) -> LoggedText:
+def _text(origin: str, line: Any) -> LoggedText:
     record = LoggedRecord.model_validate(record_of(line) if isinstance(line, dict) else line)
     prompt = record.prompt_token_ids
     generated = record.generated_token_ids
     survivals: dict[str, NDArray[np.float32]] = {}
     for drafter, drafted in record.drafters.items():
         survivals[drafter] = drafted.survivals_RD(drafter, len(generated))
-    file = Path(place.rpartition(":")[0])
+    file = Path(origin.rpartition(":")[0])
     if file.suffix in PACKED:
         file = file.with_suffix("")
-    name = record.id or place
+    name = record.id or origin
     return LoggedText(
         name=name,
         source=record.source or f"{file.stem} {name}",
@@ -116,7 +116,7 @@ def _text(place: str, line: Any) -> LoggedText:
         tokens=prompt + generated,
         start=len(prompt),
         survivals=survivals,
-        place=place,
+        origin=origin,
         note=record.note,
     )
 
@@ -144,7 +144,7 @@ def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
                     tokens=row["tokens"],
                     start=row["start"] + 1,
                     survivals={DRAFTER: survivals_RD},
-                    place=f"{folder / name}:{number}",
+                    origin=f"{folder / name}:{number}",
                 )
             )
     if not texts:
@@ -176,7 +176,7 @@ def drafter_of(texts: Sequence[LoggedText], wanted: str | None) -> str:
         raise InputError(f"logs.drafter: {drafter!r} is not in the log, which has {listed}")
     for text in texts:
         if drafter not in text.survivals and not text.note:
-            raise InputError(f"{text.place}: no entry of {drafter}")
+            raise InputError(f"{text.origin}: no entry of {drafter}")
     return drafter
 
 
@@ -202,7 +202,7 @@ class Logs(NamedTuple):
     @property
     def name(self) -> str:
         """The file of the first text."""
-        return self.all[0].place.rpartition(":")[0]
+        return self.all[0].origin.rpartition(":")[0]
 
     @property
     def all(self) -> list[LoggedText]:
@@ -232,9 +232,9 @@ def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling
     notes = Counter(text.note for text in kept if text.note)
     for note, count in notes.items():
         remarks.append(f"{count} of {len(kept)} texts are for lookups alone: {note}")
-    tested_places = {text.place for text in tested}
-    tested = [text for text in kept if text.place in tested_places]
-    others = [text for text in kept if text.place not in tested_places]
+    tested_origins = {text.origin for text in tested}
+    tested = [text for text in kept if text.origin in tested_origins]
+    others = [text for text in kept if text.origin not in tested_origins]
     tested_sources = {text.source for text in tested}
     texts = [text for text in others if text.source not in tested_sources]
     left_out = len(others) - len(texts)

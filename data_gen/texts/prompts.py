@@ -81,9 +81,9 @@ class Prompt:
     source: str
 
     @classmethod
-    def of(cls, record: Record, text: str, place: str) -> Prompt:
-        """The prompt of a line at a place, `file:number`."""
-        prompt_id = record.id or f"line-{place.rpartition(':')[2]}"
+    def of(cls, record: Record, text: str, origin: str) -> Prompt:
+        """The prompt of a line at an origin, `file:number`."""
+        prompt_id = record.id or f"line-{origin.rpartition(':')[2]}"
         return cls(prompt_id, text, record.kind or "text", record.source or prompt_id)
 
 
@@ -180,7 +180,7 @@ class Form:
 
 
 def parsed_lines(path: Path, parse: Callable[[str, Any], T]) -> Iterator[T | InputError]:
-    """What `parse` makes of the JSON of each line that is not blank, and of its place,
+    """What `parse` makes of the JSON of each line that is not blank, and of its origin,
     `file:number`; where a line does not fit, the error that names the file and the line. InputError
     where the file is missing, damaged or empty."""
     empty = True
@@ -211,30 +211,28 @@ def read_lines(path: Path, parse: Callable[[str, Any], T]) -> list[T]:
     return records
 
 
-def _parsed(place: str, line: bytes, parse: Callable[[str, Any], T]) -> T | InputError:
+def _parsed(origin: str, line: bytes, parse: Callable[[str, Any], T]) -> T | InputError:
     try:
         value = from_json(line.removeprefix(codecs.BOM_UTF8))
     except ValueError as error:
-        return InputError(f"{place}: not JSON: {error}")
+        return InputError(f"{origin}: not JSON: {error}")
     try:
-        return parse(place, value)
+        return parse(origin, value)
     except ValidationError as error:
-        reasons = []
-        for problem in error.errors()[:3]:
-            field_path = ".".join(map(str, problem["loc"])) or "the line"
-            reasons.append(f"{field_path}: {problem['msg']}")
-        return InputError(f"{place}: {'; '.join(reasons)}")
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"])) or "the line"
+        return InputError(f"{origin}: {key}: {problem['msg']}")
     except ValueError as error:
-        return InputError(f"{place}: {error}")
+        return InputError(f"{origin}: {error}")
 
 
 def read_prompts(path: Path) -> list[Prompt]:
     """Prompts from JSON lines with `text`, or a conversation in `messages`, and optionally `kind`,
     `source` and `id`; InputError as `read_lines`, and where two lines have the same id."""
 
-    def parse(place: str, value: Any) -> Prompt:
+    def parse(origin: str, value: Any) -> Prompt:
         record = PromptRecord.model_validate(value)
-        return Prompt.of(record, record.text, place)
+        return Prompt.of(record, record.text, origin)
 
     prompts = read_lines(path, parse)
     if len({prompt.id for prompt in prompts}) < len(prompts):

@@ -63,59 +63,74 @@ class Work:
 
 
 class WrittenText(NamedTuple):
-    """`verifier` is None unless the text was decoded; error messages begin with `place`."""
+    """Error messages about a text begin with `origin`."""
 
     prompt: Prompt
     text: GeneratedText
-    verifier: str | None
-    place: str
+    origin: str
 
     @property
     def roots(self) -> int:
         return max(0, len(self.text.tokens) - self.text.start - DEPTH)
 
 
-def written(pair: ModelPair, recipe: Recipe, work: Work) -> Iterator[WrittenText]:
-    for logged in work.logged:
-        text = finished(pair, logged.tokens[: logged.start], logged.tokens[logged.start :])
-        prompt = Prompt(logged.name, "", logged.kind, logged.source)
-        yield WrittenText(prompt, text, None, logged.place)
-    if not work.prompts:
-        return
-    new_tokens = recipe.tokens + BEYOND
+def written(pair: ModelPair, recipe: Recipe, work: Work) -> list[WrittenText]:
+    """The texts of a shard; InputError, which names the prompt, where a model or the tokenizer
+    fails."""
+    if work.logged:
+        return [_of_log(pair, text) for text in work.logged]
     prompts = [prompt for prompt, _ in work.prompts]
     encoded = [recipe.form.encode(pair.tokenizer, prompt) for prompt in prompts]
     for prompt, tokens in zip(prompts, encoded, strict=True):
         if not tokens:
             raise InputError(f"prompt {prompt.id}: the tokenizer gives no tokens")
-    text_names = [f"{prompt.id}#{number}" for prompt, number in work.prompts]
-    seed = seed_of(recipe.seed, work.split, work.sampling, *text_names)
-    prompt_names = [f"prompt {prompt.id}" for prompt in prompts]
-    if not work.decoded:
-        batch_name = prompt_names[0]
+    names = [f"{prompt.id}#{number}" for prompt, number in work.prompts]
+    seed = seed_of(recipe.seed, work.split, work.sampling, *names)
+    if work.decoded:
+        texts = _decoded(pair, recipe, work.sampling, prompts, encoded, seed)
+    else:
+        batch_name = f"prompt {prompts[0].id}"
         if len(prompts) > 1:
             batch_name += f" and {len(prompts) - 1} more"
         with naming(batch_name):
-            texts = generated_by_target(pair, encoded, new_tokens, work.sampling, seed)
-        for prompt, text, prompt_name in zip(prompts, texts, prompt_names, strict=True):
-            yield WrittenText(prompt, text, None, prompt_name)
-        return
-    named_prompts = zip(prompts, encoded, prompt_names, strict=True)
-    for number, (prompt, tokens, prompt_name) in enumerate(named_prompts):
+            texts = generated_by_target(pair, encoded, recipe.tokens + BEYOND, work.sampling, seed)
+    return [
+        WrittenText(prompt, text, f"prompt {prompt.id}")
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+
+
+def _of_log(pair: ModelPair, logged: LoggedText) -> WrittenText:
+    text = finished(pair, logged.tokens[: logged.start], logged.tokens[logged.start :])
+    prompt = Prompt(logged.name, "", logged.kind, logged.source)
+    return WrittenText(prompt, text, logged.origin)
+
+
+def _decoded(
+    pair: ModelPair,
+    recipe: Recipe,
+    sampling: Sampling,
+    prompts: list[Prompt],
+    encoded: list[list[int]],
+    seed: int,
+) -> list[GeneratedText]:
+    """Texts of speculative decoding with random trees; the verifiers take turns."""
+    texts = []
+    for number, (prompt, tokens) in enumerate(zip(prompts, encoded, strict=True)):
         verifier = recipe.verifiers[number % len(recipe.verifiers)]
         text_seed = seed_of(seed, number)
         chooser = Random(recipe.behaviour, torch.Generator().manual_seed(text_seed))
-        decoder = Decoder(pair, work.sampling, get_verifier(verifier), chooser)
-        with naming(prompt_name):
-            generator = torch.Generator(device=pair.device).manual_seed(text_seed + 1)
-            decoded = decoder.decode(tokens, new_tokens, generator)
-        text = finished(pair, tokens, decoded.tokens, decoded.steps)
-        yield WrittenText(prompt, text, verifier, prompt_name)
+        decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
+        generator = torch.Generator(device=pair.device).manual_seed(text_seed + 1)
+        with naming(f"prompt {prompt.id}"):
+            decoded = decoder.decode(tokens, recipe.tokens + BEYOND, generator)
+        texts.append(finished(pair, tokens, decoded.tokens, decoded.steps, verifier))
+    return texts
 
 
 @contextmanager
-def naming(place: str) -> Iterator[None]:
+def naming(origin: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"{place}: {error}") from error
+        raise InputError(f"{origin}: {error}") from error

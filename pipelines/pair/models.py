@@ -163,12 +163,12 @@ class PairSource:
         for text in logs.texts:
             if len(text.tokens) > self.pair.max_positions:
                 raise InputError(
-                    f"{text.place}: {len(text.tokens)} tokens; the pair has "
+                    f"{text.origin}: {len(text.tokens)} tokens; the pair has "
                     f"{self.pair.max_positions} positions"
                 )
             if max(text.tokens) >= self.pair.vocabulary:
                 raise InputError(
-                    f"{text.place}: a token beyond the vocabulary of {self.pair.vocabulary}"
+                    f"{text.origin}: a token beyond the vocabulary of {self.pair.vocabulary}"
                 )
             longest = max(longest, len(text.tokens))
         check_models(self.pair, longest)  # no trees are drafted behind these texts
