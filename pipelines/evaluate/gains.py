@@ -18,7 +18,7 @@ from pipelines.evaluate.replays import compared, oracle, replay
 from pipelines.evaluate.table import ALL, Figure, Table
 from pipelines.train.result import Case
 from selector.actions import EMPTY
-from selector.decision import NETWORK
+from selector.decision import NETWORK, Mode
 from selector.latency import LatencyProfile
 from selector.schema import DRAFTER, TEXT
 from selector.train.data import Timed
@@ -135,15 +135,16 @@ def _charge(replays: Replays, cases: Cases, decision_seconds: Mapping[str, float
             replays[name + ONE_LENGTH] = one_length.charged(decision_seconds[level])
 
 
+def _baselines(cases: Cases) -> dict[str, Mode]:
+    case = next(iter(cases.values()))
+    return {PLAIN: replace(case.static, action=EMPTY), FIXED: case.static, COPYING: case.rule}
+
+
 def _alike(cases: Cases, timed: Timed, predicted: Predictions) -> Replays:
     """All requests of a step have the same text, and take one decision."""
-    case = next(iter(cases.values()))
-    replays = {
-        PLAIN: replay(timed, replace(case.static, action=EMPTY)),
-        FIXED: replay(timed, case.static),
-        COPYING: replay(timed, case.rule),
-        ORACLE: oracle(timed),
-    }
+    replays = {ORACLE: oracle(timed)}
+    for name, mode in _baselines(cases).items():
+        replays[name] = replay(timed, mode)
     for level, case in cases.items():
         replays[selector_at(level)] = replay_mode(timed, predicted, case.mode)
     return replays
@@ -152,14 +153,8 @@ def _alike(cases: Cases, timed: Timed, predicted: Predictions) -> Replays:
 def _mixed(cases: Cases, timed: Timed, predicted: Predictions, profile: LatencyProfile) -> Replays:
     """The requests of a step have different texts, and decide jointly."""
     batches = MixedBatches(timed, profile, timed.batch)
-    case = next(iter(cases.values()))
-    baselines = {
-        PLAIN: replace(case.static, action=EMPTY),
-        FIXED: case.static,
-        COPYING: case.rule,
-    }
     replays = {}
-    for name, mode in baselines.items():
+    for name, mode in _baselines(cases).items():
         replays[name] = batches.replay(decide(timed, {}, mode).action_R)
     labels_RA = timed.space.efficiencies(timed.survivals_RS)
     price = batches.speed_of(labels_RA, replays[COPYING].speed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -28,7 +28,6 @@ from pipelines.evaluate.logged import evaluated
 from pipelines.evaluate.methods import Assistant, Decoding, Method
 from pipelines.evaluate.replays import replayed
 from pipelines.evaluate.table import (
-    Figure,
     Rows,
     Table,
     entries,
@@ -45,7 +44,6 @@ from pipelines.run import Parts, Stage, verify, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import by_setting, judge, statics
 from pipelines.train.result import (
-    Result,
     build,
     decision_digest,
     known_digest,
@@ -58,7 +56,7 @@ from selector.sampling import Sampling
 from selector.schema import InputError, sha256
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.tuning import Judged, tune_lookup_rule
+from selector.train.tuning import tune_lookup_rule
 
 T = TypeVar("T")
 Contenders = dict[Sampling, list[Method | Assistant]]  # by sampling setting
@@ -136,10 +134,19 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
     splits = load_traces(config)
     module = load_module(config, result)
-    compared = _compared(config, profile, splits, result, module)
+    with tempfile.TemporaryDirectory() as temporary:
+        selector = build(config, Path(temporary) / "selector", splits)
+    exported = {}
+    for mode in selector.modes:
+        chooser = Tuned(mode, selector)
+        exported[mode.sampling] = Method(
+            methods.SELECTOR, config.train.verifier, mode, module, chooser
+        )
+    compared = _compared(config, profile, splits, module, exported)
     replay_figures = list(replayed(compared, splits["test"], profile))
     for path, clock in clocks(config, profile).items():
-        replay_figures += _on_clock(config, clock, splits, module, path.stem)
+        on_clock = _compared(config, clock, splits, module)
+        replay_figures += replayed(on_clock, splits["test"], clock, path.stem)
     contenders: Contenders = {}
     only_replayed = []
     for sampling, setting_methods in compared.items():
@@ -188,34 +195,6 @@ def _described(method: Method | Assistant, sampling: Sampling) -> dict[str, Any]
     }
 
 
-def _compared(
-    config: Config,
-    profile: LatencyProfile,
-    splits: dict[str, Texts],
-    result: Result,
-    module: SelectorModule,
-) -> dict[Sampling, list[Method]]:
-    with tempfile.TemporaryDirectory() as temporary:
-        selector = build(config, Path(temporary) / "selector", splits)
-    verifier = config.train.verifier
-    judged = _judged(config, profile, splits, module)
-    methods_by_setting: dict[Sampling, list[Method]] = {}
-    for case in watched(result.best.cases, "choosing the methods"):
-        mode = case.mode
-        texts = splits["train"].setting_of(mode.sampling)
-        static_methods = methods.static_methods(texts, config.verifiers, profile)
-        best = static_methods[-1]
-        rule = tune_lookup_rule(Timed(texts, best.verifier, profile), best.mode)
-        methods_by_setting[mode.sampling] = [
-            *static_methods,
-            Method(methods.COPYING, best.verifier, rule),
-            Method(methods.SELECTOR, verifier, mode, module, Tuned(mode, selector)),
-            # whatever is exported
-            Method(methods.NETWORK, verifier, judged[mode.sampling].mode, module, is_decoded=False),
-        ]
-    return methods_by_setting
-
-
 def clocks(config: Config, profile: LatencyProfile) -> dict[Path, LatencyProfile]:
     """The step times of other machines and pairs for single requests, with this machine's
     decisions; InputError where a file cannot be read, and where two have the same name, which is
@@ -234,39 +213,36 @@ def clocks(config: Config, profile: LatencyProfile) -> dict[Path, LatencyProfile
     return profiles
 
 
-def _on_clock(
+def _compared(
     config: Config,
     profile: LatencyProfile,
     splits: dict[str, Texts],
     module: SelectorModule,
-    name: str,
-) -> Iterator[Figure]:
-    """The same network, tuned and judged on another clock, and the static trees that are fastest
-    there."""
-    methods_by_setting: dict[Sampling, list[Method]] = {}
-    for setting, judged in _judged(config, profile, splits, module).items():
-        mode = judged.mode
-        if not (judged.pays and module.is_regressor):
-            mode = mode.static_only()
-        static_methods = methods.static_methods(
-            splits["train"].setting_of(setting), config.verifiers, profile
-        )
-        methods_by_setting[setting] = [
-            *static_methods,
-            Method(methods.SELECTOR, config.train.verifier, mode, module),
-        ]
-    return replayed(methods_by_setting, splits["test"], profile, name)
-
-
-def _judged(
-    config: Config, profile: LatencyProfile, splits: dict[str, Texts], module: SelectorModule
-) -> dict[Sampling, Judged]:
+    exported: Mapping[Sampling, Method] | None = None,
+) -> dict[Sampling, list[Method]]:
+    """The static trees that are fastest by a latency profile, and the network, tuned and judged by
+    it. With what is `exported`, this machine's selector, also the lookup rule, and the network
+    whatever is exported."""
     train = by_setting(config, splits["train"], profile)
     validation = by_setting(config, splits["validation"], profile)
-    judged = {}
-    for texts, base in zip(validation, statics(train), strict=True):
-        (judged[base.sampling],) = judge(module, texts, base)
-    return judged
+    methods_by_setting: dict[Sampling, list[Method]] = {}
+    cases = list(zip(train, validation, statics(train), strict=True))
+    for texts, others, base in watched(cases, "choosing the methods"):
+        compared = methods.static_methods(texts.texts, config.verifiers, profile)
+        (judged,) = judge(module, others, base)
+        network = Method(methods.NETWORK, texts.verifier, judged.mode, module, is_decoded=False)
+        if exported is None:
+            mode = judged.mode
+            if not (judged.pays and module.is_regressor):
+                mode = mode.static_only()
+            compared.append(replace(network, name=methods.SELECTOR, mode=mode))
+        else:
+            best = compared[-1]
+            rule = tune_lookup_rule(Timed(texts.texts, best.verifier, profile), best.mode)
+            copying = Method(methods.COPYING, best.verifier, rule)
+            compared += [copying, exported[base.sampling], network]
+        methods_by_setting[base.sampling] = compared
+    return methods_by_setting
 
 
 def decode_prompts(

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from pipelines.config import Config
 from pipelines.evaluate import table as tables
@@ -34,7 +33,6 @@ from pipelines.evaluate.verdict import (
     metrics,
     next_step,
     origins,
-    show,
     verdicts,
 )
 from pipelines.evaluate.verdict import methods as shown_methods
@@ -163,16 +161,6 @@ def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_th
     assert found["exported_ratio"] == pytest.approx(1.25)
 
 
-def test_the_terminal_shows_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    console = Console(width=80)
-    monkeypatch.setattr("pipelines.evaluate.verdict.console", console)
-    with console.capture() as captured:
-        show("a pair on a machine", evaluated())
-    text = captured.get()
-    assert text.strip().startswith("a pair on a machine") and "…" not in text
-    assert "T=0.2: the static tree is exported." in text and "take 1.00% of the time" in text
-
-
 def test_rounds_and_prompts_are_compared_each_with_its_own() -> None:
     """By hand, with two rounds of one prompt and of another: (2 * 8)^(1/2) and (1 * 4)^(1/2), in
     any order."""
@@ -214,17 +202,6 @@ def test_what_the_tokens_came_from_is_told_by_kind() -> None:
     # its steps cannot be observed
     columns = {"setting": "T=1", "method": ASSISTED, "basis": DECODED}
     assert evaluation.table.get(**columns, statistic=SHARE + "drafted") is None
-
-
-def test_intervals_are_paired() -> None:
-    """Prompts differ a lot, methods by a constant factor: speeds are uncertain, their ratios are
-    not."""
-    table = evaluated(rows(spread=0.2)).table
-    columns = {"setting": "T=1", "method": SELECTOR, "basis": DECODED}
-    speed = table.of(**columns)
-    ratio = table.of(**columns, rival=BEST_STATIC)
-    assert speed.low and speed.high and speed.high / speed.low > 1.1
-    assert ratio.low and ratio.high and ratio.high - ratio.low < 1e-9
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -284,15 +261,16 @@ def told(
 @pytest.mark.parametrize(
     ("evaluation", "words"),
     [
-        (told(NETWORK), "network is exported. It is 2.50 ±0.04 times"),
-        (told(NETWORK), "and 2.45 [2.10, 2.90] times in decoding. In wall-clock"),
+        (
+            told(NETWORK),
+            "is 2.50 ±0.04 times as fast as plain decoding in replay and 2.45 [2.10, 2.90]",
+        ),
         (told(NETWORK, (1.9, None, None)), "and 1.90 times"),
         (told(NETWORK, lookup_rule=2.6), "lookup rule is faster in replay: 2.60 ±0.04 times."),
         (told(COPYING, network=2.3), "lookup rule is exported. It is 2.40 ±0.04 times"),
         (told(STATIC), "static tree is exported. It is 1.80 ±0.04 times"),
         (told(COPYING, (0.8, 0.7, 0.9)), "A LOSS, so plain decoding is exported: the lookup rule"),
         (told(PLAIN), "nothing was surely faster. The network is faster"),
-        (told(PLAIN, best_static_tree=1.0, lookup_rule=0.9, network=0.8), "faster. In wall-clock"),
         (told(NETWORK, over_rule=(1.06, 1.01, 1.11)), "rule is there (1.060 [1.010, 1.110])"),
         (told(NETWORK), "rule cannot be told from none (1.040 [0.990, 1.090])"),
         (told(NETWORK, over_rule=(0.9, 0.85, 0.95)), "rule is a loss (0.900 [0.850, 0.950])"),

@@ -55,18 +55,15 @@ SHORT = Config.model_validate(
 )
 
 
-def splits(told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
+def splits(is_told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
     """Texts of two sampling settings; in each, a scalar tells which roots are easy, or nothing
     does."""
-    return {
-        split: joined(
-            [
-                texts(12, 60, seed=10 * seed + n, setting=setting, told=own)
-                for n, (setting, own) in enumerate(zip((HOT, COLD), told, strict=True))
-            ]
-        )
-        for seed, split in enumerate(("train", "validation"))
-    }
+    by_split = {}
+    for seed, split in ((0, "train"), (10, "validation")):
+        hot = texts(12, 60, seed=seed, setting=HOT, told=is_told[0])
+        cold = texts(12, 60, seed=seed + 1, setting=COLD, told=is_told[1])
+        by_split[split] = joined([hot, cold])
+    return by_split
 
 
 def by_setting(data: Texts) -> list[Timed]:
@@ -87,26 +84,29 @@ def no_rules(judged: list[Judged]) -> list[Judged]:
 
 
 @pytest.fixture
-def run_id(store: str) -> Any:
+def client(store: str) -> Any:
+    """Of a store of its own."""
     mlflow.set_tracking_uri(store)
-    mlflow.set_experiment("train")
-    with mlflow.start_run() as run:
-        yield run.info.run_id
+    mlflow.set_experiment("fit")  # another test's would not be in this store
+    return mlflow.MlflowClient()
 
 
-def test_decisions_are_kept_where_they_pay(tmp_path: Path, run_id: str) -> None:
+def test_decisions_are_kept_where_they_pay(tmp_path: Path, client: Any) -> None:
     """A scalar tells easy roots under one of two settings; under the other, nothing does."""
-    data = splits(told=(True, False))
-    bases, own = statics(by_setting(data["train"])), by_setting(data["validation"])
+    data = splits(is_told=(True, False))
+    bases = statics(by_setting(data["train"]))
+    validation = by_setting(data["validation"])
     new = new_module(CONFIG, "regressor", LIGHT, data["train"])
-    module = trained(CONFIG, new, data, own, bases, tmp_path / "fitted", run_id)
+    with mlflow.start_run() as run:
+        run_id = run.info.run_id
+        module = trained(CONFIG, new, data, validation, bases, tmp_path / "fitted", run_id)
     judged = []
-    for case, base in zip(own, bases, strict=True):
+    for case, base in zip(validation, bases, strict=True):
         judged += judge(module, case, base)
     assert [each.pays for each in judged] == [True, False]
     assert judged[0].ratio.value > 1.2
-    source = source_of(CONFIG)
-    (hot, cold), kept = decided(module, own, no_rules(judged), bases, profile(), source)
+    rules = no_rules(judged)
+    (hot, cold), kept = decided(module, validation, rules, bases, profile(), source_of(CONFIG))
     assert hot.mode.longest == module.longest == int(data["train"].length_R.max())
     assert hot.mode.decider == "network" and hot.mode.rule == LookupRule(4, 8)
     assert cold.mode.decider == "static" and cold.mode.action == bases[1].action
@@ -132,40 +132,34 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(
     network: float, rule: float, what: str
 ) -> None:
     static = Mode(HOT, SPACE.chain(3))
+    tokens_X = torch.full((4,), 10.0)
 
     def judged(mode: Mode, speed: float, times: list[float]) -> Judged:
-        tokens_X = torch.full((4,), 10.0)
-        replayed = Replayed(
-            tokens_X, tokens_X / speed * torch.tensor(times), tokens_X / 2, torch.zeros(0)
-        )
+        seconds_X = tokens_X / speed * torch.tensor(times)
+        replayed = Replayed(tokens_X, seconds_X, tokens_X / 2, torch.zeros(0))
         return Judged(mode, Ratio(speed, 0.01), replayed, torch.arange(4))
 
-    mine = judged(replace(static, feature_levels=(EARLY,)), network, [1.1, 0.9, 1.0, 1.0])
-    own = judged(replace(static, rule=LookupRule(4, 8)), rule, [1.0, 1.0, 1.1, 0.9])
-    both = replace(mine.mode, rule=own.mode.rule, longest=200)  # beyond 200 tokens the rule decides
-    kept = keep_if_ahead(mine, own, static, 200).mode
-    assert kept == {"network": both, "rule": own.mode, "static": static}[what]
-    long = replace(mine, ratio=Ratio(1.33, 0.18)), replace(own, ratio=Ratio(1.28, 0.17))
+    by_network = judged(replace(static, feature_levels=(EARLY,)), network, [1.1, 0.9, 1.0, 1.0])
+    by_rule = judged(replace(static, rule=LookupRule(4, 8)), rule, [1.0, 1.0, 1.1, 0.9])
+    # beyond 200 tokens the rule decides
+    both = replace(by_network.mode, rule=by_rule.mode.rule, longest=200)
+    kept = keep_if_ahead(by_network, by_rule, static, 200).mode
+    assert kept == {"network": both, "rule": by_rule.mode, "static": static}[what]
     # few long texts decide how far both are ahead of the tree
-    kept = keep_if_ahead(*long, static).mode
+    by_network = replace(by_network, ratio=Ratio(1.33, 0.18))
+    kept = keep_if_ahead(by_network, replace(by_rule, ratio=Ratio(1.28, 0.17)), static).mode
     assert kept.decider == (NETWORK if what == "network" else "rule")
 
 
-def test_static_trees_and_lookup_rules_are_tuned_on_the_training_texts_and_judged_on_others() -> (
-    None
-):
+def test_trees_and_rules_are_tuned_on_the_training_texts_and_judged_on_others() -> None:
     train, validation = (by_setting(data) for data in splits().values())
     bases = statics(train)
-    found = judge_rules(train, validation, bases, train[0].profile)
-    for judged, own, others, base in zip(found, train, validation, bases, strict=True):
-        table = StaticTable.of(own)
-        assert (
-            base == best_static(own, table)
-            and list(base.mean_efficiency) == table.efficiencies().tolist()
-        )
-        assert judged.mode == tune_lookup_rule(own, base)
-        speed = replay_mode(others, {}, judged.mode).speed
-        assert judged.ratio.value == pytest.approx(speed / replay_mode(others, {}, base).speed)
+    rules = judge_rules(train, validation, bases, train[0].profile)
+    for rule, train_texts, others, base in zip(rules, train, validation, bases, strict=True):
+        assert base == best_static(train_texts, StaticTable.of(train_texts))
+        assert rule.mode == tune_lookup_rule(train_texts, base)
+        speed = replay_mode(others, {}, rule.mode).speed
+        assert rule.ratio.value == pytest.approx(speed / replay_mode(others, {}, base).speed)
 
 
 def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
@@ -173,30 +167,29 @@ def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
     bases = statics(by_setting(data))
     seconds_RA, speed_R = step_times(opinionated("policy"), data, bases, "traversal", profile())
     for base in bases:
-        mine = data.setting_X[data.text_R] == data.settings.index(base.sampling)
-        own = timed(data.setting_of(base.sampling))
-        assert torch.equal(seconds_RA[mine], own.seconds((LIGHT,)))
-        at = SPACE.index(base.action)
-        tokens_R = SPACE.efficiencies(own.texts.labels("traversal", slice(None), SPACE))[:, at]
+        in_setting_R = data.setting_X[data.text_R] == data.settings.index(base.sampling)
+        case = timed(data.setting_of(base.sampling))
+        assert torch.equal(seconds_RA[in_setting_R], case.seconds((LIGHT,)))
+        static = SPACE.index(base.action)
+        labels_RS = case.texts.labels("traversal", slice(None), SPACE)
         # without the time of a decision
-        assert torch.allclose(speed_R[mine] * own.seconds()[:, at], tokens_R)
+        tokens_R = speed_R[in_setting_R] * case.seconds()[:, static]
+        assert torch.allclose(tokens_R, SPACE.efficiencies(labels_RS)[:, static])
         # what the tree yields at each root, not one speed for all
-        assert len(speed_R[mine].unique()) > 10
+        assert len(speed_R[in_setting_R].unique()) > 10
 
 
 def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(
     tmp_path: Path,
 ) -> None:
-    mode, folder = replace(SOME, sampling=Sampling(1.0, top_k=7, min_p=0.1)), tmp_path / "selector"
-    facts = {
-        "pair": {"target": "t", "draft": "d", "fingerprint": profile().pair},
-        "metrics": {"evaluation": None},
-    }
-    module, data = module_of("regressor"), roots_of(mode, LIGHT, count=2)[0]
-    write_artefact(
-        folder, module, profile(), "traversal", FALLBACK, [mode_row(mode, efficiencies(4))], facts
-    )
-    artefact = Tuned(mode, load_selector(folder)), load_script(folder)
+    mode = replace(SOME, sampling=Sampling(1.0, top_k=7, min_p=0.1))
+    pair = {"target": "t", "draft": "d", "fingerprint": profile().pair}
+    facts = {"pair": pair, "metrics": {"evaluation": None}}
+    module = module_of("regressor")
+    row = mode_row(mode, efficiencies(4))
+    write_artefact(tmp_path / "a", module, profile(), "traversal", FALLBACK, [row], facts)
+    artefact = Tuned(mode, load_selector(tmp_path / "a")), load_script(tmp_path / "a")
+    data = roots_of(mode, LIGHT, count=2)[0]
     assert count_differing(module, *artefact, data) == 0
     assert count_differing(opinionated(seed=9), *artefact, data) > 0
 
@@ -215,55 +208,33 @@ def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(
 def test_a_dearer_selector_must_be_ahead_by_a_standard_error(
     speeds: dict[str, float], chosen: str
 ) -> None:
-    found = {
-        name: TrainedSelector("", "", "", "", [], Ratio(speed, 0.01))
-        for name, speed in reversed(speeds.items())
-    }
-    assert choose(found) == chosen
-
-
-def test_the_kinds_follow_from_what_the_traces_hold() -> None:
-    full = Config.model_validate(
-        {"name": "train", "data": {"features": "full"}, "train": TRAIN, **VERIFIERS}
-    )
-    assert source_of(CONFIG).selectors == (("regressor", LIGHT), ("policy", LIGHT))
-    assert source_of(full).selectors == (
-        ("regressor", LIGHT),
-        ("regressor", FULL),
-        ("policy", FULL),
-    )
-
-
-@pytest.fixture
-def client(store: str) -> Any:
-    """Of a store of its own."""
-    mlflow.set_tracking_uri(store)
-    mlflow.set_experiment("fit")  # another test's would not be in this store
-    return mlflow.MlflowClient()
+    selectors = {}
+    for name, speed in reversed(speeds.items()):
+        selectors[name] = TrainedSelector("", "", "", "", [], Ratio(speed, 0.01))
+    assert choose(selectors) == chosen
 
 
 def fit(folder: Path, objective: str, level: str) -> tuple[SelectorModule, str]:
     """What training gives back, and the run with its curves."""
     splits = {"train": texts(12, seed=1, level=level), "validation": texts(8, seed=2, level=level)}
     module = new_module(SHORT, objective, level, splits["train"])
-    times = {
-        name: (timed(data).seconds((LIGHT,)), torch.full((len(data.length_R),), 300.0))
-        for name, data in splits.items()
-    }
+    times = None
+    if objective == "policy":
+        times = {}
+        for name, data in splits.items():
+            speed_R = torch.full((len(data.length_R),), 300.0)
+            times[name] = timed(data).seconds((LIGHT,)), speed_R
     validation = timed(splits["validation"])
     judged = [(validation, replace(static_mode(validation), feature_levels=module.asked, rho=1.0))]
     with mlflow.start_run() as run:
-        own = run.info.run_id
-        return fitted(
-            SHORT,
-            module,
-            splits,
-            "traversal",
-            judged,
-            folder,
-            own,
-            times if objective == "policy" else None,
-        ), own
+        run_id = run.info.run_id
+        kept = fitted(SHORT, module, splits, "traversal", judged, folder, run_id, times)
+    return kept, run_id
+
+
+def curve(client: Any, run_id: str, name: str) -> list[float]:
+    history = client.get_metric_history(run_id, name)
+    return [point.value for point in sorted(history, key=lambda point: point.step)]
 
 
 @pytest.mark.parametrize(
@@ -273,33 +244,24 @@ def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
     tmp_path: Path, client: Any, objective: str, level: str
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
-    kept, run = fit(tmp_path / "fitted", objective, level)
+    kept, run_id = fit(tmp_path / "fitted", objective, level)
     assert signal.getsignal(signal.SIGINT) is before
-    curves = {
-        name: [point.value for point in client.get_metric_history(run, name)]
-        for name in (
-            MONITOR,
-            f"{MONITOR}/T 1 top-p 1",
-            "train/loss",
-            "validation/loss",
-            "learning rate",
-        )
-    }
-    assert [len(curve) for curve in curves.values()] == [EPOCHS] * 5
-    assert (
-        len(set(curves["learning rate"])) == EPOCHS
-        and curves[MONITOR] == curves[f"{MONITOR}/T 1 top-p 1"]
-    )
-    assert curves["train/loss"][-1] < curves["train/loss"][0]
+    speeds = curve(client, run_id, MONITOR)
+    assert speeds == curve(client, run_id, f"{MONITOR}/T 1 top-p 1")
+    losses = curve(client, run_id, "train/loss")
+    assert losses[-1] < losses[0]
+    rates = curve(client, run_id, "learning rate")
+    for points in (speeds, losses, rates, curve(client, run_id, "validation/loss")):
+        assert len(points) == EPOCHS
+    assert len(set(rates)) == EPOCHS
     assert [file.name for file in (tmp_path / "fitted").iterdir()] == ["best.ckpt"]
     data = timed(texts(8, seed=2, level=level))
     static = static_mode(data)
     mode = replace(static, feature_levels=kept.asked, rho=1.0)
-    mine = replay_mode(
-        data, kept.predictions(data.texts, mode), mode, policy=objective != "regressor"
-    )
-    ratio = mine.speed / replay_mode(data, {}, static).speed
-    assert ratio == pytest.approx(max(curves[MONITOR]), rel=1e-5)
+    predictions = kept.predictions(data.texts, mode)
+    replayed = replay_mode(data, predictions, mode, policy=objective != "regressor")
+    ratio = replayed.speed / replay_mode(data, {}, static).speed
+    assert ratio == pytest.approx(max(speeds), rel=1e-5)
     assert not kept.training and kept.hparams["level"] == level
 
 
@@ -307,44 +269,40 @@ def test_the_metrics_of_every_epoch_are_those_of_numpy_and_scipy(
     tmp_path: Path, client: Any
 ) -> None:
     """Their values at the best epoch, by other code; as curves in MLflow."""
-    kept, run = fit(tmp_path, "regressor", LIGHT)
+    kept, run_id = fit(tmp_path, "regressor", LIGHT)
     data = texts(8, seed=2)
     labels = timed(data).survivals_RS[~data.unknown_R].double()
     with torch.no_grad():
         log_survivals = kept.network(data.scalars_RF, [], torch.ones(len(data.length_R), 1))
     survivals = log_survivals.exp()[~data.unknown_R].double()
-    predicted, labelled = (SPACE.efficiencies(each).numpy() for each in (survivals, labels))
-    own, truth = survivals.flatten().numpy(), labels.flatten().numpy()
-    bins = np.digitize(own, np.linspace(0, 1, 16)[1:-1])
-    distances = [np.abs(own[bins == at].sum() - truth[bins == at].sum()) for at in range(15)]
+    predicted = SPACE.efficiencies(survivals).numpy()
+    labelled = SPACE.efficiencies(labels).numpy()
+    bins = np.digitize(survivals.flatten().numpy(), np.linspace(0, 1, 16)[1:-1])
+    differences = (survivals - labels).flatten().numpy()
+    distances = [abs(differences[bins == number].sum()) for number in range(15)]
     expected = {
         "explained_variance": 1 - (labelled - predicted).var(0).sum() / labelled.var(0).sum(),
         "rank_correlation": stats.spearmanr(predicted.mean(-1), labelled.mean(-1)).statistic,
-        "calibration_error": sum(distances) / len(own),
+        "calibration_error": sum(distances) / len(differences),
     }
-    replays = [point.value for point in client.get_metric_history(run, MONITOR)]
+    speeds = curve(client, run_id, MONITOR)
     for name, value in expected.items():
-        history = client.get_metric_history(run, f"validation/{name}/T 1 top-p 1")
-        curve = [point.value for point in sorted(history, key=lambda point: point.step)]
-        assert len(curve) == EPOCHS and len(set(curve)) > 1
-        assert curve[replays.index(max(replays))] == pytest.approx(value, rel=2e-3), name
+        points = curve(client, run_id, f"validation/{name}/T 1 top-p 1")
+        assert len(points) == EPOCHS and len(set(points)) > 1
+        assert points[speeds.index(max(speeds))] == pytest.approx(value, rel=2e-3), name
 
 
 def test_a_policys_network_is_that_of_the_paper() -> None:
     """DDTE, app. E: hidden states to 128 numbers each, layers of 512 and 32 with GELU; it sees the
     context length."""
     data = texts(level=FULL)
-    made = new_module(SHORT, "policy", FULL, data).eval()
-    assert [[layer.in_features, layer.out_features] for layer, _ in made.network.blocks] == [
-        [w, 128] for w in WIDTHS
-    ]
-    linear, after = made.network.mlp[::3], [type(layer).__name__ for layer in made.network.mlp[1:3]]
-    assert [layer.out_features for layer in linear] == [512, 32, len(SPACE)] and after == [
-        "GELU",
-        "Dropout",
-    ]
+    policy = new_module(SHORT, "policy", FULL, data).eval()
+    widths = [(layer.in_features, layer.out_features) for layer, _ in policy.network.blocks]
+    assert widths == [(width, 128) for width in WIDTHS]
+    assert [layer.out_features for layer in policy.network.mlp[::3]] == [512, 32, len(SPACE)]
+    assert isinstance(policy.network.mlp[1], torch.nn.GELU)
     is_length_F = torch.tensor([name == "context_length" for name in PAIR.names])
     longer = replace(data, scalars_RF=data.scalars_RF + 50.0 * is_length_F)
-    assert not torch.allclose(made.scores(longer), made.scores(data), atol=1e-3)
+    assert not torch.allclose(policy.scores(longer), policy.scores(data), atol=1e-3)
     regressor = new_module(SHORT, "regressor", FULL, data).eval()
     assert torch.equal(regressor.scores(longer), regressor.scores(data))
