@@ -257,8 +257,6 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
     assumed to be unchanged."""
     lines: list[str] = []
     rerun: set[str] = set()
-    past_seconds: list[float] = []
-    untimed: list[str] = []
     for name, module in modules.items():
         stage: Stage | None = None
         with suppress(InputError):  # an earlier stage has not run
@@ -270,26 +268,10 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
             continue
         rerun.add(name)
         lines += [f"{name}: {line}" for line in module.plan(config)]
-        last_seconds: float | None = None
-        with suppress(InputError):
-            last_seconds = read_record(config, name).get("seconds")
-        if last_seconds is None:
-            untimed.append(name)
-        else:
-            past_seconds.append(last_seconds)
+        with suppress(InputError, KeyError):
+            last_seconds = read_record(config, name)["seconds"]
             lines.append(f"{name}: about {_in_words(last_seconds)}, as last time")
-    if len(modules) > 1:
-        lines.append(_total(past_seconds, untimed))
     return lines
-
-
-def _total(past_seconds: list[float], untimed: list[str]) -> str:
-    total = "total: not known"
-    if past_seconds:
-        total = f"total: about {_in_words(sum(past_seconds))}"
-    if untimed:
-        total += f"; known once they have run: {', '.join(untimed)}"
-    return total
 
 
 def _in_words(seconds: float) -> str:

@@ -18,6 +18,7 @@ import random
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -135,7 +136,11 @@ def write(
     # another kind would be copied at every token
     cache = StaticCache(target.config, max_cache_len=length)
     generator = torch.Generator(device=target.device).manual_seed(seed)
-    rows = [_GrowingSequence(start, template, further, eos_ids(target)) for start in begun]
+    rows = []
+    for given, answers, temperature in begun:
+        rows.append(
+            _GrowingSequence(template, further, eos_ids(target), deque(given), answers, temperature)
+        )
     shape = (len(rows), length)
     tokens_BT = torch.zeros(shape, dtype=torch.int32)
     drawn_BT = torch.zeros(shape, dtype=torch.bool)
@@ -159,7 +164,8 @@ def write(
             log_total_BT[:, t] = logits_BV.logsumexp(-1).cpu()
             temperatures = [[row.temperature] for row in rows]
             temperatures_B1 = torch.tensor(temperatures, device=target.device)
-            drawn_B = _sample(logits_BV.div_(temperatures_B1), generator).cpu()
+            probabilities_BV = logits_BV.div_(temperatures_B1).softmax(-1)
+            drawn_B = probabilities_BV.multinomial(1, generator=generator)[:, 0].cpu()
     if not log_total_BT.isfinite().all():
         raise InputError(
             f"{target.name_or_path}: the model gives numbers that are not finite (NaN or infinity)"
@@ -178,14 +184,6 @@ def _next_tokens(rows: Sequence[_GrowingSequence], drawn_B: Tensor) -> tuple[Ten
     return torch.tensor(tokens), torch.tensor(are_drawn)
 
 
-def _sample(logits_BV: Tensor, generator: torch.Generator) -> Tensor:
-    sums_BV = logits_BV.softmax(-1).cumsum(-1)
-    chance_B1 = torch.rand(len(sums_BV), 1, device=sums_BV.device, generator=generator)
-    thresholds_B1 = chance_B1 * sums_BV[:, -1:]
-    drawn_B = torch.searchsorted(sums_BV, thresholds_B1, right=True)[:, 0]
-    return drawn_B.clamp(max=sums_BV.shape[1] - 1)
-
-
 def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor) -> None:
     table = target.get_output_embeddings()
     mapped_BV = linear(hidden_BD, table.weight, getattr(table, "bias", None)).float()
@@ -197,47 +195,41 @@ def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor)
         )
 
 
+@dataclass
 class _GrowingSequence:
-    def __init__(
-        self,
-        start: Start,
-        template: Template | None,
-        further: Iterator[Start],
-        ends: frozenset[int],
-    ) -> None:
-        self._template = template
-        self._further = further
-        self._ends = ends
-        self._given = deque(start.given)
-        self._answers = start.answers
-        self._temperature = start.temperature
-        self._turn_length = 0  # sampled tokens
+    template: Template | None
+    further: Iterator[Start]
+    ends: frozenset[int]
+    given: deque[int]
+    answers: bool
+    answer_temperature: float
+    turn_length: int = 0  # sampled tokens
 
     @property
     def temperature(self) -> float:
-        return self._temperature if self._answers else 1.0
+        return self.answer_temperature if self.answers else 1.0
 
     def take(self, drawn: int) -> tuple[int, bool]:
         """The next token, and whether it is the sampled one `drawn`; where a token is given, it is
         not."""
-        if self._given:
-            return self._given.popleft(), False
-        self._turn_length += 1
-        if self._template is None:
-            if drawn in self._ends:
-                self._given.extend(next(self._further).given)
+        if self.given:
+            return self.given.popleft(), False
+        self.turn_length += 1
+        if self.template is None:
+            if drawn in self.ends:
+                self.given.extend(next(self.further).given)
             return drawn, True
-        if self._answers:
-            end, *rest = self._template.to_user
+        if self.answers:
+            end, *rest = self.template.to_user
             is_too_long = False
         else:
-            end, *rest = self._template.to_answer
-            is_too_long = self._turn_length > LONGEST_TURN
-        if not (drawn == end or drawn in self._ends or is_too_long):
+            end, *rest = self.template.to_answer
+            is_too_long = self.turn_length > LONGEST_TURN
+        if not (drawn == end or drawn in self.ends or is_too_long):
             return drawn, True
-        self._answers = not self._answers
-        self._turn_length = 0
-        self._given.extend(rest)
+        self.answers = not self.answers
+        self.turn_length = 0
+        self.given.extend(rest)
         return end, drawn == end
 
 
