@@ -273,13 +273,13 @@ def _rises(times: dict[str, float], name: str, knots: Sequence[int]) -> list[flo
 def nucleus_seconds(pair: ModelPair) -> float:
     """`LatencyProfile.nucleus`."""
     logits_NV = torch.randn(ROWS, pair.vocabulary, device=pair.device)
-    taken: dict[float, list[float]] = {1.0: [], 0.9: []}
+    seconds_by_top_p: dict[float, list[float]] = {1.0: [], 0.9: []}
     for _ in range(TIMES):
-        for top_p, seconds in taken.items():
+        for top_p, seconds in seconds_by_top_p.items():
             start = now(pair)
             probabilities(logits_NV, Sampling(1.0, top_p))
             seconds.append(now(pair) - start)
-    plain, filtered = map(statistics.median, taken.values())
+    plain, filtered = map(statistics.median, seconds_by_top_p.values())
     return max(0.0, filtered - plain) / ROWS
 
 

@@ -435,14 +435,14 @@ def section_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 @contextmanager
-def _one_line_of(place: str) -> Iterator[None]:
+def _one_line_of(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{place}: {error.strerror}") from error
+        raise InputError(f"{name}: {error.strerror}") from error
     except (yaml.YAMLError, OmegaConfBaseException, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{place}: not YAML of keys and values: {reason}") from error
+        raise InputError(f"{name}: not YAML of keys and values: {reason}") from error
 
 
 def _named(error: ValidationError) -> str:

@@ -154,10 +154,10 @@ class Stage:
         line.highlight_words(["warning"], "bold yellow")
         console.print(line, soft_wrap=True)
 
-    def _write(self, found: dict[str, Any]) -> None:
+    def _write(self, outcome: dict[str, Any]) -> None:
         record = {
             "depends": {"format": FORMAT, **self.depends},
-            **found,
+            **outcome,
             "provenance": provenance(self.config),
         }
         write_json(record_path(self.config, self.name), record)

@@ -2,10 +2,10 @@
 part of the vocabulary.
 
 The embeddings and the output layer's rows are the target's own and are not stored. Tokens that the
-draft cannot say have the logit minus infinity, so `q` is 0 there. This follows FR-Spec (arXiv
+draft does not score have the logit minus infinity, so `q` is 0 there. This follows FR-Spec (arXiv
 2502.14856) and EAGLE-3 (2503.01840).
 
-Legend: R tokens that the draft can say, V vocabulary, D hidden width, T tokens of a forward pass.
+Legend: R tokens that the draft scores, V vocabulary, D hidden width, T tokens of a forward pass.
 """
 
 from __future__ import annotations
@@ -31,46 +31,49 @@ from selector.schema import InputError
 
 WEIGHTS = "model.safetensors"
 LAYERS = "espalier_layers"  # the config key of the target's layers that it began as
-SAID = "said_tokens"  # the tensor of the token ids that the draft can say, int32 [R]
+VOCABULARY = "said_tokens"  # the tensor of the token ids that the draft scores, int32 [R]
 
 
 class ReducedHead(torch.nn.Module):
-    """An output layer over some tokens, `said_R`; the logits of all others are minus infinity."""
+    """An output layer over some tokens, `vocabulary_R`; all others have the logit minus
+    infinity."""
 
-    said_R: Tensor
+    vocabulary_R: Tensor
 
-    def __init__(self, weight_RD: Tensor, said_R: Tensor, vocabulary: int) -> None:
+    def __init__(self, weight_RD: Tensor, vocabulary_R: Tensor, outputs: int) -> None:
         super().__init__()
-        outputs, inputs = weight_RD.shape
-        self.few = torch.nn.Linear(inputs, outputs, bias=False, device="meta")
-        self.few.weight = torch.nn.Parameter(weight_RD, requires_grad=False)
-        self.register_buffer("said_R", said_R, persistent=False)
+        rows, inputs = weight_RD.shape
+        self.rows = torch.nn.Linear(inputs, rows, bias=False, device="meta")
+        self.rows.weight = torch.nn.Parameter(weight_RD, requires_grad=False)
+        self.register_buffer("vocabulary_R", vocabulary_R, persistent=False)
         self.in_features = inputs
-        self.out_features = vocabulary
+        self.out_features = outputs
 
     @property
     def weight(self) -> Tensor:
-        """The rows of the tokens that the draft can say, [R, D]."""
-        return self.few.weight
+        """The rows of the tokens that the draft scores, [R, D]."""
+        return self.rows.weight
 
     def forward(self, hidden_TD: Tensor) -> Tensor:
-        few_TR = self.few(hidden_TD)
-        logits_TV = few_TR.new_full((*few_TR.shape[:-1], self.out_features), -torch.inf)
+        logits_TR = self.rows(hidden_TD)
+        logits_TV = logits_TR.new_full((*logits_TR.shape[:-1], self.out_features), -torch.inf)
         # a self-check cuts the rows
-        return logits_TV.index_copy(-1, self.said_R[: few_TR.shape[-1]], few_TR)
+        return logits_TV.index_copy(-1, self.vocabulary_R[: logits_TR.shape[-1]], logits_TR)
 
 
-def said_by(model: PreTrainedModel) -> Tensor | None:
-    """The token ids that a model can say, int64 [R]; None: all."""
+def draft_vocabulary(model: PreTrainedModel) -> Tensor | None:
+    """The token ids that a model scores, int64 [R]; None: all."""
     head = model.get_output_embeddings()
     if isinstance(head, ReducedHead):
-        return head.said_R
+        return head.vocabulary_R
     return None
 
 
-def new_draft(target: PreTrainedModel, layers: Sequence[int], said_R: Tensor) -> PreTrainedModel:
+def new_draft(
+    target: PreTrainedModel, layers: Sequence[int], vocabulary_R: Tensor
+) -> PreTrainedModel:
     """A draft whose layers are copies of the target's `layers`, in its dtype on its device; its
-    embeddings are the target's. It can say the token ids `said_R`, int64. InputError where the
+    embeddings are the target's. It scores the token ids `vocabulary_R`, int64. InputError where the
     target has no such layers."""
     count = target.config.get_text_config().num_hidden_layers
     if not layers or not all(0 <= number < count for number in layers):
@@ -84,10 +87,10 @@ def new_draft(target: PreTrainedModel, layers: Sequence[int], said_R: Tensor) ->
     config.num_hidden_layers = len(layers)
     config.tie_word_embeddings = False
     if getattr(config, "final_logit_softcapping", None):
-        # it would give tokens that are not said a finite logit
+        # it would give tokens that it does not score a finite logit
         config.final_logit_softcapping = None
     setattr(config, LAYERS, list(layers))
-    draft = _with_tables(config, target, said_R)
+    draft = _with_tables(config, target, vocabulary_R)
     of_target = dict(named_weights(target))
 
     def number_in_target(match: re.Match[str]) -> str:
@@ -114,7 +117,7 @@ def load_draft(name: str, target: PreTrainedModel) -> PreTrainedModel:
         )
     try:
         tensors = load_file(Path(name) / WEIGHTS)
-        draft = _with_tables(config, target, tensors[SAID].long())
+        draft = _with_tables(config, target, tensors[VOCABULARY].long())
         with torch.no_grad():
             for key, weights in stored_weights(draft).items():
                 weights.copy_(tensors[key])
@@ -131,7 +134,7 @@ def save_draft(draft: PreTrainedModel, folder: Path) -> None:
     with atomically(folder) as partial:
         partial.mkdir()
         draft.config.to_json_file(partial / CONFIG)
-        tensors = {SAID: draft.get_output_embeddings().said_R.to("cpu", torch.int32)}
+        tensors = {VOCABULARY: draft.get_output_embeddings().vocabulary_R.to("cpu", torch.int32)}
         for name, weights in stored_weights(draft).items():
             tensors[name] = weights.detach().to("cpu", torch.bfloat16).contiguous()
         save_file(tensors, partial / WEIGHTS)
@@ -156,7 +159,7 @@ def stored_weights(draft: PreTrainedModel) -> dict[str, Tensor]:
     return stored
 
 
-def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTrainedModel:
+def _with_tables(config: Any, target: PreTrainedModel, vocabulary_R: Tensor) -> PreTrainedModel:
     table = target.get_output_embeddings()
     rows = int(table.weight.shape[0])
     config = deepcopy(config)
@@ -166,9 +169,11 @@ def _with_tables(config: Any, target: PreTrainedModel, said_R: Tensor) -> PreTra
     draft: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=target.dtype).to(
         target.device
     )
-    said_R = said_R.to(target.device)
+    vocabulary_R = vocabulary_R.to(target.device)
     draft.set_input_embeddings(target.get_input_embeddings())
-    draft.set_output_embeddings(ReducedHead(table.weight.detach()[said_R].clone(), said_R, rows))
+    draft.set_output_embeddings(
+        ReducedHead(table.weight.detach()[vocabulary_R].clone(), vocabulary_R, rows)
+    )
     draft.config.get_text_config().vocab_size = rows
     draft.generation_config = deepcopy(target.generation_config)
     return draft

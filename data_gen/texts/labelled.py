@@ -20,7 +20,7 @@ from torch import Tensor
 
 from data_gen import traces
 from data_gen.features.root import ROW_NUMBERS, row_numbers
-from data_gen.models.distilled import said_by
+from data_gen.models.distilled import draft_vocabulary
 from data_gen.models.pair import ModelPair
 from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling
@@ -118,7 +118,7 @@ def _labeller(pair: ModelPair, recipe: Recipe, texts: Sequence[WrittenText]) -> 
     # the labeller does not read the first one
     tokens_T = torch.tensor([0, *following], device=pair.device)
     return TextLabeller(
-        tokens_T, recipe.verifiers, recipe.siblings, generator, SPACE, said_by(pair.draft)
+        tokens_T, recipe.verifiers, recipe.siblings, generator, SPACE, draft_vocabulary(pair.draft)
     )
 
 

@@ -84,7 +84,7 @@ class Template(NamedTuple):
 
 
 class Start(NamedTuple):
-    given: list[int]
+    tokens: list[int]
     answers: bool  # whether the target then answers, or continues the user's turn
     temperature: float
 
@@ -137,9 +137,11 @@ def write(
     cache = StaticCache(target.config, max_cache_len=length)
     generator = torch.Generator(device=target.device).manual_seed(seed)
     rows = []
-    for given, answers, temperature in begun:
+    for tokens, answers, temperature in begun:
         rows.append(
-            _GrowingSequence(template, further, eos_ids(target), deque(given), answers, temperature)
+            _GrowingSequence(
+                template, further, eos_ids(target), deque(tokens), answers, temperature
+            )
         )
     shape = (len(rows), length)
     tokens_BT = torch.zeros(shape, dtype=torch.int32)
@@ -200,7 +202,7 @@ class _GrowingSequence:
     template: Template | None
     further: Iterator[Start]
     ends: frozenset[int]
-    given: deque[int]
+    pending: deque[int]  # tokens that are not sampled
     answers: bool
     answer_temperature: float
     turn_length: int = 0  # sampled tokens
@@ -212,12 +214,12 @@ class _GrowingSequence:
     def take(self, drawn: int) -> tuple[int, bool]:
         """The next token, and whether it is the sampled one `drawn`; where a token is given, it is
         not."""
-        if self.given:
-            return self.given.popleft(), False
+        if self.pending:
+            return self.pending.popleft(), False
         self.turn_length += 1
         if self.template is None:
             if drawn in self.ends:
-                self.given.extend(next(self.further).given)
+                self.pending.extend(next(self.further).tokens)
             return drawn, True
         if self.answers:
             end, *rest = self.template.to_user
@@ -229,7 +231,7 @@ class _GrowingSequence:
             return drawn, True
         self.answers = not self.answers
         self.turn_length = 0
-        self.given.extend(rest)
+        self.pending.extend(rest)
         return end, drawn == end
 
 
@@ -273,7 +275,7 @@ def held_out(
     answers_XT = torch.zeros_like(data.drawn_BT)
     prompts = _prompts_with_room(config, tokenizer, "validation")
     for number, ids in enumerate(prompts.values()):
-        begin = len(_asked(template, ids).given)
+        begin = len(_asked(template, ids).tokens)
         length = _answer_length(data.tokens_BT[number, begin:].tolist(), ends)
         answers_XT[number, begin : begin + length] = True
     return data, answers_XT, [prompt.kind for prompt in prompts]

@@ -130,7 +130,7 @@ def profile_of(
 
 
 def _tables(
-    rows: pd.DataFrame, place: str, stepped: bool, drafts: bool
+    rows: pd.DataFrame, name: str, stepped: bool, drafts: bool
 ) -> tuple[Table, Table, Table]:
     """The seconds of the draft's passes, of drafting once, and of the rest of a step, for one batch
     size."""
@@ -138,7 +138,7 @@ def _tables(
     once_seconds: list[list[float]] = []
     timed: dict[int, dict[float, float]] = {}
     for context, context_rows in rows.groupby("context"):
-        pass_seconds, once, by_size = _steps(context_rows, f"{place}, context {context}", drafts)
+        pass_seconds, once, by_size = _steps(context_rows, f"{name}, context {context}", drafts)
         draft_seconds.append([pass_seconds])
         once_seconds.append([once])
         timed[int(context)] = by_size
@@ -156,7 +156,7 @@ def _tables(
     )
 
 
-def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, dict[float, float]]:
+def _steps(rows: pd.DataFrame, name: str, drafts: bool) -> tuple[float, float, dict[float, float]]:
     """Seconds of a draft pass, of drafting once per step, and of the rest of a step by verified
     tokens; the first two are 0 without a drafter. Rows without draft passes are taken as they are.
     The others are fitted by least squares,
@@ -167,9 +167,9 @@ def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, 
     """
     verifying = rows[rows["verified"] > 0]
     if verifying.empty:
-        raise InputError(f"{place}: no row verifies anything")
+        raise InputError(f"{name}: no row verifies anything")
     if verifying["verified"].min() < 1:
-        raise InputError(f"{place}: a row verifies less than a token")
+        raise InputError(f"{name}: a row verifies less than a token")
     plain = verifying[verifying["passes"] == 0]
     target = plain.groupby("verified")["seconds"].mean().to_dict()
     fit: dict[Any, float] | None = {"draft": 0.0}
@@ -184,14 +184,14 @@ def _steps(rows: pd.DataFrame, place: str, drafts: bool) -> tuple[float, float, 
             fit = _least_squares(columns.drop(columns="once"), left)
     if fit is None:
         raise InputError(
-            f"{place}: drafting cannot be told from verification: add a row of 0 verified tokens"
+            f"{name}: drafting cannot be told from verification: add a row of 0 verified tokens"
         )
     draft = fit.pop("draft")
     once = fit.pop("once", 0.0)
     target |= fit
     if draft < -1e-12 or min(target.values()) < 1e-12:
         raise InputError(
-            f"{place}: by least squares, a pass of the draft or the target takes no time"
+            f"{name}: by least squares, a pass of the draft or the target takes no time"
         )
     return max(0.0, draft), once, target
 

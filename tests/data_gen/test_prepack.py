@@ -89,7 +89,7 @@ def test_a_reduced_output_layer_and_its_tables() -> None:
     found, head = draft(tokens, use_cache=False).logits, draft.get_output_embeddings()
     assert (
         isinstance(head, ReducedHead)
-        and isinstance(head.few, PrepackedLinear)
+        and isinstance(head.rows, PrepackedLinear)
         and scored(draft) == V
     )
     assert torch.equal(found.isinf(), expected.isinf())

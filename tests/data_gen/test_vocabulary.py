@@ -98,7 +98,7 @@ def test_the_first_token_that_differs_is_named(
     )
 
 
-SAID = torch.tensor([0, 2])
+SCORED = torch.tensor([0, 2])
 
 
 def test_it_begins_as_the_targets_own_layers() -> None:
@@ -166,8 +166,8 @@ def test_a_wrong_draft_is_refused(saved: tuple[str, str], tmp_path: Path) -> Non
     target = AutoModelForCausalLM.from_pretrained(saved[0])
     for layers in ([], [2], [-1]):
         with pytest.raises(InputError, match=r"distil\.layers.*the numbers 0 to 1"):
-            new_draft(target, layers, SAID)
-    save_draft(new_draft(target, [0], SAID), tmp_path / "draft")
+            new_draft(target, layers, SCORED)
+    save_draft(new_draft(target, [0], SCORED), tmp_path / "draft")
     weights = tmp_path / "draft" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"pair\.draft: cannot load"):

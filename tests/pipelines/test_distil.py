@@ -91,9 +91,9 @@ def test_the_target_writes_the_users_first_turn() -> None:
     template, prompts = Template([1], [2, 3], [2, 4]), [[*range(10, 40)], [50, 51]]
     lengths: Counter[int] = Counter()
     for start in islice(starts(template, prompts, random.Random(0)), 400):
-        own = start.given[1:]
+        own = start.tokens[1:]
         assert (
-            start.given[0] == 1
+            start.tokens[0] == 1
             and not start.answers
             and any(own == prompt[: len(own)] for prompt in prompts)
         )
@@ -144,7 +144,7 @@ def test_turns_follow_one_another(target: PreTrainedModel) -> None:
         for start, tokens, drawn in zip(
             begun, found.tokens_BT.tolist(), found.drawn_BT.tolist(), strict=True
         ):
-            answers, said, given = start.answers, 0, list(start.given)
+            answers, said, given = start.answers, 0, list(start.tokens)
             for token, is_drawn in zip(tokens, drawn, strict=True):
                 if given:
                     assert (token, is_drawn) == (given.pop(0), False)

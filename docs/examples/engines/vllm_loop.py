@@ -156,7 +156,7 @@ def draft_as_checkpoint() -> str:
         head = draft.get_output_embeddings()
         checkpoint = AutoModelForCausalLM.from_config(draft.config)
         table_VD = torch.zeros_like(checkpoint.get_output_embeddings().weight)
-        table_VD[head.said_R] = head.weight.detach()
+        table_VD[head.vocabulary_R] = head.weight.detach()
         checkpoint.load_state_dict({**draft.state_dict(), "lm_head.weight": table_VD}, strict=False)
         checkpoint.save_pretrained(folder)
         AutoTokenizer.from_pretrained(resolved(SMOLLM2, "target")).save_pretrained(folder)
