@@ -173,16 +173,12 @@ def differences(recorded: dict[str, Any], current: dict[str, Any]) -> str:
     for key in sorted({*old, *new}):
         old_value, new_value = old.get(key), new.get(key)
         if old_value != new_value:
-            descriptions.append(f"{key}: {_shortened(old_value)} -> {_shortened(new_value)}")
+            values = [json.dumps(value)[:60] for value in (old_value, new_value)]
+            descriptions.append(f"{key}: {values[0]} -> {values[1]}")
     summary = "; ".join(descriptions[:2])
     if len(descriptions) > 2:
         summary += f"; and {len(descriptions) - 2} more"
     return summary
-
-
-def _shortened(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -137,10 +137,18 @@ def all_prompts(config: Config) -> list[Prompt]:
 
 
 def by_split(config: Config, prompts: Iterable[Prompt]) -> dict[str, list[Prompt]]:
+    """The prompts of each split; InputError where one has none."""
+    validation, test = config.prompts.validation, config.prompts.test
     prompts_by_split: dict[str, list[Prompt]] = {split: [] for split in SPLITS}
     for prompt in prompts:
-        split = split_of(prompt, config.prompts.validation, config.prompts.test)
-        prompts_by_split[split].append(prompt)
+        prompts_by_split[split_of(prompt, validation, test)].append(prompt)
+    for split, of_split in prompts_by_split.items():
+        if not of_split:
+            raise InputError(
+                f"{prompts_path(config)}: prompts.validation={validation:g}, "
+                f"prompts.test={test:g}: none of the sources falls to {split}: add some, or change "
+                "a share"
+            )
     return prompts_by_split
 
 
@@ -151,25 +159,12 @@ def prompts_of(
     `prompts.longer` says. InputError where there are fewer."""
     kept, _ = config.prompts.form.fit(pair.tokenizer, all_prompts(config))
     prompts = by_split(config, kept)[split]
-    if not prompts:
-        raise no_prompts(config, prompts_path(config), kept, split)
     if count is not None and count > len(prompts):
         raise InputError(
             f"{prompts_path(config)} holds {len(prompts)} prompts for {split}; {count} are asked "
             "for"
         )
     return take_evenly(prompts, count)
-
-
-def no_prompts(config: Config, path: Path, prompts: list[Prompt], split: str) -> InputError:
-    shares = (
-        f"prompts.validation={config.prompts.validation:g}, prompts.test={config.prompts.test:g}"
-    )
-    sources = len({prompt.source for prompt in prompts})
-    return InputError(
-        f"{path}: {shares}: none of the {sources} sources falls to {split}: add some, or change "
-        "a share"
-    )
 
 
 def encode(config: Config, pair: ModelPair, prompt: Prompt) -> list[int]:
@@ -205,10 +200,7 @@ def run(config: Config) -> None:
     stage = Stage("pair", config, {"pair": names, "fingerprint": pair.fingerprint}, ())
     stage.say(f"{config.pair.target} and {config.pair.draft} load and share their vocabulary")
     stage.finish()
-    kept = prepared_prompts(config, tokenizer_of(config))
-    for split, prompts in by_split(config, kept).items():
-        if not prompts:
-            raise no_prompts(config, prompts_path(config), kept, split)
+    by_split(config, prepared_prompts(config, tokenizer_of(config)))  # none is empty
 
 
 def prepared_prompts(config: Config, tokenizer: Any) -> list[Prompt]:

@@ -154,7 +154,7 @@ def test_sets_are_read_fitted_and_split(
         ),
         (
             ["prompts.file=few.jsonl"],
-            "few.jsonl: prompts.validation=0.2, prompts.test=0.25: none of the 1 sources",
+            "few.jsonl: prompts.validation=0.2, prompts.test=0.25: none of the sources",
         ),
     ],
 )
