@@ -142,23 +142,18 @@ def test_a_decoder_knows_what_the_text_tells(
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, [9]], ids=["prompt", "one token"])
-def test_light_features_are_the_scalars_alone_and_early_ones_the_first_of_them(
+def test_lower_levels_have_the_first_of_the_scalars_alone(
     pair: ModelPair, prompt: list[int]
 ) -> None:
-    (full, of_full), *others = (
-        decoded(pair, SHARP, MIXED, level, prompt)
-        for level in (schema.FULL, schema.LIGHT, schema.EARLY)
-    )
-    for count, (result, found) in zip(
-        (len(schema.PAIR.names), schema.PAIR.first), others, strict=True
-    ):
-        assert full.tokens == result.tokens and found[0] is None
-        for whole, scalars in zip(of_full[1:], found[1:], strict=True):
-            assert (
-                whole is not None and scalars is not None and set(scalars) == {schema.SCALARS_KEY}
-            )
-            assert torch.equal(scalars[schema.SCALARS_KEY], whole[schema.SCALARS_KEY][:count])
-            assert scalars[schema.SCALARS_KEY].dtype == torch.float32
+    full, of_full = decoded(pair, SHARP, MIXED, schema.FULL, prompt)
+    for level, count in ((schema.LIGHT, len(schema.PAIR.names)), (schema.EARLY, schema.PAIR.first)):
+        result, of_level = decoded(pair, SHARP, MIXED, level, prompt)
+        assert result.tokens == full.tokens and of_level[0] is None
+        for whole, scalars in zip(of_full[1:], of_level[1:], strict=True):
+            assert whole is not None and scalars is not None
+            expected_F = whole[schema.SCALARS_KEY][:count]
+            assert scalars.keys() == {schema.SCALARS_KEY}
+            assert torch.equal(scalars[schema.SCALARS_KEY], expected_F)
 
 
 @pytest.mark.parametrize("together", [1, 5, 70], ids=str)
@@ -254,30 +249,25 @@ def test_scalars_by_definition(seed: int, end: int) -> None:
 
 
 def test_statistics_by_token_are_those_of_the_keys() -> None:
-    tokens, hits = text_of(1)
-    known = knowledge(tokens, hits, 80)
-    keys_RJ, values_RK = (
-        np.stack([known.keys()] * 3),
-        np.array([[1.0, 2.0], [3.0, 1.0], [0.0, 5.0]]),
-    )
+    known = knowledge(*text_of(1), 80)
+    keys_RJ = np.array([known.keys()] * 3)
+    values_RK = np.array([[1.0, 2.0], [3.0, 1.0], [0.0, 5.0]])
     known.tokens, _ = TokenStatistics.fit(keys_RJ, values_RK, np.arange(3))
+    scalars = dict(zip(schema.LOG.names, known.scalars(schema.DRAFTER), strict=True))
     of_keys = known.tokens.of(known.keys()).astype(np.float32)
-    found_F = known.scalars(schema.DRAFTER)
-    assert found_F[[schema.LOG.index(name) for name in BY_KEY]].tolist() == of_keys.tolist()
-    assert found_F[schema.LOG.index("last_known")] == 3
+    assert [scalars[name] for name in BY_KEY] == of_keys.tolist()
+    assert scalars["last_known"] == 3
 
 
 @pytest.mark.parametrize("step", [2, 17])
 def test_steps_of_any_size_give_the_same_numbers(step: int) -> None:
-    tokens, hits = text_of(3, 700)
-    one, other = (knowledge(tokens, hits, 700, each) for each in (1, step))
+    text = text_of(3, 700)
+    one, other = knowledge(*text, 700), knowledge(*text, 700, step)
     for _ in range(2):  # asking changes nothing
-        assert np.array_equal(one.scalars(schema.DRAFTER), other.scalars(schema.DRAFTER))
-    assert np.array_equal(one.keys(), other.keys())
-    assert (
-        other.scalars(schema.TEXT).tolist()
-        == other.scalars(schema.DRAFTER)[: schema.LOG.first].tolist()
-    )
+        scalars_F = one.scalars(schema.DRAFTER)
+        assert np.array_equal(other.scalars(schema.DRAFTER), scalars_F)
+    assert one.keys() == other.keys()
+    assert np.array_equal(other.scalars(schema.TEXT), scalars_F[: schema.LOG.first])
 
 
 def test_keys_are_those_of_equal_places() -> None:
