@@ -7,11 +7,12 @@ i.i.d. drafts.
 
 from data_gen.verification.acceptance import optimal_acceptance
 from data_gen.verification.base import BottomUp, Verdict, Verifier
+from data_gen.verification.best import LiftedBest
 from data_gen.verification.greedy import Greedy, LiftedGreedy
+from data_gen.verification.k_seq import LiftedSpecTr, LiftedUniform, SpecTr
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import Block, GreedyBlock, Naive, OnePath
 from data_gen.verification.priority import LiftedPriority, Priority
-from data_gen.verification.selection import LiftedSpecTr, LiftedUniform, SpecTr
 from data_gen.verification.traversal import NSS, NaiveTree, SpecInfer, Traversal
 from selector.actions import GREEDY
 
@@ -23,6 +24,7 @@ _BOTTOM_UP: tuple[type[Verifier], ...] = (
     LiftedSpecTr,
     LiftedPriority,
     LiftedUniform,
+    LiftedBest,
 )
 # all are lossless for i.i.d. drafts
 VERIFIERS = {cls.name: cls for cls in (*_TOP_DOWN, *_BOTTOM_UP)}

@@ -57,26 +57,16 @@ def _sums(rows_NV: Array, nodes_M: Integers) -> Array:
 
 
 @jit
-def _excess_and_slope(
-    p_NV: Array, q_NV: Array, nodes_M: Integers, a_M: Array, b_M: Array
-) -> tuple[Array, Array]:
+def _excess(p_NV: Array, q_NV: Array, nodes_M: Integers, a_M: Array, b_M: Array) -> Array:
     excess_M = np.empty(len(nodes_M))
-    slope_M = np.empty(len(nodes_M))
     for m in range(len(nodes_M)):
         p_V = p_NV[nodes_M[m]]
         q_V = q_NV[nodes_M[m]]
-        a = a_M[m]
-        b = b_M[m]
-        excess = 0.0
-        slope = 0.0
+        total = 0.0
         for x in range(len(p_V)):
-            difference = a * p_V[x] - b * q_V[x]
-            is_above = 1.0 if difference > 0 else 0.0  # a factor: a branch would not be vectorised
-            excess += is_above * difference
-            slope += is_above * q_V[x]
-        excess_M[m] = excess
-        slope_M[m] = slope
-    return excess_M, slope_M
+            total += max(a_M[m] * p_V[x] - b_M[m] * q_V[x], 0.0)
+        excess_M[m] = total
+    return excess_M
 
 
 class Rows:
@@ -137,23 +127,11 @@ class NodeDistributions:
         """`sum_x (a p(x) - b q(x))+`, [M]. `sum_x min(a p, b q)` is `a` less this."""
         if self.rows.device.type != "cpu":
             return row_sums(self.residual(a_M, b_M))
-        return self.excess_and_slope(a_M, b_M)[0]
-
-    def excess_and_slope(self, a_M: Tensor, b_M: Tensor) -> tuple[Tensor, Tensor]:
-        """`excess`, and the draft's mass on the tokens that it sums over, which is minus its slope
-        in b."""
-        if self.rows.device.type != "cpu":
-            residual_MV = self.residual(a_M, b_M)
-            mass_M = row_sums((residual_MV > 0) * self._q_MV) * self._q_scale_M
-            return row_sums(residual_MV), mass_M
-        excess_M, slope_M = _excess_and_slope(
-            self.rows.p_NV.numpy(),
-            self.rows.q_NV.numpy(),
-            self.nodes_M.numpy(),
-            (a_M * self._p_scale_M).numpy(),
-            (b_M * self._q_scale_M).numpy(),
+        rates_M = a_M * self._p_scale_M, b_M * self._q_scale_M
+        arrays = (
+            tensor.numpy() for tensor in (self.rows.p_NV, self.rows.q_NV, self.nodes_M, *rates_M)
         )
-        return torch.from_numpy(excess_M), torch.from_numpy(slope_M) * self._q_scale_M
+        return torch.from_numpy(_excess(*arrays))
 
     def exact(self) -> tuple[Tensor, Tensor]:
         """p and q, float64 [M, V], summing to one."""

@@ -32,8 +32,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_gen.verification.distributions import Array, Integers, NodeDistributions
-from data_gen.verification.ranking import SortedDistributions, in_rank_order
+from data_gen.verification.distributions import Array, Integers
+from data_gen.verification.ranking import SortedDistributions, on_host
 from data_gen.verification.selection import Lifted, Selection, TopDownRule
 from selector.jit import jit
 
@@ -48,37 +48,26 @@ class FirstInRank:
     """A token is alive with the largest probability for which its flow stays below `m`, given those
     before it."""
 
-    def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
-        ranked = in_rank_order(node)
+    def select(self, node: SortedDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
         arrays = _selected(
-            _ranked_arrays(ranked),
-            _on_host(ranked.nodes_M, weights_M),
-            _on_host(entries_Mk, ranked.ratios(entries_Mk), *node.at(entries_Mk)),
+            node.rows.on_host,
+            on_host(node.nodes_M, weights_M),
+            on_host(entries_Mk, node.ratios(entries_Mk), *node.at(entries_Mk)),
         )
         return Selection(*(torch.from_numpy(array).to(node.rows.device) for array in arrays))
 
-    def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        ranked = in_rank_order(node)
-        tokens_MS = ranked.rows.tokens_PS[ranked.nodes_M]
+    def remainder(self, node: SortedDistributions, weights_M: Tensor, k: int) -> Tensor:
+        tokens_MS = node.rows.tokens_PS[node.nodes_M]
         p_MV, q_MV = node.exact()
         left_MS = _left(
-            _ranked_arrays(ranked),
-            _on_host(ranked.nodes_M, weights_M),
-            _on_host(p_MV.gather(-1, tokens_MS), q_MV.gather(-1, tokens_MS)),
-            entries_Mk.shape[-1],
+            node.rows.on_host,
+            on_host(node.nodes_M, weights_M),
+            on_host(p_MV.gather(-1, tokens_MS), q_MV.gather(-1, tokens_MS)),
+            k,
         )
         # tokens that the draft cannot say keep their target
         m_MV = weights_M.unsqueeze(-1) * p_MV
         return m_MV.scatter_(-1, tokens_MS, torch.from_numpy(left_MS).to(node.rows.device))
-
-
-def _ranked_arrays(ranked: SortedDistributions) -> tuple[Array, ...]:
-    rows = ranked.rows
-    return _on_host(rows.tokens_PS, rows.ratio_PS, rows.p_sum_PS, rows.q_sum_PS)
-
-
-def _on_host(*tensors: Tensor) -> tuple[Array, ...]:
-    return tuple(tensor.cpu().contiguous().numpy() for tensor in tensors)
 
 
 @jit

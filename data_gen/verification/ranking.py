@@ -11,6 +11,7 @@ each of M rows, k child-list entries.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -46,6 +47,11 @@ class SortedRows(Rows):
             # of all tokens with q = 0
             self.p_sum_PS += (1 - self.p_sum_PS[:, -1:]).clamp(min=0)
 
+    @cached_property
+    def on_host(self) -> tuple[Array, ...]:
+        """For compiled rules: tokens, q/p, and the sums of p and q."""
+        return on_host(self.tokens_PS, self.ratio_PS, self.p_sum_PS, self.q_sum_PS)
+
     def at(self, nodes_M: Tensor) -> SortedDistributions:
         return SortedDistributions(self, nodes_M)
 
@@ -77,15 +83,6 @@ class SortedDistributions(NodeDistributions):
     rows: SortedRows
 
     def excess(self, a_M: Tensor, b_M: Tensor) -> Tensor:
-        return self.excess_and_slope(a_M, b_M)[0]
-
-    def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
-        """As in `NodeDistributions`, with one sum over the vocabulary for all equal questions."""
-        asked_M = torch.cat([self.nodes_M.unsqueeze(-1), entries_Mk.sort(dim=-1).values], dim=-1)
-        asked_m, inverse_M = asked_M.unique(dim=0, return_inverse=True)
-        return NodeDistributions(self.rows, asked_m[:, 0]).draft_mass_off(asked_m[:, 1:])[inverse_M]
-
-    def excess_and_slope(self, a_M: Tensor, b_M: Tensor) -> tuple[Tensor, Tensor]:
         start_M = self.nodes_M * self.rows.ratio_PS.shape[-1]
         threshold_M = a_M / b_M
         below_M = self.rows.leading(
@@ -93,7 +90,13 @@ class SortedDistributions(NodeDistributions):
         )
         at_M = self.nodes_M * self.rows.p_sum_PS.shape[-1] + below_M
         q_M = self.rows.q_sum_PS.take(at_M)
-        return (a_M * self.rows.p_sum_PS.take(at_M) - b_M * q_M).clamp_(min=0), q_M
+        return (a_M * self.rows.p_sum_PS.take(at_M) - b_M * q_M).clamp_(min=0)
+
+    def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
+        """As in `NodeDistributions`, with one sum over the vocabulary for all equal questions."""
+        asked_M = torch.cat([self.nodes_M.unsqueeze(-1), entries_Mk.sort(dim=-1).values], dim=-1)
+        asked_m, inverse_M = asked_M.unique(dim=0, return_inverse=True)
+        return NodeDistributions(self.rows, asked_m[:, 0]).draft_mass_off(asked_m[:, 1:])[inverse_M]
 
     def ratios(self, entries_Mk: Tensor) -> Tensor:
         """`q/p` of the entries, as the rows are sorted by it, [M, k]."""
@@ -109,6 +112,10 @@ def in_rank_order(node: NodeDistributions) -> SortedDistributions:
         return node
     rows = SortedRows(node.rows.p_NV[node.nodes_M], node.rows.q_NV[node.nodes_M])
     return rows.at(torch.arange(len(node.nodes_M), device=rows.device))
+
+
+def on_host(*tensors: Tensor) -> tuple[Array, ...]:
+    return tuple(tensor.cpu().contiguous().numpy() for tensor in tensors)
 
 
 def _ratio(p_PS: Tensor, q_PS: Tensor, scale_P1: Tensor) -> Tensor:

@@ -184,6 +184,7 @@ def accepted(name: str, style: str, p: Row, q: Row, k: int) -> float | None:
         "lifted_uniform": lambda: k_seq(p, q, k)[1],
         "priority": lambda: priority(p, q, k),
         "lifted_priority": lambda: first_in_rank(p, q, k)[0],
+        "lifted_best": lambda: max(k_seq(p, q, k)[1], first_in_rank(p, q, k)[0]),
         "greedy_block": lambda: best_path(p, q, k),
         "greedy": lambda: greedy(p, q, k),
         "lifted_greedy": lambda: greedy(p, q, k),

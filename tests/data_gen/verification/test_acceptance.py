@@ -12,11 +12,12 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from data_gen.verification import STYLED, VERIFIERS, get_verifier, optimal_acceptance, selection
-from data_gen.verification.distributions import Rows
-from data_gen.verification.selection import GPU_STEPS, MOST_STEPS, solve
+from data_gen.verification import STYLED, VERIFIERS, get_verifier, optimal_acceptance
+from data_gen.verification.k_seq import KSeq
+from data_gen.verification.priority import FirstInRank
+from data_gen.verification.ranking import SortedRows
 from selector.actions import STYLES
-from tests.data_gen.verification.definitions import accepted, k_seq
+from tests.data_gen.verification.definitions import accepted, first_in_rank, k_seq, normalised
 from tests.data_gen.worlds import KINDS, World
 
 LESS = ("nss",)  # of a single draft these accept less than the optimum
@@ -119,28 +120,25 @@ def peaked_pairs() -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     return pairs
 
 
-@pytest.mark.parametrize("steps", [MOST_STEPS, GPU_STEPS])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)], ids=str
 )
 @pytest.mark.parametrize("k", [2, 3, 6, 8, 16, 64])
-def test_k_seq_finds_its_root_at_peaked_positions(
-    k: int, dtype: torch.dtype, tolerance: float, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`r` and the flow are those of bisection, for whole weights and small ones; and `g(r) <= 0`,
-    on which the law rests. Where the flow hardly depends on `r`, only the flow is compared. On a
-    GPU the steps are fewer."""
-    monkeypatch.setattr(selection, "MOST_STEPS", steps)
+def test_the_flow_at_peaked_positions(k: int, dtype: torch.dtype, tolerance: float) -> None:
+    """For whole weights and small ones, the flow is that of the rule's definition."""
     for weight, (p, q) in product((1.0, 0.7, 0.01), peaked_pairs()):
-        p_NV, q_NV = (torch.tensor([row], dtype=torch.float64).to(dtype) for row in (p, q))
-        node = Rows(p_NV, q_NV).at(torch.zeros(1, dtype=torch.int64))
-        r_M, f_M, beta_M = solve(node, torch.tensor([weight], dtype=torch.float64), k)
-        exact_p, exact_q = (
-            [float(x) for x in row[0] / row[0].sum()] for row in (p_NV.double(), q_NV.double())
-        )
-        _, flow = k_seq([weight * own for own in exact_p], exact_q, k)
-        assert float(f_M * beta_M) == pytest.approx(flow, abs=tolerance), (p, q, weight)
-        assert float(f_M) <= float(r_M)
+        p_PV, q_PV = (torch.tensor([row], dtype=torch.float64).to(dtype) for row in (p, q))
+        node = SortedRows(p_PV, q_PV).at(torch.zeros(1, dtype=torch.int64))
+        target, draft = normalised(p_PV[0].tolist()), normalised(q_PV[0].tolist())
+        measure = [weight * own for own in target]
+        for rule, expected in (
+            (KSeq(), k_seq(measure, draft, k)[1]),
+            (FirstInRank(), first_in_rank(measure, draft, k)[0]),
+        ):
+            entries_Mk = torch.zeros(1, k, dtype=torch.int64)
+            weights_M = torch.tensor([weight], dtype=torch.float64)
+            flow = float(rule.select(node, weights_M, entries_Mk).flow_M)
+            assert flow == pytest.approx(expected, abs=tolerance), (rule, p, q, weight)
 
 
 def test_bad_arguments_are_named() -> None:

@@ -7,6 +7,7 @@ exactly.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import pytest
@@ -35,12 +36,11 @@ def world_of(vocabulary: int, depth: int, kind: str, seed: int) -> World:
 @pytest.mark.parametrize(("name", "style"), SERVED)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tree_of_a_small_world_is_lossless(name: str, style: str, kind: str) -> None:
-    """With four tokens, of which three branches leave at least one, the trees of one level
-    alone."""
+    """With four tokens, the trees of one level alone."""
     for seed, vocabulary, shapes in (
-        (1, 2, SHAPES),
-        (2, 3, SHAPES),
-        (3, 4, [(2, 0, 1), (3, 0, 1)]),
+        (1, 2, [*SHAPES, (4, 0, 2), (6, 0, 1), (8, 0, 1)]),
+        (2, 3, [*SHAPES, (4, 0, 1), (6, 0, 1)]),
+        (3, 4, [(2, 0, 1), (3, 0, 1), (4, 0, 1)]),
     ):
         world = world_of(vocabulary, 3, kind, seed)
         for shape in shapes:
@@ -62,17 +62,41 @@ def test_block_efficiency_is_the_mean_of_the_law(name: str) -> None:
     )
 
 
-def test_lifted_k_seq_never_loses_to_traversal_on_small_worlds() -> None:
-    """Which `lifted_priority` sometimes does."""
+def efficiencies(world: World, shape: tuple[int, int, int], names: Sequence[str]) -> list[float]:
+    trees = world.delayed_trees(*shape)
+    laws = [world.appended_law(get_verifier(name), trees) for name in names]
+    return [world.block_efficiency(law_CV) for law_CV in laws]
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 2), (3, 0, 2), (2, 1, 2), (4, 0, 1)])
+def test_these_never_lose_to_traversal_on_small_worlds(shape: tuple[int, int, int]) -> None:
+    """Which `lifted_priority` and `lifted_uniform` sometimes do."""
     for seed in range(24):
-        world = World(3, depth=2, kind=("random", "zeros", "peaked")[seed % 3], seed=seed)
-        traversal, lifted = (
-            world.block_efficiency(
-                world.appended_law(get_verifier(name), world.delayed_trees(2 + seed % 2, 0, 2))
-            )
-            for name in ("traversal", "lifted_spectr")
+        world = World(
+            2 + seed % 2, depth=3, kind=("random", "zeros", "peaked")[seed % 3], seed=seed
         )
-        assert lifted > traversal - 1e-12, seed
+        traversal, *lifted = efficiencies(
+            world, shape, ("traversal", "lifted_spectr", "lifted_best")
+        )
+        assert min(lifted) > traversal - 1e-12, seed
+
+
+def test_children_are_not_all_visited_by_ratio() -> None:
+    """The likely child comes first by `p/q`, and hardly any token is accepted below it."""
+    rows = {
+        (): ((0.8271, 0.1729), (0.7468, 0.2532)),
+        (0,): ((0.001, 0.999), (0.9193, 0.0807)),
+        (1,): ((0.9905, 0.0095), (0.7669, 0.2331)),
+    }
+    world = World(2, depth=2, kind="equal", seed=0)
+    for context, (target, draft) in rows.items():
+        world.target_CV[world.number[context]] = torch.tensor(target, dtype=torch.float64)
+        world.draft_CV[world.number[context]] = torch.tensor(draft, dtype=torch.float64)
+        world.draft[context] = world.draft_CV[world.number[context]]
+    priority, uniform, traversal, best = efficiencies(
+        world, (2, 0, 2), ("lifted_priority", "lifted_uniform", "traversal", "lifted_best")
+    )
+    assert priority < uniform < traversal < best
 
 
 def test_equivalences_from_the_papers() -> None:
@@ -90,6 +114,7 @@ def test_equivalences_from_the_papers() -> None:
             "lifted_spectr",
             "lifted_priority",
             "lifted_uniform",
+            "lifted_best",
         ),
     ):
         for name in same[1:]:
