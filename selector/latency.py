@@ -39,6 +39,11 @@ class Table:
             self._known[length, size] = float(np.interp(length, self.lengths, column))
         return self._known[length, size]
 
+    def along(self, length: float, size: float, stepped: bool) -> float:
+        """As the function `along`, over the sizes."""
+        seconds = [self.at(length, timed_size) for timed_size in self.sizes]
+        return along(self.sizes, seconds, size, stepped)
+
     @classmethod
     def constant(cls, seconds: float) -> Table:
         return cls([0], [0], [[seconds]])
@@ -96,20 +101,14 @@ class Batches:
     def _table(
         self, tables: list[Table], batch: int, lengths: list[int], sizes: list[int]
     ) -> Table:
-        seconds = [self._seconds(tables, length, batch, sizes) for length in lengths]
-        return Table(lengths, sizes, seconds)
-
-    def _seconds(
-        self, tables: list[Table], length: int, batch: int, sizes: Sequence[int]
-    ) -> list[float]:
-        curves = []
-        for table in tables:
-            curves.append((table.sizes, [table.at(length, size) for size in table.sizes]))
-        seconds = []
-        for size in sizes:
-            by_batch = [along(grid, values, size, self.stepped) for grid, values in curves]
-            seconds.append(along(self.sizes, by_batch, batch, self.stepped))
-        return seconds
+        rows = []
+        for length in lengths:
+            row = []
+            for size in sizes:
+                by_batch = [table.along(length, size, self.stepped) for table in tables]
+                row.append(along(self.sizes, by_batch, batch, self.stepped))
+            rows.append(row)
+        return Table(lengths, sizes, rows)
 
 
 class StepTimes(NamedTuple):
@@ -322,12 +321,11 @@ class LatencyProfile:
                 lengths = [0, *lengths]
             rows = []
             for length in lengths:
-                row = []
-                for action in actions:
-                    row.append(
-                        self.action_seconds(action, length, verifier, feature_levels, sampling)
-                    )
-                rows.append(row)
+                seconds_A = [
+                    self.action_seconds(action, length, verifier, feature_levels, sampling)
+                    for action in actions
+                ]
+                rows.append(seconds_A)
             self._tables[key] = torch.tensor(lengths, dtype=torch.float32), torch.tensor(rows)
         return self._tables[key]
 

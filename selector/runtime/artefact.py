@@ -70,9 +70,10 @@ class ArtefactConfig:
         context length."""
         profile = latency.at_batch(mode.batch)
         length = profile.draft.lengths[len(profile.draft.lengths) // 2]
-        seconds = []
-        for tree in self.space.trees:
-            seconds.append(profile.action_seconds(tree, length, self.verifier, (), mode.sampling))
+        seconds = [
+            profile.action_seconds(tree, length, self.verifier, (), mode.sampling)
+            for tree in self.space.trees
+        ]
         return torch.tensor(mode.mean_efficiency) / torch.tensor(seconds)
 
     def to_json(self) -> dict[str, Any]:

@@ -184,19 +184,10 @@ class MixedBatches:
     ) -> Replayed:
         token_L = self.times.token_L / self.batch
         decisions = action_R, tokens_RA, speed
-        rows = []
-        for stream in self._streams:
-            rows.append(
-                decoded(
-                    stream,
-                    self.batch,
-                    self._texts,
-                    self.shapes,
-                    self.times,
-                    token_L,
-                    decisions,
-                    common,
-                )
-            )
+        texts, shapes, times = self._texts, self.shapes, self.times
+        rows = [
+            decoded(stream, self.batch, texts, shapes, times, token_L, decisions, common)
+            for stream in self._streams
+        ]
         tokens_X, seconds_X, steps_X = torch.tensor(rows, dtype=torch.float64).unbind(-1)
         return Replayed(tokens_X, seconds_X, steps_X, torch.zeros(0))

@@ -245,10 +245,8 @@ def tune_lookup_rule(
     while best != before:
         before = best
         for at, values in enumerate((LEASTS, lengths, trees)):
-            candidates = [best]
-            for value in values:
-                candidates.append((*best[:at], value, *best[at + 1 :]))
-            best = max(candidates, key=speed)
+            others = [(*best[:at], value, *best[at + 1 :]) for value in values]
+            best = max([best, *others], key=speed)
     return mode_of(*best)
 
 
