@@ -155,13 +155,7 @@ class Timed:
 
     @cached_property
     def survivals_RS(self) -> Tensor:
-        """Labels as laws of tau, float32; InputError where the traces hold none for the
-        verifier."""
-        if self.verifier not in self.texts.survivals:
-            raise InputError(
-                f"the traces hold no labels for {self.verifier}: add it to verifiers, make them "
-                "again"
-            )
+        """Labels as laws of tau, float32."""
         return lawful(self.texts.labels(self.verifier, slice(None), self.space), self.space)
 
     def seconds(self, feature_levels: Sequence[str] = ()) -> Tensor:

@@ -283,16 +283,11 @@ def test_a_few_bad_lines_are_counted_and_left_out(suffix: str, tmp_path: Path) -
 
 
 def test_missing_names_are_none_and_equal_numbers_one_source(tmp_path: Path) -> None:
-    names = [
-        {"source": None, "kind": None, "id": None},
-        {"source": np.nan},
-        {"source": 1},
-        {"source": 1.0},
-    ]
-    texts = read_logs([write(tmp_path / "log.jsonl", [{**GOOD, **own} for own in names])])
-    own = [f"{tmp_path / 'log.jsonl'}:{number}" for number in (1, 2)]
-    assert [text.source for text in texts] == [f"log {own[0]}", f"log {own[1]}", "1", "1"]
-    assert (texts[0].name, texts[0].kind) == (own[0], "log")
+    lines = [{**GOOD, "source": source} for source in (None, np.nan, 1, 1.0)]
+    path = write(tmp_path / "log.jsonl", lines)
+    texts = read_logs([path])
+    assert [text.source for text in texts] == [f"log {path}:1", f"log {path}:2", "1", "1"]
+    assert (texts[0].name, texts[0].kind) == (f"{path}:1", "log")
 
 
 def test_a_source_that_is_held_out_is_not_learned_from(tmp_path: Path) -> None:

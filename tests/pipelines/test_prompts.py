@@ -4,6 +4,7 @@ configs."""
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -26,20 +27,6 @@ from tests.pipelines.runs import (
     write_lines,
 )
 
-WORDS = [
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "the",
-    "lazy",
-    "dog",
-    "and",
-    "then",
-    "some",
-    "more",
-]
 LARGE = ("qwen", "spec_bench")
 COUNT = 40  # records of a set
 GSM8K = "prompts.sets=[{name: gsm8k, file: gsm8k.jsonl, prompts: %d}]"
@@ -65,17 +52,11 @@ def overrides(folder: Path, *names: str) -> list[str]:
     return [*SMALL_PAIR, f"prompts.sets=[{sets}]"]
 
 
-def sentence(number: int) -> str:
-    """Different for each number, in its first words."""
-    words = [WORDS[number // 12**place % 12] for place in range(3)]
-    return " ".join(words) + " text follows it" * 6
-
-
 @pytest.mark.parametrize("extra", ["", " and more of it"], ids=["equal", "equal once cut"])
 def test_a_prompt_that_a_file_repeats_is_in_one_split(
     extra: str, inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts = [sentence(n % 100) + extra * (n // 100) for n in range(300)]
+    texts = [f"number {n % 100}" + " text follows it" * 6 + extra * (n // 100) for n in range(300)]
     write_lines(Path("prompts.jsonl"), ({"text": text} for text in texts))
     options = [*SMALL_PAIR, *UNTEMPLATED, "prompts.tokens=16", "prompts.file=prompts.jsonl"]
     run("pair", DEMO, options, plan=False)
@@ -96,21 +77,26 @@ def test_the_configs_of_large_pairs_make_their_plans(
     """With a tiny pair in the place of theirs."""
     file = ROOT / "configs" / f"{name}.yaml"
     config = load_config(file, [])
-    sets = [own.name for own in config.prompts.sets]
+    sets = [prompt_set.name for prompt_set in config.prompts.sets]
     run("demo", file, [*overrides(here, *sets), "pair.device_map=null"], plan=True)
     said = capsys.readouterr().out
-    assert all(f"pair: {own}: 20 prompts from {here / own}.jsonl" in said for own in sets)
+    for of_set in sets:
+        assert f"pair: {of_set}: 20 prompts from {here / of_set}.jsonl" in said
     assert f"{len(config.sampling)} sampling settings x {config.data.texts} texts" in said
-    assert sum(own.prompts or 480 for own in config.prompts.sets) == config.data.texts
+    counts = [prompt_set.prompts or 480 for prompt_set in config.prompts.sets]
+    assert sum(counts) == config.data.texts
 
 
 def test_sets_are_read_fitted_and_split(
     here: Path, inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sets = (
-        own.replace("20}]", "20, kind: all}]") for own in overrides(here, "math500", "spec_bench")
-    )
-    options = [*sets, "prompts.chat=true", "prompts.longer=drop"]
+    *models, sets = overrides(here, "math500", "spec_bench")
+    options = [
+        *models,
+        sets.replace("20}]", "20, kind: all}]"),
+        "prompts.chat=true",
+        "prompts.longer=drop",
+    ]
     options += ["prompts.tokens=100", "prompts.system=be brief", "data.tokens=8", "name=sets"]
     run("pair", DEMO, options, plan=False)
     said = " ".join(capsys.readouterr().out.split())
@@ -121,16 +107,12 @@ def test_sets_are_read_fitted_and_split(
     kept = read_prompts(config.folder / "pair" / "prompts.jsonl")
     assert [sum(prompt.kind == kind for prompt in kept) for kind in ("math500", "all")] == [20, 20]
     pair = ModelPair.load(config.pair.target, config.pair.draft, device="cpu")
-    found = {split: prompts_of(config, pair, split) for split in SPLITS}
-    assert sorted(prompt.id for each in found.values() for prompt in each) == sorted(
-        prompt.id for prompt in kept
-    )
-    for prompt in found["train"]:
+    prompts = {split: prompts_of(config, pair, split) for split in SPLITS}
+    assert sorted(p.id for p in chain(*prompts.values())) == sorted(p.id for p in kept)
+    for prompt in prompts["train"]:
         text = f"<system>be brief<|end|><user>{prompt.text}<|end|><assistant>"
-        assert (
-            encode(config, pair, prompt)
-            == pair.tokenizer(text, add_special_tokens=False)["input_ids"]
-        )
+        tokens = pair.tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert encode(config, pair, prompt) == tokens
     run("pair", DEMO, options, plan=False)
     assert "reusing runs/sets/pair/prompts.jsonl" in capsys.readouterr().out
     written = config.folder / "pair" / "prompts.jsonl"
