@@ -309,10 +309,7 @@ def _check_finite(name: str, table: pa.Table) -> None:
         if is_log and is_list and pa.types.is_float16(field.type.value_type):
             continue  # labels that a log does not tell are NaN
         column = table[field.name].combine_chunks()
-        if is_list:
-            values = column.flatten()
-        else:
-            values = column.drop_null()
+        values = column.flatten() if is_list else column.drop_null()
         if not pa.types.is_floating(values.type):
             continue
         if not np.isfinite(values.to_numpy(zero_copy_only=False)).all():

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from data_gen.models.sampling import Sampling
 from data_gen.texts.log_lines import DRAFTER, LoggedRecord, record_of
 from data_gen.texts.prompts import PACKED, joined, parsed_lines
-from data_gen.traces import check_shard, read_manifest, space_of
+from data_gen.traces import read_manifest, read_rows, space_of
 from selector.schema import InputError, survival_column
+from selector.train.data import SPLITS
 
 # drafters that copy; their tokens are computed from the token ids instead
 COPYING = ("ngram", "lookup", "suffix")
@@ -124,18 +124,16 @@ def _text(origin: str, line: Any) -> LoggedText:
 def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
     """The texts of a trace store under one sampling setting, of all splits; InputError where it is
     not a trace store of this version, a file is damaged, or it has no such texts."""
-    manifest = read_manifest(folder)
     texts: list[LoggedText] = []
-    column = survival_column(manifest["depends"]["verifiers"][0])
-    for name, listed in sorted(manifest["shards"].items()):
-        check_shard(folder, name, listed)
-        table = pq.read_table(folder / name, columns=[*COLUMNS, column])
-        for number, row in enumerate(table.to_pylist()):
-            row_setting = (row["temperature"], row["top_p"])
-            if row_setting != (sampling.temperature, sampling.top_p) or not row["roots"]:
+    column = survival_column(read_manifest(folder)["depends"]["verifiers"][0])
+    for split in sorted(SPLITS):
+        table = read_rows(folder, split)
+        depth = space_of(table).depth
+        for number, row in enumerate(table.select([*COLUMNS, column]).to_pylist()):
+            if (row["temperature"], row["top_p"]) != (sampling.temperature, sampling.top_p):
                 continue
             survivals_RS = np.array(row[column], np.float32).reshape(row["roots"], -1)
-            survivals_RD = survivals_RS[:, : space_of(table).depth]
+            survivals_RD = survivals_RS[:, :depth]
             texts.append(
                 LoggedText(
                     name=row["prompt"],
@@ -144,7 +142,7 @@ def read_trace_log(folder: Path, sampling: Sampling) -> list[LoggedText]:
                     tokens=row["tokens"],
                     start=row["start"] + 1,
                     survivals={DRAFTER: survivals_RD},
-                    origin=f"{folder / name}:{number}",
+                    origin=f"{folder / split}:{number}",
                 )
             )
     if not texts:

@@ -57,8 +57,7 @@ class PairSource:
             levels["regressor"].append(FULL)
         objectives_and_levels: list[tuple[str, str]] = []
         for objective in self.config.train.objectives:
-            for level in levels[objective]:
-                objectives_and_levels.append((objective, level))
+            objectives_and_levels += [(objective, level) for level in levels[objective]]
         return tuple(objectives_and_levels)
 
     @property
