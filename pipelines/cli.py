@@ -22,8 +22,12 @@ from selector.files import unwritable
 from selector.schema import InputError
 
 STAGES = ("pair", "latency", "data", "train", "evaluate", "export", "report")
-# all of STAGES, in order; in small, without export; on a log, without a pair
 ALL, SMALL, LOGS = "demo", "quick", "logs"
+STAGES_OF = {  # commands of several stages
+    ALL: STAGES,
+    SMALL: [name for name in STAGES if name != "export"],
+    LOGS: STAGES[1:],  # no pair
+}
 SIZES = (  # of the stages in small
     "data.texts=128",
     "data.seconds=20",
@@ -60,7 +64,6 @@ File = Annotated[
     Path | None,
     typer.Option("--config", help="the run's YAML file [configs/demo.yaml; logs: none]"),
 ]
-Name = Annotated[str | None, typer.Option(help="the run's name; its folder is runs/NAME")]
 Plan = Annotated[
     bool, typer.Option("--plan", help="print what would be done, with sizes, and do nothing")
 ]
@@ -113,10 +116,8 @@ def espalier(
 
 def _add(stage: str) -> None:
     @app.command(stage, help=ABOUT[stage])
-    def command(
-        words: Words = None, config: File = None, name: Name = None, plan: Plan = False
-    ) -> None:
-        run(stage, config, _overrides(words, {"name": name}), plan)
+    def command(words: Words = None, config: File = None, plan: Plan = False) -> None:
+        run(stage, config, words or [], plan)
 
 
 for stage_name in ABOUT:
@@ -127,24 +128,22 @@ for stage_name in ABOUT:
 def latency(
     words: Words = None,
     config: File = None,
-    name: Name = None,
     plan: Plan = False,
     timings: Annotated[
         str | None, typer.Option("--from", help="read an engine's own step times, a CSV file")
     ] = None,
 ) -> None:
-    run("latency", config, _overrides(words, {"name": name, "latency.timings": timings}), plan)
+    run("latency", config, _overrides(words, {"latency.timings": timings}), plan)
 
 
 @app.command(help="package the selector for an engine")
 def export(
     words: Words = None,
     config: File = None,
-    name: Name = None,
     plan: Plan = False,
     engine: Annotated[str | None, typer.Option(help="write settings of this engine, too")] = None,
 ) -> None:
-    run("export", config, _overrides(words, {"name": name, "export.engine": engine}), plan)
+    run("export", config, _overrides(words, {"export.engine": engine}), plan)
 
 
 @app.command(help="from an engine's logs to a selector, without a model")
@@ -153,7 +152,9 @@ def logs(
         list[str] | None, typer.Argument(metavar="FILE... [SECTION.KEY=VALUE]...")
     ] = None,
     config: File = None,
-    name: Name = None,
+    name: Annotated[
+        str | None, typer.Option(help="the run's name; its folder is runs/NAME")
+    ] = None,
     plan: Plan = False,
     test: Annotated[
         list[str] | None, typer.Option(help="a held-out log; may be given several times")
@@ -190,17 +191,6 @@ def _overrides(words: list[str] | None, options: dict[str, Any]) -> list[str]:
     return overrides
 
 
-def _stages_of(command: str) -> tuple[str, ...]:
-    """The stages that a command runs, in order."""
-    if command == ALL:
-        return STAGES
-    if command == SMALL:
-        return tuple(name for name in STAGES if name != "export")
-    if command == LOGS:
-        return tuple(name for name in STAGES if name != "pair")
-    return (command,)
-
-
 def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None:
     """Resolve the config, then run or plan one stage, or all of them."""
     # takes seconds, and `--help` needs none of it
@@ -221,7 +211,7 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
     logging.getLogger("alembic").setLevel(logging.WARNING)
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     modules = {}
-    for name in _stages_of(stage):
+    for name in STAGES_OF.get(stage, [stage]):
         modules[name] = importlib.import_module(f"pipelines.{name}.stage")
     if plan:
         from pipelines.run import planned

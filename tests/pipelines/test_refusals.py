@@ -50,7 +50,7 @@ OTHER = "runs/demo/traces: made from other inputs ({}); choose another name= or 
         ("data", ["pair.device=gpu"], "pair.device: gpu is not available here"),
         ("data", ["data.tokens=4000"], "ask for up to"),
         ("evaluate", ["evaluate.prompts=100000"], "100000 are asked for"),
-        ("data", ["data.log=none.jsonl"], "none.jsonl: No such file or directory"),
+        ("data", ["data.log=none.jsonl"], "data.log: a log's texts are of one sampling setting"),
     ],
 )
 def test_a_mistake_on_the_command_line(
