@@ -45,23 +45,27 @@ def configuration(
         default: the section where the file does not mention it; None where it must be mentioned.
     """
     prefix = f"{section}." if section else ""
-    lines, inner = [], []
+    lines = []
+    sections = []
     for key, field in model.model_fields.items():
-        if own := section_of(field):
+        inner_model = section_of(field)
+        if inner_model:
             whole = field.default if isinstance(field.default, BaseModel) else None
-            inner.append(configuration(own, prefix + key, whole))
+            sections.append(configuration(inner_model, prefix + key, whole))
             continue
-        value = field.default if default is None else getattr(default, key)
-        shown = (
-            "required"
-            if default is None and field.is_required()
-            else f"`{_escaped(json.dumps(value, default=str))}`"
-        )
+        shown = "required"
+        if default is not None or not field.is_required():
+            value = field.default if default is None else getattr(default, key)
+            shown = f"`{_escaped(json.dumps(value, default=str))}`"
         description = _escaped(" ".join((field.description or "").split()))
         lines.append(f"| `{prefix}{key}` | {shown} | {description} |\n")
-    title = f"\n## {f'`{section}`' if section else 'The run'}\n\n{inspect.getdoc(model)}\n"
-    table = ["\n| key | default | meaning |\n|---|---|---|\n", *lines] if lines else []
-    return "".join([title if section else CONFIGURATION + title, *table, *inner])
+    title = f"`{section}`" if section else "The run"
+    page = f"\n## {title}\n\n{inspect.getdoc(model)}\n"
+    if lines:
+        page += "\n| key | default | meaning |\n|---|---|---|\n" + "".join(lines)
+    if not section:
+        page = CONFIGURATION + page
+    return page + "".join(sections)
 
 
 def _escaped(text: str) -> str:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas
 import torch
@@ -258,52 +258,74 @@ def policy_of_ddte(
     return kept_module(parts, f"{name}, policy, {clock}", module, train)
 
 
+@dataclass(frozen=True)
+class Cells:
+    """The cells by setting and kind of prompts; and of each text, setting by setting, the numbers
+    of its cell and of its source, int64."""
+
+    names: list[tuple[str, str]]
+    cell_X: Tensor
+    source_X: Tensor
+
+    @classmethod
+    def of(cls, config: Config, texts: Texts) -> Cells:
+        cells: list[tuple[str, str]] = []
+        sources: list[str] = []
+        for sampling in settings_of(config):
+            setting_texts = texts.setting_of(sampling)
+            cells += [(str(sampling), kind) for kind in setting_texts.kind_X]
+            sources += setting_texts.source_X
+        names, cell_X = numbered(cells)
+        return cls(names, cell_X, numbered(sources)[1])
+
+    def ratios(self, columns_XN: Tensor, **columns: Any) -> list[Figure]:
+        """What `over_cells` averages, cell by cell."""
+        figures = []
+        for number, (setting, kind) in enumerate(self.names):
+            in_cell = self.cell_X == number
+            ratio = jackknifed(columns_XN[in_cell], self.source_X[in_cell])
+            figures.append(Figure.of_ratio(ratio, **columns, setting=setting, kind=kind))
+        return figures
+
+    def mean(self, columns_XN: Tensor, **columns: Any) -> Figure:
+        ratio = over_cells(columns_XN, self.cell_X, self.source_X)
+        return Figure.of_ratio(ratio, **columns)
+
+
 def speeds(
     config: Config, texts: Texts, totals: Mapping[tuple[str, str], Totals]
 ) -> Iterator[Figure]:
     """Tokens per step and per second of every verifier with every method, on each clock; and its
     speed over Traversal's static trees at the root, over its own, and of selectors over that of
     i.i.d. trees alone: means over cells, the least cell, and over Traversal each cell."""
+    cells = Cells.of(config, texts)
     settings = [str(sampling) for sampling in settings_of(config)]
-    cells: list[tuple[str, str]] = []
-    sources: list[str] = []
-    for sampling in settings_of(config):
-        setting_texts = texts.setting_of(sampling)
-        cells += [(str(sampling), kind) for kind in setting_texts.kind_X]
-        sources += setting_texts.source_X
-    names, cell_X = numbered(cells)
-    _, source_X = numbered(sources)
     columns_X3: dict[tuple[str, str, str], Tensor] = {}
     for name in config.verifiers:
         for clock, method in totals[name, settings[0]]:
             columns_X3[clock, name, method] = torch.cat(
                 [totals[name, setting][clock, method] for setting in settings]
             )
-    rival = rival_of(config)
+    first_rival = rival_of(config)
     for (clock, name, method), totals_X3 in columns_X3.items():
         columns = {"method": method_of(name, method), "clock": clock}
         if clock == HERE:
-            per_step = over_cells(totals_X3[:, ::2], cell_X, source_X)
-            yield Figure.of_ratio(per_step, **columns, statistic=EFFICIENCY)
+            yield cells.mean(totals_X3[:, ::2], **columns, statistic=EFFICIENCY)
         if method in BY_STEPS.values():
             continue
-        yield Figure.of_ratio(over_cells(totals_X3[:, :2], cell_X, source_X), **columns)
-        rivals = [rival, (name, AT_ROOT)]
+        yield cells.mean(totals_X3[:, :2], **columns)
+        rivals = [first_rival, (name, AT_ROOT)]
         if method in SELECTING:
             rivals.append((name, SELECTORS[TREES]))
-        for other in dict.fromkeys(rivals):
-            columns["rival"] = method_of(*other)
-            ratio_columns_X4 = torch.cat([totals_X3[:, :2], columns_X3[clock, *other][:, :2]], 1)
-            yield Figure.of_ratio(over_cells(ratio_columns_X4, cell_X, source_X), **columns)
-            ratios = []
-            for number, (setting, kind) in enumerate(names):
-                in_cell = cell_X == number
-                ratio = jackknifed(ratio_columns_X4[in_cell], source_X[in_cell])
-                ratios.append(ratio)
-                if other == rival:
-                    yield Figure.of_ratio(ratio, **columns, setting=setting, kind=kind)
-            least = min(ratios, key=lambda ratio: ratio.value)
-            yield Figure.of_ratio(least, **columns, kind=LEAST)
+        for rival in dict.fromkeys(rivals):
+            columns["rival"] = method_of(*rival)
+            both_X4 = torch.cat([totals_X3[:, :2], columns_X3[clock, *rival][:, :2]], dim=1)
+            yield cells.mean(both_X4, **columns)
+            ratios = cells.ratios(both_X4, **columns)
+            least = min(ratios, key=lambda figure: figure.value)
+            yield replace(least, setting=ALL, kind=LEAST)
+            if rival == first_rival:
+                yield from ratios
 
 
 def numbered(labels: Sequence[T]) -> tuple[list[T], Tensor]:

@@ -246,7 +246,7 @@ def tuned_assistants(
 
     def seconds_per_token(assistant: Assistant) -> float:
         decoded = [assistant.decode(pair, sampling, prompt, limit, seed) for prompt in prompts]
-        return sum(each.seconds for each in decoded) / sum(each.tokens for each in decoded)
+        return sum(text.seconds for text in decoded) / sum(text.tokens for text in decoded)
 
     CHAINS[0].decode(pair, sampling, prompts[0], limit, seed)  # the first call is slower
     return [Assistant(), min(CHAINS, key=seconds_per_token), min(LOOKUPS, key=seconds_per_token)]
@@ -255,11 +255,11 @@ def tuned_assistants(
 @contextmanager
 def _forward_seconds(pair: ModelPair, model: PreTrainedModel) -> Iterator[list[float]]:
     began = [0.0]
-    taken: list[float] = []
+    seconds: list[float] = []
     before = model.register_forward_pre_hook(lambda *_: began.append(now(pair)))
-    after = model.register_forward_hook(lambda *_: taken.append(now(pair) - began[-1]))
+    after = model.register_forward_hook(lambda *_: seconds.append(now(pair) - began[-1]))
     with before, after:
-        yield taken
+        yield seconds
 
 
 def generation(
@@ -328,9 +328,9 @@ def _first_difference(tokens: list[int], others: list[int]) -> int:
 
 
 @torch.inference_mode()
-def _tied(pair: ModelPair, context: list[int], found: int, expected: int) -> bool:
+def _tied(pair: ModelPair, context: list[int], token: int, other: int) -> bool:
     logits_V = pair.target(torch.tensor([context], device=pair.device)).logits[0, -1].float()
-    distance = abs(float(logits_V[found] - logits_V[expected]))
+    distance = abs(float(logits_V[token] - logits_V[other]))
     return distance <= tie(float(logits_V.max()), pair.target.dtype)
 
 

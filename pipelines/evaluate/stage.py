@@ -123,7 +123,7 @@ def run(config: Config) -> None:
         describe(mlflow, "\n\n".join(verdicts(evaluation)))
     if pair:  # of a log, the report says all
         show(title(config, evaluation), evaluation)
-        stage.say(methods.greedy_summary(evaluation.found["greedy"]))
+        stage.say(methods.greedy_summary(evaluation.contents["greedy"]))
     stage.finish()
 
 

@@ -31,7 +31,7 @@ from selector.files import atomically
 from selector.sampling import Sampling
 from selector.train.replay import Ratio
 
-Rows = list[dict[str, Any]]  # of the journal
+Rows = list[dict[str, Any]]  # of decoded prompts, one for each method
 # where new tokens come from
 DRAFTED = "drafted"
 COPIED = "copied"
@@ -212,9 +212,9 @@ def figures(rows: Rows) -> Iterator[Figure]:
             yield from _of_kind(rows_by_method, {"setting": setting, "kind": kind})
 
 
-def _of_kind(methods: dict[str, Rows], place: dict[str, str]) -> Iterator[Figure]:
+def _of_kind(methods: dict[str, Rows], cell: dict[str, str]) -> Iterator[Figure]:
     for method, rows in methods.items():
-        columns: dict[str, Any] = {**place, "method": method, "basis": DECODED}
+        columns: dict[str, Any] = {**cell, "method": method, "basis": DECODED}
         yield paired_figure(rows, log_speeds(rows), **columns)
         efficiency = total(rows, "tokens") / total(rows, "steps")
         yield Figure(**columns, statistic=EFFICIENCY, value=efficiency)
@@ -222,7 +222,7 @@ def _of_kind(methods: dict[str, Rows], place: dict[str, str]) -> Iterator[Figure
         for origin, share in share_by_origin.items():
             yield Figure(**columns, statistic=SHARE + origin, value=share)
     for method, rival in with_rivals(methods, BASES, [SELECTOR]):
-        columns = {**place, "method": method, "rival": rival, "basis": DECODED}
+        columns = {**cell, "method": method, "rival": rival, "basis": DECODED}
         yield paired_figure(methods[method], log_ratios(methods[method], methods[rival]), **columns)
 
 

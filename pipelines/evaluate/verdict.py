@@ -61,7 +61,7 @@ NOTE = (
 class Evaluation:
     """What `evaluation.json` holds, and the table beside it."""
 
-    found: dict[str, Any]
+    contents: dict[str, Any]
     table: Table
 
     @staticmethod
@@ -76,23 +76,22 @@ class Evaluation:
 
     def write(self, config: Config) -> None:
         json_path, table_path = self.files(config)
-        write_json(json_path, self.found)
+        write_json(json_path, self.contents)
         self.table.write(table_path)
 
     @property
     def settings(self) -> list[tuple[str, Mode]]:
         """The sampling settings, and what decides under each of them."""
-        rows = self.found["summary"]["by_setting"]
+        rows = self.contents["summary"]["by_setting"]
         names = [setting_name(row["temperature"], row["top_p"]) for row in rows]
-        modes = [Mode.of(decision_row) for decision_row in self.found["decisions"]]
+        modes = [Mode.of(decision_row) for decision_row in self.contents["decisions"]]
         return list(zip(names, modes, strict=True))
 
 
 def title(config: Config, evaluation: Evaluation) -> str:
-    if "logs" in evaluation.found:
-        return (
-            f"{config.name}: what a selector gains on logs of {evaluation.found['logs']['drafter']}"
-        )
+    if "logs" in evaluation.contents:
+        drafter = evaluation.contents["logs"]["drafter"]
+        return f"{config.name}: what a selector gains on logs of {drafter}"
     target = _last_part(config.pair.target)
     draft = _last_part(config.pair.draft)
     if config.pair.draft == Pair.model_fields["draft"].default:
@@ -107,9 +106,9 @@ def _last_part(path: str) -> str:
 def metrics(evaluation: Evaluation) -> dict[str, float]:
     """MLflow's metrics: the selector's speed over every rival by sampling setting, and its mean
     over the best static tree, by which selectors are compared."""
-    if "logs" in evaluation.found:
+    if "logs" in evaluation.contents:
         return logged.metrics(evaluation.table)
-    rows = evaluation.found["summary"]["by_setting"]
+    rows = evaluation.contents["summary"]["by_setting"]
     speeds = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
     for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
         measured = {EXPORTED: row["replay_ratio"]}
@@ -123,8 +122,8 @@ def verdicts(evaluation: Evaluation) -> list[str]:
     """A line for each sampling setting: what is exported, and whether that is a loss; what is
     faster in replay; and the selector's gain in wall-clock time over the lookup rule and the best
     static tree. Of a log what replay tells."""
-    if "logs" in evaluation.found:
-        return list(logged.in_words(evaluation.found["logs"], evaluation.table))
+    if "logs" in evaluation.contents:
+        return list(logged.in_words(evaluation.contents["logs"], evaluation.table))
     return [
         f"{setting}: {_verdict(evaluation.table, setting, mode)}"
         for setting, mode in evaluation.settings
@@ -203,10 +202,10 @@ def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
     """By sampling setting every method, the fastest first: its speed over plain decoding, the
     selector's over it."""
     table = evaluation.table
-    if "logs" in evaluation.found:
+    if "logs" in evaluation.contents:
         return logged.methods(table)
     rows_by_setting: dict[str, list[tuple[float, Cells]]] = {}
-    for entry in [*evaluation.found["methods"], *evaluation.found["replayed"]]:
+    for entry in [*evaluation.contents["methods"], *evaluation.contents["replayed"]]:
         setting = entry["setting"]
         of_method = {"setting": setting, "method": entry["method"]}
         wall = table.get(**of_method, rival=PLAIN, basis=DECODED)
@@ -274,15 +273,15 @@ def show(title: str, evaluation: Evaluation) -> None:
         console.print(table(shown, f"{setting}: speed of all methods over plain decoding"))
     console.print(NOTE, soft_wrap=True)
     console.print(
-        f"Decisions take {evaluation.found['summary']['selector_time_share']:.2%} of the time."
+        f"Decisions take {evaluation.contents['summary']['selector_time_share']:.2%} of the time."
     )
 
 
 def next_step(config: Config, evaluation: Evaluation) -> tuple[str, str]:
     """What to do with the run's output; and a program that decodes with the exported selector,
     where there is one."""
-    if "logs" in evaluation.found:
-        if evaluation.found["logs"]["exported"]:
+    if "logs" in evaluation.contents:
+        if evaluation.contents["logs"]["exported"]:
             return "docs/logs.md says how an engine decides with the selector.", ""
         return "", ""
     if all(exported(mode) == PLAIN for _, mode in evaluation.settings):

@@ -73,7 +73,7 @@ def run(config: Config) -> None:
     with mlflow_run(config, "export") as mlflow:
         stage.replace()
         splits = load_traces(config)
-        summary = evaluation.found["summary"] if evaluation else None  # a log's has none
+        summary = evaluation.contents["summary"] if evaluation else None  # a log's has none
         lost = losses(evaluation) if evaluation and summary else []
         selector = build(config, folder, splits, summary, lost)
         register(stage, mlflow, selector, folder, evaluation)

@@ -88,7 +88,7 @@ def page(config: Config, evaluation: Evaluation) -> None:
             "labels": realised(config),
             "pictures": ratios(evaluation),
             "origins": verdict.origins(evaluation),
-            "greedy": greedy_summary(evaluation.found["greedy"]),
+            "greedy": greedy_summary(evaluation.contents["greedy"]),
         }
     template = TEMPLATES.get_template("run.j2" if source_of(config).decodes else "logs.j2")
     with atomically(config.folder / "report.html") as partial_path:

@@ -82,7 +82,7 @@ def judge(module: SelectorModule, texts: Timed, base: Mode) -> list[Judged]:
 
 
 def judge_jointly(
-    own: Timed,
+    timed: Timed,
     predicted_RA: Tensor,
     alone: Judged,
     rule: Judged,
@@ -91,8 +91,8 @@ def judge_jointly(
 ) -> tuple[Judged, float]:
     """A log's network that decides for several requests of a step at once, and the price of time
     where one length serves them all, in tokens per second. `profile` is that of all batch sizes."""
-    batches = MixedBatches(own, profile, own.batch)
-    begin = batches.replay(decide(own, {}, rule.mode).action_R).speed
+    batches = MixedBatches(timed, profile, timed.batch)
+    begin = batches.replay(decide(timed, {}, rule.mode).action_R).speed
     price = batches.speed_of(predicted_RA, begin, common=False)
     common = batches.speed_of(predicted_RA, begin, common=True)
     mode = replace(alone.mode, joint=price, allowed=())

@@ -115,7 +115,7 @@ def evaluated(data: Rows | None = None) -> Evaluation:
 
 
 def test_ratios_are_to_the_tree_that_training_texts_promise_the_most_of() -> None:
-    found = evaluated().found
+    found = evaluated().contents
     summary = found["summary"]
     # not to the fastest one here
     assert summary["ratio_vs_best_static_delayed"] == pytest.approx(1.25)
@@ -144,7 +144,7 @@ def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_th
             row["rounds"] = [[64, turn * 64 / speed] for turn in TURNS]
     evaluation = evaluated(data)
     mean = (5 + 125 / 150) / 2
-    assert evaluation.found["summary"]["ratio_vs_assisted_generation"] == pytest.approx(mean)
+    assert evaluation.contents["summary"]["ratio_vs_assisted_generation"] == pytest.approx(mean)
     for setting, slow, over_it in (("T=1", "0.50", "5.000"), ("T=0.2", "3.00", "0.833")):
         by_method = {
             row["method"].split(" (")[0]: row for row in shown_methods(evaluation)[setting]
