@@ -99,3 +99,11 @@ class BottomUpAcceptance(Acceptance):
         text_entry_N = (entry_Nk * is_text_Nk).sum(-1)
         rejected_ML = self.rejected_ML * rejected_N[question_ML]
         return replace(self, rejected_ML=rejected_ML, entry_ML=text_entry_N[question_ML])
+
+
+def before_branches(verifier: TopDown | BottomUp, entry_ML: Tensor) -> Acceptance:
+    """Of M walks that begin, with the entry weights that trunks of L lengths leave."""
+    one_ML = torch.ones_like(entry_ML)
+    if isinstance(verifier, TopDown):
+        return TopDownAcceptance(verifier, one_ML[:, :1], one_ML[:, :1])
+    return BottomUpAcceptance(verifier, one_ML, entry_ML)

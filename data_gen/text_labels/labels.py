@@ -44,17 +44,14 @@ survivals, A actions, C cells, P branching positions.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from data_gen.text_labels.acceptance import (
-    Acceptance,
-    BottomUpAcceptance,
-    TopDownAcceptance,
-)
+from data_gen.text_labels.acceptance import before_branches
 from data_gen.text_labels.chains import (
     acceptances,
     entry_weights,
@@ -132,26 +129,14 @@ def labelled_verifier(name: str) -> TopDown | BottomUp:
     raise ValueError(f"{name} has no labels along a text")
 
 
-@dataclass
-class _Style:
-    """The verifiers' branches of one style. Many verifiers take the same rule for another style
-    than i.i.d., so rules are walked for once."""
+class _Style(NamedTuple):
+    """The branches of one style. Many verifiers take the same rule for another style than i.i.d.,
+    so rules are walked for once."""
 
     name: str
-    rules: list[TopDown | BottomUp] = field(default_factory=list)
-    rule_of: list[int] = field(default_factory=list)  # by verifier
+    rules: list[TopDown | BottomUp]  # by verifier
     # by rule, [P, max_K - 1, max_L2, L] of each block; top-down L is 1
-    blocks: list[list[Tensor]] = field(default_factory=list)
-
-    def add_verifier(self, verifier: TopDown | BottomUp) -> None:
-        rule = styled(verifier, self.name)
-        assert isinstance(rule, TopDown | BottomUp)
-        types = [type(other) for other in self.rules]
-        if type(rule) not in types:
-            types.append(type(rule))
-            self.rules.append(rule)
-            self.blocks.append([])
-        self.rule_of.append(types.index(type(rule)))
+    blocks: defaultdict[type, list[Tensor]]
 
 
 class TextLabeller:
@@ -182,10 +167,9 @@ class TextLabeller:
         self._is_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
         self._styles: list[_Style] = []
         if self.space.max_K > 1 and self.space.max_L2 > 0:
-            self._styles = [_Style(name) for name in (IID, *self.space.styles)]
-        for style in self._styles:
-            for verifier in self.verifiers:
-                style.add_verifier(verifier)
+            for name in (IID, *self.space.styles):
+                rules = [cast(TopDown | BottomUp, styled(rule, name)) for rule in self.verifiers]
+                self._styles.append(_Style(name, rules, defaultdict(list)))
         # of the text's own next tokens, block by block
         self._p: list[Tensor] = []
         self._q: list[Tensor] = []
@@ -252,20 +236,15 @@ class TextLabeller:
         entry_PL = entry_TD[root_PL.clamp(min=since) - since, trunk_L.expand_as(root_PL)]
         entry_PL = entry_PL * (root_PL >= 0)
         entry_CL = entry_PL.repeat_interleave(space.max_K - 1, dim=0)
-        one_CL = torch.ones_like(entry_CL)
         tokens_B = self.tokens_T[begin + 1 : begin + 1 + len(rows.p_NV)].to(device)
         for style in self._styles:
-            starts: list[Acceptance] = []
-            for rule in style.rules:
-                if isinstance(rule, TopDown):
-                    starts.append(TopDownAcceptance(rule, one_CL[:, :1], one_CL[:, :1]))
-                else:
-                    starts.append(BottomUpAcceptance(rule, one_CL, entry_CL))
             branches = Branches(
                 style.name, space, self._siblings, rows, tokens_B, count, self._likely
             )
-            for blocks, block in zip(style.blocks, branches.survivals(starts), strict=True):
-                blocks.append(block)
+            rules = {type(rule): rule for rule in style.rules}
+            starts = [before_branches(rule, entry_CL) for rule in rules.values()]
+            for kind, block in zip(rules, branches.survivals(starts), strict=True):
+                style.blocks[kind].append(block)
 
     def survivals(self) -> Tensor:
         """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once
@@ -297,7 +276,7 @@ class TextLabeller:
             # its branches are the chain's continuation
             continuations = [chain_TD[: self.roots, L1 + 1 : L1 + 1 + max_L2] for L1 in trunks]
             return continuations * (self.space.max_K - 1)
-        below = torch.cat(style.blocks[style.rule_of[v]]).expand(-1, -1, -1, len(trunks))
+        below = torch.cat(style.blocks[type(style.rules[v])]).expand(-1, -1, -1, len(trunks))
         survivals: list[Tensor] = []
         for K in range(self.space.max_K - 1):
             for L1 in trunks:
