@@ -186,24 +186,3 @@ def joined(parts: Sequence[Texts]) -> Texts:
         hidden={},
         **made,
     )
-
-
-def some_survivals(sizes: list[int], space: ActionSpace, seed: int) -> Tensor:
-    """Survivals that fall with depth in every tree of the space, and in lookups, whose labels are 0
-    or 1."""
-    generator = torch.Generator().manual_seed(seed)
-    falling_RS = torch.rand(
-        sum(sizes), len(space.sums_SA), generator=generator, dtype=torch.float64
-    )
-    survivals_RS = falling_RS.clone()
-    survivals_RS[:, : space.depth] = falling_RS[:, : space.depth].cumprod(-1)
-    survivals_RS[:, space.tree_survivals :] = (
-        (falling_RS[:, space.tree_survivals :] > 0.3).double().cumprod(-1)
-    )
-    branches = survivals_RS[:, space.depth : space.tree_survivals].unflatten(
-        1, (space.max_K - 1, space.max_L1 + 1, space.max_L2)
-    )
-    for L1 in range(space.max_L1 + 1):
-        above_R = survivals_RS[:, L1 - 1] if L1 else torch.ones(sum(sizes), dtype=torch.float64)
-        branches[:, :, L1] = branches[:, :, L1].cumprod(-1) * above_R[:, None, None]
-    return survivals_RS

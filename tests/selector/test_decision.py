@@ -86,28 +86,23 @@ def test_the_nearest_setting_is_taken_and_of_its_modes_the_nearest_number_of_req
     modes = [
         Mode(Sampling(t, p), EMPTY) for t, p in ((0.0, 1.0), (0.6, 1.0), (1.0, 1.0), (1.0, 0.9))
     ]
-    wanted = {
-        (0.1, 1.0): 0,
-        (0.55, 1.0): 1,
-        (0.9, 1.0): 2,
-        (1.0, 0.94): 3,
-        (1.0, 0.96): 2,
-        (9.0, 0.1): 3,
-    }
-    assert {
-        setting: modes.index(nearest(modes, Sampling(*setting))) for setting in wanted
-    } == wanted
+    for setting, wanted in (
+        ((0.1, 1.0), 0),
+        ((0.55, 1.0), 1),
+        ((0.9, 1.0), 2),
+        ((1.0, 0.94), 3),
+        ((1.0, 0.96), 2),
+        ((9.0, 0.1), 3),
+    ):
+        assert nearest(modes, Sampling(*setting)) == modes[wanted], setting
     modes = [Mode(Sampling(t), EMPTY, batch=batch) for t in (0.0, 0.1) for batch in (1, 4, 64)]
-    wanted = {
-        (0.0, 1): 0,
-        (0.0, 3): 1,
-        (0.0, 15): 1,
-        (0.0, 17): 2,
-        (0.0, 512): 2,
-        (0.06, 1): 3,
-        (0.1, 64): 5,
-    }
-    assert {
-        (T, batch): modes.index(nearest(modes, Sampling(T), batch)) for T, batch in wanted
-    } == wanted
-    assert nearest(modes, Sampling(0.1)) == modes[3]
+    for T, batch, wanted in (
+        (0.0, 1, 0),
+        (0.0, 3, 1),
+        (0.0, 15, 1),
+        (0.0, 17, 2),
+        (0.0, 512, 2),
+        (0.06, 1, 3),
+        (0.1, 64, 5),
+    ):
+        assert nearest(modes, Sampling(T), batch) == modes[wanted], (T, batch)

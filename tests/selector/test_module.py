@@ -135,21 +135,17 @@ def test_batches_hold_the_roots_they_say() -> None:
         name: (timed(data).seconds((FULL,)), torch.arange(float(len(data.length_R))))
         for name, data in splits.items()
     }
-    regressor, policy = (
-        list(Roots(module(objective, FULL), splits, "traversal", 6, 1, 2, own).loader("validation"))
-        for objective, own in (("regressor", None), ("policy", further))
-    )
+    roots = Roots(module("policy", FULL), splits, "traversal", 6, 1, 2, further)
+    batches = list(roots.loader("validation"))
     data, wanted = splits["validation"], [n for n in range(30) if n % 10 % 2 == 1]
-    assert [len(batch.scalars_BF) for batch in policy] == [6, 6, 3]
-    scalars_BF = torch.cat([batch.scalars_BF for batch in policy])
-    assert torch.equal(scalars_BF, data.scalars_RF[wanted]) and len(
-        scalars_BF.unique(dim=0)
-    ) == len(wanted)
-    batch, rows = policy[1], torch.tensor(wanted[6:12])
+    assert [len(batch.scalars_BF) for batch in batches] == [6, 6, 3]
+    scalars_BF = torch.cat([batch.scalars_BF for batch in batches])
+    assert torch.equal(scalars_BF, data.scalars_RF[wanted])
+    assert len(scalars_BF.unique(dim=0)) == len(wanted)
+    batch, rows = batches[1], torch.tensor(wanted[6:12])
     assert torch.equal(batch.survivals_BS, data.labels("traversal", rows, SPACE))
     assert 0 < float(batch.survivals_BS[:, SPACE.tree_survivals :].mean()) < 1
     assert torch.equal(batch.seconds_BA, timed(data).seconds((FULL,))[rows])
     assert batch.base_speed_B.tolist() == rows.tolist()
     _, states = data.features(rows, True)
     assert all(torch.equal(mine, own) for mine, own in zip(batch.hidden, states, strict=True))
-    assert regressor[0].seconds_BA.shape == (0,)

@@ -1,6 +1,5 @@
 """Replay against the decoder that it stands for, by enumeration, on worlds of the last token;
-against the walk along a text that its formula describes; quotients of replayed speeds; compiled
-functions."""
+quotients of replayed speeds; compiled functions."""
 
 from __future__ import annotations
 
@@ -28,7 +27,6 @@ from selector.actions import Action, ActionSpace
 from selector.jit import jit
 from selector.train.replay import Lag, Ratio, Replayed, jackknifed, lawful, outcomes, replay
 from tests.data_gen.worlds import normalised
-from tests.selector.synthetic import some_survivals
 
 SPACE = ActionSpace(2, 1, 2)
 COPYING = ActionSpace(2, 1, 2, (1, 3))
@@ -125,11 +123,11 @@ def passes_at(position: int, action: int, space: ActionSpace) -> bool:
 def replayed(
     survivals_XRS: Tensor, texts: list[Tokens], space: ActionSpace, lag_M: Tensor
 ) -> Replayed:
-    """The policy on texts of one length."""
+    """The policy on texts of one length, after a text without a root."""
     X, R, S = survivals_XRS.shape
     actions = [[action_at(n, text[n], space) for n in range(R)] for text in texts]
     seconds = [seconds_at(n, a, space) for own in actions for n, a in enumerate(own)]
-    size_X = torch.full((X,), R)
+    size_X = torch.tensor([0, *[R] * X])
     action_R = torch.tensor(actions).flatten()
     seconds_R = torch.tensor(seconds, dtype=torch.float64)
     passes_R = torch.tensor([passes_at(n, a, space) for own in actions for n, a in enumerate(own)])
@@ -150,7 +148,9 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, lag: list[float]) -> None
     }
     assert {Action.copy(1), Action.copy(3)} < chosen and len(chosen) > 7
     texts = [(0, *rest) for rest in product(range(2), repeat=roots - 1 + space.deepest)]
-    weight_X = torch.tensor([world.probability(text) for text in texts], dtype=torch.float64)
+    weight_X = torch.tensor(
+        [0.0, *(world.probability(text) for text in texts)], dtype=torch.float64
+    )
     survivals_XVRS = torch.stack(
         [world.survivals(text, VERIFIERS, siblings=None) for text in texts]
     )
@@ -204,10 +204,10 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, lag: list[float]) -> None
         assert float(weight_X @ mine.steps_X) == pytest.approx(steps, abs=1e-12), name
         assert float(weight_X @ mine.seconds_X) == pytest.approx(seconds, abs=1e-12), name
         assert float(weight_X @ mine.tokens_X) == pytest.approx(tokens, abs=1e-12), name
-        assert mine.tokens_X.tolist() == pytest.approx([roots] * len(texts), abs=1e-12), name
+        assert mine.tokens_X.tolist() == pytest.approx([0, *[roots] * len(texts)], abs=1e-12), name
         assert sum(
             visits for (text, _), visits in begins.items() if len(text) == roots
-        ) == pytest.approx(float(weight_X @ mine.visits_R.view(-1, roots)[:, -1]), abs=1e-12)
+        ) == pytest.approx(float(weight_X[1:] @ mine.visits_R.view(-1, roots)[:, -1]), abs=1e-12)
 
 
 def drawn_survivals(
@@ -246,6 +246,7 @@ def test_labels_become_laws(space: ActionSpace) -> None:
         law_RS = lawful(labels_RS, space)
         assert law_RS.shape == labels_RS.shape
         assert law_RS.dtype == torch.float32
+        assert torch.equal(law_RS[:, space.tree_survivals :].double(), certain_RS)
         assert bool(((law_RS >= 0) & (law_RS <= 1)).all())
         for a in range(len(space)):
             law_RJ = outcomes(law_RS, torch.full((len(law_RS),), a), space)
@@ -255,17 +256,12 @@ def test_labels_become_laws(space: ActionSpace) -> None:
 
 @pytest.mark.parametrize("siblings", [1, None])
 def test_labels_that_are_laws_stay(siblings: int | None) -> None:
-    """Those of falling survivals; and chains, which have no noise, beside branches that do; lookups
-    to the bit."""
-    space = ActionSpace(3, 2, 2, (2, 6))
-    falling_RS = some_survivals([30], space, seed=14)
-    assert torch.allclose(lawful(falling_RS, space).double(), falling_RS, atol=1e-6)
-    copied = slice(space.tree_survivals, None)
-    assert torch.equal(lawful(falling_RS, space)[:, copied].double(), falling_RS[:, copied])
+    """All of them where every sibling is enumerated; else those of chains, which have no noise."""
     labels_RS = drawn_survivals("traversal", siblings)
-    assert torch.allclose(
-        lawful(labels_RS, SPACE)[:, : SPACE.depth].double(), labels_RS[:, : SPACE.depth], atol=1e-6
-    )
+    if siblings is not None:
+        labels_RS = labels_RS[:, : SPACE.depth]
+    law_RS = lawful(drawn_survivals("traversal", siblings), SPACE)
+    assert torch.allclose(law_RS[:, : labels_RS.shape[1]].double(), labels_RS, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["traversal", "lifted_uniform"])
@@ -274,49 +270,6 @@ def test_a_columns_mean_stays(name: str) -> None:
     labels_RS = drawn_survivals(name, 1)
     mean_S = labels_RS.mean(0)
     assert float((lawful(labels_RS, SPACE).mean(0) / mean_S - 1)[mean_S > 0.02].abs().max()) < 0.02
-
-
-def walked(
-    survivals_RS: Tensor, action_R: Tensor, seconds_R: Tensor, sizes: list[int], space: ActionSpace
-) -> list[tuple[float, float, float]]:
-    """Tokens, seconds and steps of each text, as the formula of `selector.train.replay` says it."""
-    law_RJ, found, begin = outcomes(survivals_RS, action_R, space), [], 0
-    for size in sizes:
-        begins_N, tokens, seconds, steps = (
-            torch.zeros(size + law_RJ.shape[1] + 1, dtype=torch.float64),
-            0.0,
-            0.0,
-            0.0,
-        )
-        begins_N[0] = 1
-        for n in range(size):
-            here = float(begins_N[n])
-            for more, probability in enumerate(law_RJ[begin + n].tolist(), 1):
-                begins_N[n + more] += here * probability
-                tokens += here * probability * min(more, size - n)
-            seconds, steps = seconds + here * float(seconds_R[begin + n]), steps + here
-        found.append((tokens, seconds, steps))
-        begin += size
-    return found
-
-
-def test_replay_is_the_walk_along_every_text() -> None:
-    """Texts of different lengths, one of them without a root; a lookup may reach further than any
-    tree."""
-    sizes, space = [7, 1, 0, 12], ActionSpace(3, 2, 2, (2, 6))
-    size_X, survivals_RS = torch.tensor(sizes), some_survivals(sizes, space, seed=6)
-    generator = torch.Generator().manual_seed(7)
-    seconds_R = torch.rand(sum(sizes), generator=generator) + 0.5
-    mixed_R = torch.randint(len(space), (sum(sizes),), generator=generator)
-    for action_R in (mixed_R, *(torch.full_like(mixed_R, a) for a in range(len(space)))):
-        mine = replay(survivals_RS, action_R, seconds_R, size_X, space)
-        expected = torch.tensor(
-            walked(survivals_RS, action_R, seconds_R, sizes, space), dtype=torch.float64
-        )
-        found = torch.stack([mine.tokens_X, mine.seconds_X, mine.steps_X], dim=-1)
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12)
-        assert mine.tokens_X.tolist() == pytest.approx(sizes, rel=1e-6)
-        assert float(mine.visits_R.sum()) == pytest.approx(float(mine.steps_X.sum()))
 
 
 THREE = torch.tensor([[10.0, 10.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0], [30.0, 10.0, 10.0, 10.0]])
