@@ -65,9 +65,8 @@ def run(config: Config) -> None:
         target = load_model(name, "target", torch.float32, device, config.pair.device_map)
         with mlflow_run(config, "distil") as mlflow:
             metrics = _trained(stage, folder, texts.folder, target, tokenizer, dtype, mlflow)
-            mlflow.log_metrics(
-                {key: metrics[key] for key in ("overlap", "covered", "cost", "speed")}
-            )
+            for key in ("overlap", "covered", "cost", "speed"):
+                mlflow.log_metric(key, metrics[key])
             describe(
                 mlflow,
                 f"overlap {metrics['overlap']:.3f}; a draft pass is {metrics['cost']:.3f} of a "

@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -26,7 +26,6 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.data import DataLoader, Sampler
-from torchmetrics import MeanMetric
 from transformers import PreTrainedModel
 
 from data_gen.models.distilled import stored_weights
@@ -223,24 +222,22 @@ def measured(
 ) -> dict[str, float | dict[str, float]]:
     """`overlap`, `overlap_by_kind` of the prompts, and `covered`, as in `distances`: means over the
     tokens of answers."""
-    covered = MeanMetric()
-    overlap = MeanMetric()
-    by_kind: defaultdict[str, MeanMetric] = defaultdict(MeanMetric)
+    rows = []
     for number, (answer_T, kind) in enumerate(zip(answers_XT, kinds, strict=True)):
         tokens = int(answer_T.sum())
         if tokens == 0:
             continue
         sequence = held_out[number]._replace(drawn_BT=answer_T)
         batch = Sampled(*(tensor.unsqueeze(0).to(draft.device) for tensor in sequence))
-        _, accepted, covered_share = distances(draft, batch)
-        covered.update(covered_share.cpu(), tokens)
-        overlap.update(accepted.cpu(), tokens)
-        by_kind[kind].update(accepted.cpu(), tokens)
-    overlap_by_kind = {kind: float(mean.compute()) for kind, mean in sorted(by_kind.items())}
+        _, overlap, covered = distances(draft, batch)
+        rows.append((kind, tokens, tokens * float(overlap), tokens * float(covered)))
+    sums = pd.DataFrame(rows, columns=["kind", "tokens", "overlap", "covered"])
+    by_kind = sums.groupby("kind").sum()
+    total = by_kind.sum()
     return {
-        "overlap": float(overlap.compute()),
-        "overlap_by_kind": overlap_by_kind,
-        "covered": float(covered.compute()),
+        "overlap": total.overlap / total.tokens,
+        "overlap_by_kind": (by_kind.overlap / by_kind.tokens).to_dict(),
+        "covered": total.covered / total.tokens,
     }
 
 

@@ -27,7 +27,7 @@ from pipelines.latency import timings
 from pipelines.pair import stage as pairs
 from pipelines.pair.source import source_of
 from pipelines.run import Stage, console, table, ticking, verify, watched, write_json
-from pipelines.tracking import describe, mlflow_run
+from pipelines.tracking import describe, metric_name, mlflow_run
 from selector.actions import GREEDY, IID, Action, ActionSpace
 from selector.decision import LookupRule, Mode
 from selector.export.writer import config_of
@@ -52,7 +52,6 @@ CHECKED = [
 ]
 PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted
 UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
-PLAIN = str.maketrans({"(": "", ")": "", ",": "", " ": "-"})
 DRAFTED = 6  # tokens of every step in which a decision is timed
 DECISIONS = (MATCH, *FEATURES)  # the feature levels at which decisions are timed
 
@@ -100,11 +99,8 @@ def decision_seconds(
     chains and lookups. `data.tokens` new tokens are decoded, and every step drafts `DRAFTED` of
     them. InputError where they end too early."""
     verifier = config.train.verifier
-    network_level = LIGHT
-    hidden_widths: list[int] = []
-    if level == FULL:
-        network_level = FULL
-        hidden_widths = pairs.hidden_widths(config)
+    network_level = FULL if level == FULL else LIGHT
+    hidden_widths = pairs.hidden_widths(config) if level == FULL else []
     module = SelectorModule(
         "regressor", network_level, hidden_widths, config.train.network, space=SPACE.to_json()
     ).eval()
@@ -183,8 +179,7 @@ def run(config: Config) -> None:
         write_json(profile_path(config), {**profile.to_json(), "check": rows, "matrices": matrices})
         mlflow.log_artifact(str(profile_path(config)))
         for row in rows:
-            name = f"predicted over measured/{row['action']}".translate(PLAIN)
-            mlflow.log_metric(name, row["ratio"])
+            mlflow.log_metric(metric_name(f"predicted over measured/{row['action']}"), row["ratio"])
         describe(mlflow, in_words(profile))
     if matrices:
         console.print(of_matrices(matrices))
@@ -203,9 +198,7 @@ def _timed_steps(
     texts = []
     for length in lengths:
         texts.append(list(islice(cycle(tokens), max(2, length - timing.GROWN))))
-    cases: list[timing.Case] = []
-    for action in FITTED + CHECKED:
-        cases.append((config.train.verifier, action))
+    cases: list[timing.Case] = [(config.train.verifier, action) for action in FITTED + CHECKED]
     branching = [action for action in FITTED if action.K > 1 and action.style == IID]
     for verifier in config.verifiers:
         if verifier != config.train.verifier:  # the others differ only at branches
@@ -257,25 +250,23 @@ def check(
 ) -> list[dict[str, Any]]:
     """Predicted and measured step times in seconds with one verifier, of trees and lookups outside
     of the fit."""
+    by_action: dict[Action, list[timing.Sample]] = {action: [] for action in CHECKED}
+    for sample in samples:
+        if sample.verifier == verifier and sample.lag == 0 and sample.step.action in by_action:
+            by_action[sample.step.action].append(sample)
     rows = []
-    for action in CHECKED:
-        action_samples = []
-        for sample in samples:
-            is_checked = sample.verifier == verifier and sample.step.action == action
-            if is_checked and sample.lag == 0:
-                action_samples.append(sample)
-        if not action_samples:
-            continue
-        predicted, measured = timing.times(profile, action_samples)
-        rows.append(
-            {
-                "action": str(action),
-                "predicted": predicted,
-                "measured": measured,
-                "ratio": predicted / measured,
-                "steps": len(action_samples),
-            }
-        )
+    for action, action_samples in by_action.items():
+        if action_samples:
+            predicted, measured = timing.times(profile, action_samples)
+            ratio = predicted / measured
+            rows.append(
+                {
+                    "action": str(action),
+                    "predicted": predicted,
+                    "measured": measured,
+                    "ratio": ratio,
+                }
+            )
     return rows
 
 
