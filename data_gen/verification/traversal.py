@@ -156,21 +156,22 @@ def rejections(
     """`a`, `b` and `w` of the targets `w p_i = (a p - b q)+` before and after every rejection,
     [M, k + 1] each.
 
-    A rejection makes `w p_i` into `(w p_i - q_i)+`, times `w / S = 1 / (S + 1 - w)`; from `w = 1`
-    that is recursive rejection.
+    A rejection makes `w p_i` into `(w p_i - q_i)+ / (S + 1 - w)`, and `1 - w` into `(1 - w) / (S +
+    1 - w)`; from `w = 1` that is recursive rejection. A weight of 1 stays 1, as the root must
+    accept in the end.
     """
     a_M = w_M
     b_M = torch.zeros_like(w_M)
+    lost_M = 1 - w_M
     states = [(a_M, b_M, w_M)]
     for step_M in steps_Mk.unbind(-1):
         b_M = b_M + step_M
-        mass_M = node.excess(a_M, b_M)
-        share_M = divide(torch.ones_like(w_M), mass_M + (1 - w_M))
+        total_M = node.excess(a_M, b_M) + lost_M
+        share_M = total_M.reciprocal().nan_to_num_(posinf=0.0)  # 0 where nothing is left
         a_M = a_M * share_M
         b_M = b_M * share_M
-        # a weight of 1 stays 1, and the root must accept in the end
-        w_M = torch.where(w_M < 1, mass_M * share_M, 1.0)
-        states.append((a_M, b_M, w_M))
+        lost_M = lost_M * share_M
+        states.append((a_M, b_M, 1 - lost_M))
     a_Mr, b_Mr, w_Mr = (torch.stack(column, dim=-1) for column in zip(*states, strict=True))
     return a_Mr, b_Mr, w_Mr
 
