@@ -57,18 +57,15 @@ def measured(
         parts[kind] = _of_kind(test, predicted, kind)
     columns = {"setting": str(test.sampling), "batch": test.batch}
     for kind, (timed, predictions) in parts.items():
-        replays = _alike(cases, timed, predictions)
-        _charge(replays, cases, decision_seconds)
-        source_X = timed.texts.source_number_X
-        selectors = replays.keys() - BASELINES
-        yield from compared(replays, [PLAIN], selectors, source_X, kind=kind, **columns)
+        replays_of = {False: _alike(cases, timed, predictions)}
         if test.batch > 1:
-            replays = _mixed(cases, timed, predictions, profile)
+            replays_of[True] = _mixed(cases, timed, predictions, profile)
+        for is_mixed, replays in replays_of.items():
             _charge(replays, cases, decision_seconds)
             selectors = replays.keys() - BASELINES
-            yield from compared(
-                replays, [PLAIN], selectors, None, kind=kind, is_mixed=True, **columns
-            )
+            source_X = None if is_mixed else timed.texts.source_number_X
+            of_batch = {**columns, "kind": kind, "is_mixed": is_mixed}
+            yield from compared(replays, [PLAIN], selectors, source_X, **of_batch)
 
 
 def entries(table: Table, cases: Cases) -> Iterator[dict[str, Any]]:

@@ -267,9 +267,7 @@ def show_words(title: str, evaluation: Evaluation) -> None:
 def show(title: str, evaluation: Evaluation) -> None:
     show_words(title, evaluation)
     for setting, rows in methods(evaluation).items():
-        shown = []
-        for row in rows:
-            shown.append({name: row[name] for name in SHOWN})
+        shown = [{name: row[name] for name in SHOWN} for row in rows]
         console.print(table(shown, f"{setting}: speed of all methods over plain decoding"))
     console.print(NOTE, soft_wrap=True)
     console.print(
