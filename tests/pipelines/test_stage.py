@@ -18,12 +18,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from pipelines.cli import STAGES, only_one
+from pipelines.cli import only_one
 from pipelines.config import Config
 from pipelines.run import (
     Stage,
     console,
-    read_record,
     require,
     table,
     verify,
@@ -32,7 +31,7 @@ from pipelines.run import (
 )
 from selector.files import atomically
 from selector.schema import InputError
-from tests.pipelines.runs import APART, ROOT, demo_config
+from tests.pipelines.runs import demo_config
 
 FOLDER = Path("runs/demo")
 FILES = ("one.json", "two/a", "two/b")
@@ -258,25 +257,3 @@ def test_two_commands_exclude_each_other(inside: Path) -> None:
         only_one(nowhere),
     ):
         pass
-
-
-SOURCES = {
-    path: path.read_text()
-    for room in ("selector", "data_gen", "pipelines")
-    for path in (ROOT / room).rglob("*.py")
-}
-RECORDS = sorted(
-    {name for text in SOURCES.values() for name in re.findall(r'\bStage\(\s*"([^"]+)"', text)}
-)
-
-
-def test_messages_send_a_user_to_stages_that_exist(config: Config) -> None:
-    """Those that are written in the code, and the advice on every record that the code names."""
-    named = {
-        name for text in SOURCES.values() for name in re.findall(r"\b[Tt]he ([\w-]+) stage\b", text)
-    }
-    for record in RECORDS:
-        with pytest.raises(InputError) as error:
-            read_record(config, record)
-        named |= set(re.findall(r"run the ([\w-]+) stage", str(error.value)))
-    assert len(RECORDS) > 6 and len(named) > 6 and named <= {*STAGES, *APART}
