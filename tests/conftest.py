@@ -20,6 +20,7 @@ LONG = (
     "test_refusals",
     "test_log",
     "test_train",
+    "test_examples",
 )
 
 

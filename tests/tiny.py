@@ -28,11 +28,10 @@ TEMPLATE = (
 
 def tokenizer_of(vocabulary: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE, whose first token begins and ends a text."""
-    tokenizer, byte_level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel
-    tokenizer.pre_tokenizer, tokenizer.decoder = (
-        byte_level(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+    byte_level = pre_tokenizers.ByteLevel
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=[END],
@@ -40,9 +39,9 @@ def tokenizer_of(vocabulary: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT], trainer)
-    found = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
-    found.add_tokens([f"<{i}>" for i in range(vocabulary - len(found))])
-    return found
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
+    fast.add_tokens([f"<{i}>" for i in range(vocabulary - len(fast))])
+    return fast
 
 
 def save_pair(
