@@ -30,8 +30,8 @@ def optimal_acceptance(
             f"no optimal acceptance of {k} drafts of style {style!r}; styles are "
             f"{', '.join(STYLES)}"
         )
-    rows = Rows(target_probs_V.double().unsqueeze(0), draft_probs_V.double().unsqueeze(0))
-    node = rows.at(torch.zeros(1, dtype=torch.int64, device=rows.device))
+    rows = Rows(target_probs_V.cpu().double()[None], draft_probs_V.cpu().double()[None])
+    node = rows.at(torch.zeros(1, dtype=torch.int64))
     if style == GREEDY:
         (p_V,), (q_V,) = node.exact()
         likely_V = q_V.argsort(descending=True, stable=True)

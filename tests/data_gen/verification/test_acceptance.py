@@ -20,7 +20,6 @@ from selector.actions import STYLES
 from tests.data_gen.verification.definitions import accepted, first_in_rank, k_seq, normalised
 from tests.data_gen.worlds import KINDS, World
 
-LESS = ("nss",)  # of a single draft these accept less than the optimum
 SERVED = [(name, style) for name, cls in (VERIFIERS | STYLED).items() for style in cls.styles]
 
 
@@ -57,16 +56,6 @@ def mean_acceptance(world: World, name: str, k: int, style: str) -> float:
     return 1 - float(law_CV[world.number[()]].sum())
 
 
-@pytest.mark.parametrize(("name", "style"), SERVED)
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_no_verifier_accepts_more_than_the_optimum(name: str, style: str, k: int) -> None:
-    for world in worlds():
-        optimum = optimal_acceptance(world.target[()], world.draft[()], k, style)
-        assert (accepted := mean_acceptance(world, name, k, style)) <= optimum + 1e-12
-        if name == "greedy" or (k == 1 and name not in LESS):
-            assert accepted == pytest.approx(optimum, abs=1e-12)
-
-
 def agreeing(vocabulary: int, seed: int) -> World:
     """A world whose target and draft are nearly certain of the same token, each by another tiny
     rest."""
@@ -86,21 +75,19 @@ def with_agreeing_ones() -> list[World]:
 
 
 @pytest.mark.parametrize(("name", "style"), SERVED)
-@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_verifiers_accept_what_their_definitions_say(name: str, style: str, k: int) -> None:
-    """Khisti's program has no short definition; at one node it reached the optimum in every world
-    so far."""
+    """And never more than the optimum, which all but `nss` reach with one draft. Khisti's program
+    has no short definition; at one node it reached the optimum in every world so far."""
     for number, world in enumerate(with_agreeing_ones()):
-        p_V, q_V = world.target[()].tolist(), world.draft[()].tolist()
-        expected = (
-            transport_optimum(world, k, style)
-            if name == "khisti"
-            else accepted(name, style, p_V, q_V, k)
-        )
+        p_V, q_V = world.target[()], world.draft[()]
+        optimum = expected = optimal_acceptance(p_V, q_V, k, style)
+        if name == "nss" or (k > 1 and name != "khisti"):
+            expected = accepted(name, style, p_V.tolist(), q_V.tolist(), k)
+        acceptance = mean_acceptance(world, name, k, style)
         tolerance = 1e-8 if name == "khisti" else 1e-11
-        assert mean_acceptance(world, name, k, style) == pytest.approx(expected, abs=tolerance), (
-            number
-        )
+        assert acceptance == pytest.approx(expected, abs=tolerance), number
+        assert acceptance <= optimum + 1e-12, number
 
 
 # Newton alone went to and fro
