@@ -69,8 +69,9 @@ def efficiencies(world: World, shape: tuple[int, int, int], names: Sequence[str]
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 2), (3, 0, 2), (2, 1, 2), (4, 0, 1)])
-def test_these_never_lose_to_traversal_on_small_worlds(shape: tuple[int, int, int]) -> None:
-    """Which `lifted_priority` and `lifted_uniform` sometimes do."""
+def test_no_loss_to_traversal_on_these_worlds(shape: tuple[int, int, int]) -> None:
+    """`lifted_priority` and `lifted_uniform` lose on some; `lifted_best` on one in a thousand, but
+    on none of these."""
     for seed in range(24):
         world = World(
             2 + seed % 2, depth=3, kind=("random", "zeros", "peaked")[seed % 3], seed=seed
