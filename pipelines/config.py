@@ -221,6 +221,10 @@ class Data(Section):
     tokens: int = Field(128, ge=4)
     """labelled tokens per text; the text itself is longer by a look-ahead"""
 
+    trees: Literal["delayed", "wide"] = "delayed"
+    """which are labelled. delayed: the papers', up to four branches of up to eight tokens after a
+    trunk, and greedy ones; wide: up to 32 branches of up to three tokens from the root"""
+
     stride: int = Field(1, ge=1)
     """of a training text every stride-th position is learned from"""
 
@@ -241,6 +245,11 @@ class Data(Section):
 
     texts_per_shard: int = Field(32, ge=1)
     """texts that the target writes at once, and that one file holds"""
+
+    @property
+    def space(self) -> ActionSpace:
+        """The labelled trees."""
+        return ActionSpace.wide() if self.trees == "wide" else ActionSpace.recorded()
 
 
 class Train(Section):

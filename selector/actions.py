@@ -88,7 +88,7 @@ LARGEST = 256  # each number of a space is below this, so that its tables stay s
 class ActionSpace:
     """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2` in ascending
     order: first those with i.i.d. branches, then the branching ones of each further style; then
-    lookups.
+    lookups. Where `widths` are given, they are the only numbers of branches.
 
     `(K, L1, 0)` is the same chain for every `K`, and `(1, L1, L2)` is the chain of length
     `L = L1 + L2`. A chain is represented as `(1, min(L, max_L1), max(0, L - max_L1))`.
@@ -99,6 +99,7 @@ class ActionSpace:
     max_L2: int
     lookups: tuple[int, ...] = ()
     styles: tuple[str, ...] = ()  # besides i.i.d.
+    widths: tuple[int, ...] = ()  # the numbers K > 1 of branches; empty for all up to max_K
 
     @classmethod
     def default(cls) -> ActionSpace:
@@ -115,6 +116,12 @@ class ActionSpace:
         """The trees that are labelled along a pair's texts: the default space, and greedy trees of
         the same shapes."""
         return cls(4, 8, 8, styles=(GREEDY,))
+
+    @classmethod
+    def wide(cls) -> ActionSpace:
+        """Up to 32 branches of up to three tokens from the root, as engines draft them: i.i.d. and
+        greedy ones."""
+        return cls(32, 0, 3, styles=(GREEDY,), widths=(2, 3, 4, 6, 8, 12, 16, 24, 32))
 
     @classmethod
     def of_pairs(cls) -> ActionSpace:
@@ -137,15 +144,24 @@ class ActionSpace:
             values["max_L2"],
             tuple(values["lookups"]),
             tuple(values["styles"]),
+            tuple(values["widths"]),
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "lookups": list(self.lookups), "styles": list(self.styles)}
+        entries = asdict(self)
+        for name in ("lookups", "styles", "widths"):
+            entries[name] = list(entries[name])
+        return entries
+
+    @cached_property
+    def branch_counts(self) -> tuple[int, ...]:
+        """The numbers K > 1 of branches that trees may have, ascending."""
+        return self.widths or tuple(range(2, self.max_K + 1))
 
     @cached_property
     def trees(self) -> tuple[Action, ...]:
         """The actions that the draft drafts, and the empty tree."""
-        sizes = range(2, self.max_K + 1), range(self.max_L1 + 1), range(1, self.max_L2 + 1)
+        sizes = self.branch_counts, range(self.max_L1 + 1), range(1, self.max_L2 + 1)
         branching = [Action(K, L1, L2) for K, L1, L2 in product(*sizes)]
         chains = [self.chain(length) for length in range(self.depth + 1)]
         trees = sorted(chains + branching)
@@ -175,7 +191,7 @@ class ActionSpace:
     @property
     def tree_survivals(self) -> int:
         """How many of the survivals belong to trees."""
-        branches = (1 + len(self.styles)) * (self.max_K - 1)  # pairs of a style and a K
+        branches = (1 + len(self.styles)) * len(self.branch_counts)  # pairs of a style and a K
         return self.depth + branches * (self.max_L1 + 1) * self.max_L2
 
     @cached_property
@@ -198,7 +214,8 @@ class ActionSpace:
             return list(range(self.tree_survivals, self.tree_survivals + L1))
         if K == 1:
             return list(range(L1 + L2))
-        branches = (IID, *self.styles).index(style) * (self.max_K - 1) + K - 2
+        counts = self.branch_counts
+        branches = (IID, *self.styles).index(style) * len(counts) + counts.index(K)
         start = self.depth + (branches * (self.max_L1 + 1) + L1) * self.max_L2
         return [*range(L1), *range(start, start + L2)]
 
@@ -244,8 +261,11 @@ class ActionSpace:
             styles = ""
             if self.styles:
                 styles = f", style {' or '.join((IID, *self.styles))}"
+            K_values = f"1..{self.max_K}"
+            if self.widths:
+                K_values = f"{(1, *self.widths)}"
             raise ValueError(
-                f"{action} is not in the space of K in 1..{self.max_K}, L1 in 0..{self.max_L1}, "
+                f"{action} is not in the space of K in {K_values}, L1 in 0..{self.max_L1}, "
                 f"L2 in 0..{self.max_L2}{styles}, lookups of {self.lookups or 'no'} tokens"
             )
         return self._index[canonical]

@@ -21,7 +21,7 @@ from selector.files import Array
 from selector.sampling import Sampling
 from selector.schema import FORMAT, FULL, LIGHT, MATCH, InputError
 
-MOST_TOKENS = 64  # verified tokens of a request in an engine's step, the root included
+MOST_TOKENS = 128  # verified tokens of a request in an engine's step, the root included
 UNCUT = Sampling()
 
 
@@ -150,9 +150,9 @@ class LatencyProfile:
     the sum of those of its forward passes, its verification and its decisions.
 
     Attributes:
-        distinct: for each sampling setting (`str`), the mean number of distinct nodes that K
-            branches have at each of their depths, for K from 2 on. Equal prefixes of branches are
-            one node of the target's forward pass. Where a setting is missing, all nodes count.
+        distinct: for each sampling setting (`str`) and K (`str`), the mean number of distinct nodes
+            that K branches have at each of their depths. Equal prefixes of branches are
+            one node of the target's forward pass. Where one is missing, all nodes count.
         weights: hashes of some weights of the target and of the draft; empty where not known.
         lag: additional seconds of a step that drafts, by the number of tokens that the steps since
             the draft's last forward pass have appended: its KV cache lacks them.
@@ -174,7 +174,7 @@ class LatencyProfile:
     drafting: Table = FREE  # once in a step in which anything is drafted, by context length
     nucleus: float = 0.0  # additional time of one next-token distribution where top-p is below 1
     batches: Batches | None = None
-    distinct: dict[str, list[list[float]]] = field(default_factory=dict)
+    distinct: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
     lag: Table = FREE
 
@@ -259,10 +259,10 @@ class LatencyProfile:
     def nodes(self, action: Action, sampling: Sampling = UNCUT) -> float:
         """The mean number of nodes in the target's forward pass under a sampling setting, with the
         root."""
-        distinct = self.distinct.get(str(sampling))
-        if distinct is None or action.style != IID or action.K == 1:
+        distinct = self.distinct.get(str(sampling), {}).get(str(action.K), [])
+        if len(distinct) < action.L2 or action.style != IID or action.K == 1:
             return 1 + action.nodes  # branches of other styles have no node in common
-        return 1 + action.L1 + sum(distinct[action.K - 2][: action.L2])
+        return 1 + action.L1 + sum(distinct[: action.L2])
 
     def action_seconds(
         self,

@@ -101,15 +101,18 @@ def draft_tree(
 
 @torch.inference_mode()
 def distinct_nodes(
-    model: PreTrainedModel, texts: Sequence[tuple[list[int], int]], sampling: Sampling, seed: int
-) -> list[list[float]]:
+    model: PreTrainedModel,
+    texts: Sequence[tuple[list[int], int]],
+    sampling: Sampling,
+    seed: int,
+    space: ActionSpace,
+) -> dict[str, list[float]]:
     """The mean number of distinct nodes that K branches of a draft have at each of their depths,
-    for K from 2 on.
+    by K (`str`), for all K of a space.
 
     `texts` are token ids and the position of the first root; branches are drafted at every
     `EVERY`-th one from it.
     """
-    space = ActionSpace.default()
     action = Action(space.max_K, 0, space.max_L2)
     generator = torch.Generator(device=model.device).manual_seed(seed)
     counts = []  # by root, K and depth
@@ -122,11 +125,11 @@ def distinct_nodes(
             draft.keep([])
             levels = list(zip(*drafted.tree.branch_nodes, strict=True))[1:]
             root_counts = []
-            for K in range(2, space.max_K + 1):
+            for K in space.branch_counts:
                 root_counts.append([len(set(level[:K])) for level in levels])
             counts.append(root_counts)
-    means: list[list[float]] = torch.tensor(counts, dtype=torch.float64).mean(0).tolist()
-    return means
+    means_KD = torch.tensor(counts, dtype=torch.float64).mean(0)
+    return {str(K): means_D.tolist() for K, means_D in zip(space.branch_counts, means_KD, strict=True)}
 
 
 def draft_lookup(proposal: Sequence[int], vocabulary: int, device: torch.device) -> Draft:

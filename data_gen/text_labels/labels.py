@@ -135,7 +135,7 @@ class _Style(NamedTuple):
 
     name: str
     rules: list[TopDown | BottomUp]  # by verifier
-    # by rule, [P, max_K - 1, max_L2, L] of each block; top-down L is 1
+    # by rule, [P, K, max_L2, L] of each block; top-down L is 1
     blocks: defaultdict[type, list[Tensor]]
 
 
@@ -166,7 +166,7 @@ class TextLabeller:
         self.verifiers = [labelled_verifier(name) for name in verifiers]
         self._is_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
         self._styles: list[_Style] = []
-        if self.space.max_K > 1 and self.space.max_L2 > 0:
+        if self.space.branch_counts and self.space.max_L2 > 0:
             for name in (IID, *self.space.styles):
                 rules = [cast(TopDown | BottomUp, styled(rule, name)) for rule in self.verifiers]
                 self._styles.append(_Style(name, rules, defaultdict(list)))
@@ -235,7 +235,7 @@ class TextLabeller:
         root_PL = torch.arange(begin, begin + count, device=device).unsqueeze(-1) - trunk_L
         entry_PL = entry_TD[root_PL.clamp(min=since) - since, trunk_L.expand_as(root_PL)]
         entry_PL = entry_PL * (root_PL >= 0)
-        entry_CL = entry_PL.repeat_interleave(space.max_K - 1, dim=0)
+        entry_CL = entry_PL.repeat_interleave(len(space.branch_counts), dim=0)
         tokens_B = self.tokens_T[begin + 1 : begin + 1 + len(rows.p_NV)].to(device)
         for style in self._styles:
             branches = Branches(
@@ -275,10 +275,10 @@ class TextLabeller:
         if style.name == IID and self._is_first_path[v]:
             # its branches are the chain's continuation
             continuations = [chain_TD[: self.roots, L1 + 1 : L1 + 1 + max_L2] for L1 in trunks]
-            return continuations * (self.space.max_K - 1)
+            return continuations * len(self.space.branch_counts)
         below = torch.cat(style.blocks[type(style.rules[v])]).expand(-1, -1, -1, len(trunks))
         survivals: list[Tensor] = []
-        for K in range(self.space.max_K - 1):
+        for K in range(len(self.space.branch_counts)):
             for L1 in trunks:
                 branch_RD = below[L1 : L1 + self.roots, K, :, L1]
                 survivals.append(trunk_TD[: self.roots, L1, None] * branch_RD)

@@ -25,6 +25,9 @@ from data_gen.verification.distributions import divide, invert, row_sums
 from data_gen.verification.ranking import SortedRows
 
 
+PLACES = 4  # the most branches for which every place of the text's token is taken
+
+
 class NextTokens(NamedTuple):
     """The text's next tokens of M walks."""
 
@@ -66,12 +69,13 @@ class Siblings:
         self, rows: SortedRows, following: NextTokens, k: int, draws: int, all_places: bool
     ) -> ChildLists:
         """Lists and their chances. For rules that try children in order, the place of the text's
-        token gives most of a label's variance. So every place is taken in turn where branches
-        begin; below, several branches on the text are rare, and one place is drawn."""
+        token gives most of a label's variance. So every place is taken in turn where up to `PLACES`
+        branches begin. Below, several branches on the text are rare, and of many branches every
+        place would cost too much: one place is drawn."""
         walk_m = torch.arange(len(following.row_M), device=rows.device).repeat_interleave(draws)
         uniform_mk = self._uniform(len(walk_m), k - 1, rows.device)
         siblings_mk = rows.draw(following.row_M[walk_m], uniform_mk)
-        if all_places:
+        if all_places and k <= PLACES:
             place_m1 = torch.arange(k, device=rows.device).repeat(len(walk_m)).unsqueeze(-1)
             walk_m = walk_m.repeat_interleave(k)
             siblings_mk = siblings_mk.repeat_interleave(k, dim=0)

@@ -82,12 +82,12 @@ class Branches:
 
     def survivals(self, starts: Sequence[Acceptance]) -> list[Tensor]:
         """P(at least that deep, along the text) / P(text), for each verifier: float64 [count,
-        max_K - 1, max_L2, L]. `starts` are the acceptances before the branches, for each cell."""
-        widths = self.space.max_K - 1
-        cells = self.count * widths
+        K, max_L2, L]. `starts` are the acceptances before the branches, for each cell."""
+        counts_K = torch.tensor(self.space.branch_counts, device=self.rows.device)
+        cells = self.count * len(counts_K)
         cell_M = torch.arange(cells, device=self.rows.device)
         weight_M = torch.ones(cells, dtype=torch.float64, device=self.rows.device)
-        walks = Walks(cell_M, 2 + cell_M % widths, weight_M, list(starts))
+        walks = Walks(cell_M, counts_K.repeat(self.count), weight_M, list(starts))
         levels: list[list[Tensor]] = []
         for level in range(self.space.max_L2):
             parts: list[Walks] = []
@@ -99,12 +99,12 @@ class Branches:
             levels.append(walks.totals(cells))
         by_verifier: list[Tensor] = []
         for totals in zip(*levels, strict=True):
-            by_verifier.append(torch.stack(totals, dim=1).unflatten(0, (self.count, widths)))
+            by_verifier.append(torch.stack(totals, dim=1).unflatten(0, (self.count, len(counts_K))))
         return by_verifier
 
     def _step(self, walks: Walks, k: int, level: int) -> Walks:
         """One token of the text further, for walks with k branches on it."""
-        row_M = walks.cell_M.div(self.space.max_K - 1, rounding_mode="floor") + level
+        row_M = walks.cell_M.div(len(self.space.branch_counts), rounding_mode="floor") + level
         token_M1 = self.tokens_B[row_M].unsqueeze(-1)
         p_M1, q_M1 = self.rows.at(row_M).at(token_M1)
         if k == 1:

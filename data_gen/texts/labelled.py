@@ -27,7 +27,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import TextLabeller, block_rows
 from data_gen.texts.generated import RowBlock, fewer, halving, rows_along, seed_of
 from data_gen.texts.possible import ImpossibleToken, check_possible
-from data_gen.texts.written import DEPTH, SPACE, Recipe, Work, WrittenText, naming, written
+from data_gen.texts.written import DEPTH, Recipe, Work, WrittenText, naming, written
 from selector.schema import HIDDEN_STATES, InputError, survival_column
 
 GPU_BLOCKS = 8  # of `block_rows` are labelled together on a GPU
@@ -45,11 +45,13 @@ def make_shard(pair: ModelPair, recipe: Recipe, work: Work) -> pa.Table:
             columns = halving(lambda: _label(pair, recipe, texts, work.sampling, stride))
     rows = []
     for text, labels in zip(texts, columns, strict=True):
-        rows.append(_row(text, work.sampling, stride) | labels)
-    return traces.to_table(rows, traces.text_schema(recipe.verifiers, recipe.hidden, SPACE))
+        rows.append(_row(text, recipe, work.sampling, stride) | labels)
+    return traces.to_table(rows, traces.text_schema(recipe.verifiers, recipe.hidden, recipe.space))
 
 
-def _row(written_text: WrittenText, sampling: Sampling, stride: int) -> dict[str, Any]:
+def _row(
+    written_text: WrittenText, recipe: Recipe, sampling: Sampling, stride: int
+) -> dict[str, Any]:
     """What a row holds without the models' numbers."""
     prompt = written_text.prompt
     text = written_text.text
@@ -60,7 +62,7 @@ def _row(written_text: WrittenText, sampling: Sampling, stride: int) -> dict[str
     row["hidden_stride"] = stride
     steps = [step for step in text.steps if step.length - 1 - text.start < roots]
     row["step_root"] = [step.length - 1 - text.start for step in steps]
-    row["step_action"] = [SPACE.index(step.action) for step in steps]
+    row["step_action"] = [recipe.space.index(step.action) for step in steps]
     row["step_accepted"] = [step.accepted for step in steps]
     row["step_verifier"] = text.verifier
     return row
@@ -117,8 +119,9 @@ def _labeller(pair: ModelPair, recipe: Recipe, texts: Sequence[WrittenText]) -> 
     generator = torch.Generator().manual_seed(seed_of(recipe.seed, "siblings", *following))
     # the labeller does not read the first one
     tokens_T = torch.tensor([0, *following], device=pair.device)
+    vocabulary_S = draft_vocabulary(pair.draft)
     return TextLabeller(
-        tokens_T, recipe.verifiers, recipe.siblings, generator, SPACE, draft_vocabulary(pair.draft)
+        tokens_T, recipe.verifiers, recipe.siblings, generator, recipe.space, vocabulary_S
     )
 
 

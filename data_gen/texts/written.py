@@ -20,8 +20,7 @@ from data_gen.verification import get_verifier
 from selector.actions import GREEDY, Action, ActionSpace
 from selector.schema import InputError
 
-SPACE = ActionSpace.recorded()
-DEPTH = SPACE.depth
+DEPTH = ActionSpace.recorded().depth  # how far every root looks ahead, whatever its trees
 BEYOND = DEPTH - 1  # tokens after the labelled ones; the last prompt token is a root, too
 BEHAVIOUR: tuple[Action, ...] = (
     Action(1, 4, 0),
@@ -35,6 +34,13 @@ BEHAVIOUR: tuple[Action, ...] = (
     Action(3, 2, 4, GREEDY),
     Action(4, 0, 4, GREEDY),
 )
+WIDE_BEHAVIOUR: tuple[Action, ...] = (
+    Action(4, 0, 3),
+    Action(8, 0, 3),
+    Action(16, 0, 3),
+    Action(8, 0, 3, GREEDY),
+    Action(16, 0, 2, GREEDY),
+)
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,12 @@ class Recipe:
     stride: int  # hidden states are recorded at every `stride`-th root of a training text
     hidden: bool  # whether hidden states are recorded
     seed: int
-    # of decoded texts; one of these is drawn at every step
-    behaviour: tuple[Action, ...] = BEHAVIOUR
+    space: ActionSpace  # the labelled trees, no deeper than `DEPTH`
+
+    @property
+    def behaviour(self) -> tuple[Action, ...]:
+        """The trees of decoded texts; one of these is drawn at every step."""
+        return WIDE_BEHAVIOUR if self.space == ActionSpace.wide() else BEHAVIOUR
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,11 @@ CHECKED = [
     *map(Action.of, product((2, 3), (0, 2), (3, 6))),
     Action.copy(4),
 ]
+# besides, where the trees are wide ones
+WIDE = [
+    *map(Action.of, product((8, 16, 32), (0,), (1, 3))),
+    *(Action(K, 0, 2, GREEDY) for K in (8, 16, 32)),
+]
 PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted
 UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
 DRAFTED = 6  # tokens of every step in which a decision is timed
@@ -285,7 +290,7 @@ def unsteady(rows: list[dict[str, Any]]) -> str:
 
 def distinct(
     config: Config, pair: ModelPair, prompts: list[list[int]]
-) -> dict[str, list[list[float]]]:
+) -> dict[str, dict[str, list[float]]]:
     """`LatencyProfile.distinct` of every sampling setting."""
     nodes_by_setting = {}
     for setting in watched(config.sampling, "counting distinct nodes"):
@@ -294,7 +299,7 @@ def distinct(
         written = generated_by_target(pair, prompts, config.data.tokens, sampling, seed)
         texts = [(text.tokens, text.start) for text in written]
         nodes_by_setting[str(sampling)] = distinct_nodes(
-            pair.draft, texts, sampling.draft, config.seed
+            pair.draft, texts, sampling.draft, config.seed, config.data.space
         )
     return nodes_by_setting
 

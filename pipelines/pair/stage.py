@@ -114,6 +114,7 @@ def recipe(config: Config) -> Recipe:
         data.stride,
         data.features == FULL,
         config.seed,
+        data.space,
     )
 
 
