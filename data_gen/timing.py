@@ -41,8 +41,8 @@ GROWN = 128  # new tokens after which a decoding begins anew
 ROWS = 16  # distributions that are filtered at once
 TIMES = 9  # how often they are
 # sizes between which times are linear
-NODES = (1, 2, 3, 5, 9, 17, 25, 41)
-WIDTHS = (1, 2, 4)
+NODES = (1, 2, 3, 5, 9, 17, 25, 41, 65, 97)
+WIDTHS = (1, 2, 4, 8, 16, 32)
 LAGS = (0, 1, 4, 16)
 THOUSAND = 1000.0  # tokens of context
 

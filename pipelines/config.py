@@ -20,6 +20,7 @@ from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import labelled_verifier
 from data_gen.texts.prompt_sets import SETS
 from data_gen.texts.prompts import Form
+from selector.actions import ActionSpace
 from selector.schema import InputError
 
 SHIPPED = Path(__file__).parent / "pair" / "shipped" / "draft"  # the draft that comes with Espalier

@@ -129,7 +129,9 @@ def distinct_nodes(
                 root_counts.append([len(set(level[:K])) for level in levels])
             counts.append(root_counts)
     means_KD = torch.tensor(counts, dtype=torch.float64).mean(0)
-    return {str(K): means_D.tolist() for K, means_D in zip(space.branch_counts, means_KD, strict=True)}
+    return {
+        str(K): means_D.tolist() for K, means_D in zip(space.branch_counts, means_KD, strict=True)
+    }
 
 
 def draft_lookup(proposal: Sequence[int], vocabulary: int, device: torch.device) -> Draft:

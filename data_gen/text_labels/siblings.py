@@ -24,7 +24,6 @@ from torch import Tensor
 from data_gen.verification.distributions import divide, invert, row_sums
 from data_gen.verification.ranking import SortedRows
 
-
 PLACES = 4  # the most branches for which every place of the text's token is taken
 
 

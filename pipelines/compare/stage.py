@@ -26,6 +26,7 @@ import torch
 from matplotlib.figure import Figure as Picture
 from torch import Tensor
 
+from pipelines.compare import wide
 from pipelines.compare.cells import (
     AT_ROOT,
     BOTTOM_UP,
@@ -55,7 +56,7 @@ from pipelines.train.judging import statics
 from pipelines.train.result import inputs
 from pipelines.train.stage import trained
 from selector import latency
-from selector.actions import Action
+from selector.actions import Action, ActionSpace
 from selector.files import atomically
 from selector.latency import LatencyProfile, Verification
 from selector.schema import FULL, LIGHT, sha256
@@ -85,11 +86,16 @@ def stage_of(config: Config) -> Stage:
         "clocks": {path.stem: sha256(path) for path in clocks(config, profile)},
         "verifiers": list(config.verifiers),
     }
-    outputs = config.folder / "papers.parquet", config.folder / "figure1.png"
-    return Stage("compare", config, depends, outputs)
+    outputs = [config.folder / "papers.parquet", config.folder / "figure1.png"]
+    if config.data.space == ActionSpace.wide():
+        outputs = [config.folder / "wide.parquet"]
+    return Stage("compare", config, depends, tuple(outputs))
 
 
 def run(config: Config) -> None:
+    if config.data.space == ActionSpace.wide():
+        compare_wide_trees(config)
+        return
     stage = stage_of(config)
     table_path, picture_path = stage.outputs
     labelled = config.verifiers[0]
@@ -115,6 +121,23 @@ def run(config: Config) -> None:
             describe(mlflow, f"{len(figures)} figures: {table_path.name}")
         stage.finish()
     show(Table.read(table_path), config)
+
+
+def compare_wide_trees(config: Config) -> None:
+    """The stage where the labelled trees are wide ones."""
+    stage = stage_of(config)
+    (path,) = stage.outputs
+    if stage.begin():
+        profile = load_profile(config)
+        splits = load_traces(config)
+        rival, _ = rival_of(config)
+        with mlflow_run(config, "compare") as mlflow:
+            stage.replace()
+            profiles = wide.with_verification(all_clocks(config, profile), HERE, IDEAL)
+            Table(wide.figures_of(config, splits, profiles, rival)).write(path)
+            mlflow.log_artifact(str(path))
+        stage.finish()
+    wide.show(Table.read(path))
 
 
 def kept_replays(

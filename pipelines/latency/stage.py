@@ -50,15 +50,26 @@ CHECKED = [
     *map(Action.of, product((2, 3), (0, 2), (3, 6))),
     Action.copy(4),
 ]
-# besides, where the trees are wide ones
-WIDE = [
+# besides, where the labelled trees are wide
+FITTED_WIDE = [
     *map(Action.of, product((8, 16, 32), (0,), (1, 3))),
-    *(Action(K, 0, 2, GREEDY) for K in (8, 16, 32)),
+    *map(Action.of, product((8, 16, 32), (0,), (2,), (GREEDY,))),
 ]
+CHECKED_WIDE = [*map(Action.of, product((6, 12, 24), (0,), (2, 3)))]
 PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted
 UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
 DRAFTED = 6  # tokens of every step in which a decision is timed
 DECISIONS = (MATCH, *FEATURES)  # the feature levels at which decisions are timed
+
+
+def fitted_actions(config: Config) -> list[Action]:
+    """The actions whose steps are timed for the profile."""
+    return FITTED + (FITTED_WIDE if config.data.space == ActionSpace.wide() else [])
+
+
+def checked_actions(config: Config) -> list[Action]:
+    """Further actions, by which the profile is checked."""
+    return CHECKED + (CHECKED_WIDE if config.data.space == ActionSpace.wide() else [])
 
 
 def profile_path(config: Config) -> Path:
@@ -140,7 +151,7 @@ def plan(config: Config) -> list[str]:
         count = len(timings.read_timings(path))
         return [f"read {count} step times of an engine from {path}"]
     repeats = config.latency.repeats
-    count = len(FITTED + CHECKED)
+    count = len(fitted_actions(config) + checked_actions(config))
     return [f"{repeats} decoding steps with each of {count} trees and lookups"]
 
 
@@ -175,8 +186,9 @@ def run(config: Config) -> None:
     lengths = context_lengths(config)
     with mlflow_run(config, "latency") as mlflow:
         samples = _timed_steps(config, pair, prompts, lengths)
-        fitted = [sample for sample in samples if sample.step.action in FITTED]
-        profile = timing.fitted(pair, fitted, lengths, stage.depends["device"])
+        actions = fitted_actions(config)
+        samples_to_fit = [sample for sample in samples if sample.step.action in actions]
+        profile = timing.fitted(pair, samples_to_fit, lengths, stage.depends["device"])
         profile = _with_decisions(config, pair, profile, prompts)
         rows = check(profile, config.train.verifier, samples)
         matrices = matrix_seconds(pair.target)
@@ -203,8 +215,11 @@ def _timed_steps(
     texts = []
     for length in lengths:
         texts.append(list(islice(cycle(tokens), max(2, length - timing.GROWN))))
-    cases: list[timing.Case] = [(config.train.verifier, action) for action in FITTED + CHECKED]
-    branching = [action for action in FITTED if action.K > 1 and action.style == IID]
+    cases: list[timing.Case] = []
+    fitted = fitted_actions(config)
+    for action in fitted + checked_actions(config):
+        cases.append((config.train.verifier, action))
+    branching = [action for action in fitted if action.K > 1 and action.style == IID]
     for verifier in config.verifiers:
         if verifier != config.train.verifier:  # the others differ only at branches
             cases += [(verifier, action) for action in branching]
@@ -255,7 +270,9 @@ def check(
 ) -> list[dict[str, Any]]:
     """Predicted and measured step times in seconds with one verifier, of trees and lookups outside
     of the fit."""
-    by_action: dict[Action, list[timing.Sample]] = {action: [] for action in CHECKED}
+    by_action: dict[Action, list[timing.Sample]] = {}
+    for action in CHECKED + CHECKED_WIDE:
+        by_action[action] = []
     for sample in samples:
         if sample.verifier == verifier and sample.lag == 0 and sample.step.action in by_action:
             by_action[sample.step.action].append(sample)

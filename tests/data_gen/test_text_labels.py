@@ -26,6 +26,8 @@ WORLDS = [
     *[(2, kind, 3, ActionSpace(2, 2, 2)) for kind in KINDS],
     (2, "random", 4, ActionSpace(1, 2, 2)),
     *[(3, kind, 2, ActionSpace(3, 1, 1, styles=STYLES)) for kind in KINDS],
+    *[(2, kind, 5, ActionSpace(8, 0, 1, styles=STYLES, widths=(2, 5, 8))) for kind in KINDS],
+    (2, "random", 6, ActionSpace(4, 0, 2, widths=(4,))),
 ]
 
 
@@ -95,14 +97,14 @@ def test_the_mean_over_texts_is_the_block_efficiency(
 @pytest.mark.parametrize("kind", ["random", "peaked", "zeros"])
 def test_sampled_siblings_are_unbiased(kind: str, siblings: int) -> None:
     """Within 4 standard errors of all siblings enumerated, for every action; a wrong alarm in 6e-5
-    of comparisons, so in less than one of 10 runs with other seeds (6 cases, 9 verifiers with
+    of comparisons, so in less than one of 10 runs with other seeds (6 cases, 10 verifiers with
     branches, 24 trees with branches, far from independent).
 
     No sibling is so rare that the error would not show it. Where the draft is peaked, mostly all
-    three branches stay on the text. The text stands so often in a row that 4,000 siblings are drawn
+    branches stay on the text. The text stands so often in a row that 4,000 siblings are drawn
     independently.
     """
-    space, draws = ActionSpace(3, 2, 2, styles=STYLES), 4000 // siblings
+    space, draws = ActionSpace(6, 1, 2, styles=STYLES, widths=(2, 3, 6)), 4000 // siblings
     tokens_T = torch.tensor([0, 1, 1, 0, 2])
     p_TV, q_TV = (
         torch.rand(2, 5, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64) + 0.3

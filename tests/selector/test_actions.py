@@ -15,6 +15,8 @@ SPACES = [
     ActionSpace(2, 0, 3, (2, 5)),
     ActionSpace(1, 2, 1),
     ActionSpace(3, 2, 0, (1,)),
+    ActionSpace.wide(),
+    ActionSpace(6, 1, 2, (2,), widths=(3, 6)),
 ]
 
 
@@ -85,9 +87,9 @@ def name_of(space: ActionSpace, s: int) -> Name:
     if s >= space.tree_survivals:
         return "iid", 0, 0, s - space.tree_survivals + 1
     each, rest = divmod(s - space.depth, (space.max_L1 + 1) * space.max_L2)
-    style, K = divmod(each, space.max_K - 1)
+    style, count = divmod(each, len(space.branch_counts))
     L1, below = divmod(rest, space.max_L2)
-    return ("iid", *space.styles)[style], 2 + K, L1, below + 1
+    return ("iid", *space.styles)[style], space.branch_counts[count], L1, below + 1
 
 
 def own_survivals(action: Action) -> list[Name]:

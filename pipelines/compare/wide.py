@@ -1,0 +1,161 @@
+"""The verifiers on wide trees: what `compare` measures where the labelled trees are wide ones.
+
+For every verifier, sampling setting and number K of branches from the root: tokens per step of the
+deepest tree, the mean over all positions of all texts, and their ratio to the rival's on the same
+positions. For every verifier and clock: the fastest static tree on the training texts, replayed on
+the held-out ones. Errors are one standard error over sources.
+
+The time of verification is a CPU's, and no clock of another machine has it. So it is charged as it
+was measured here: in seconds, and by equation 11 as the same share of a plain step.
+
+Legend: X texts, R roots, A actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipelines.config import Config
+from pipelines.data.recorded import settings_of
+from pipelines.evaluate.replays import replay
+from pipelines.evaluate.table import EFFICIENCY, Figure, Table
+from pipelines.run import console, table, watched
+from selector.actions import GREEDY, IID, Action
+from selector.decision import Mode
+from selector.latency import LatencyProfile, Verification
+from selector.train.data import Texts, Timed
+from selector.train.replay import jackknifed, ratio_of_speeds
+from selector.train.tuning import StaticTable
+
+NAMES = {IID: "i.i.d.", GREEDY: "distinct first tokens"}  # of styles
+CONTEXT = 200  # tokens before the plain step to which verification is compared
+CHARGED = ", verification charged"
+
+
+def with_verification(
+    clocks: Mapping[str, LatencyProfile], here: str, ideal: str
+) -> dict[str, LatencyProfile]:
+    """The clocks, and those of other machines also with the times of verification of the one that
+    is called `here`."""
+    measured = clocks[here]
+    profiles = dict(clocks)
+    for name, clock in clocks.items():
+        if name == here:
+            continue
+        scale = 1.0
+        if name == ideal:
+            scale = clock.target.at(CONTEXT, 1) / measured.target.at(CONTEXT, 1)
+        verify = {}
+        for verifier, times in measured.verify.items():
+            verify[verifier] = Verification(*(scale * seconds for seconds in times))
+        profiles[name + CHARGED] = replace(clock, verify=verify)
+    return profiles
+
+
+def figures_of(
+    config: Config,
+    splits: Mapping[str, Texts],
+    clocks: Mapping[str, LatencyProfile],
+    rival: str,
+) -> Iterator[Figure]:
+    """Tokens per step, and speeds of the fastest trees, both over those of the verifier `rival`."""
+    for sampling in watched(settings_of(config), "comparing wide trees"):
+        texts = {split: split_texts.setting_of(sampling) for split, split_texts in splits.items()}
+        for style in NAMES:
+            yield from _tokens_per_step(config, list(texts.values()), style, rival)
+        for (clock, profile), style in product(clocks.items(), NAMES):
+            yield from _best_trees(config, texts, clock, profile, style, rival)
+
+
+def _tokens_per_step(
+    config: Config, texts: Sequence[Texts], style: str, rival: str
+) -> Iterator[Figure]:
+    source_names = np.concatenate([split_texts.source_X for split_texts in texts])
+    source_X = torch.from_numpy(np.unique(source_names, return_inverse=True)[1])
+    space = texts[0].space
+    setting = str(texts[0].settings[int(texts[0].setting_X[0])])
+    sums_XA = {}
+    for verifier in config.verifiers:
+        sums_XA[verifier] = torch.cat([_sums(split_texts, verifier) for split_texts in texts])
+    positions_X = torch.cat([split_texts.size_X for split_texts in texts]).double()
+    for K, verifier in product(space.branch_counts, config.verifiers):
+        a = space.index(Action(K, 0, space.max_L2, style))
+        columns = {
+            "setting": setting,
+            "method": f"{verifier}, {NAMES[style]}",
+            "K": K,
+            "depth": space.max_L2,
+            "statistic": EFFICIENCY,
+        }
+        pairs = {
+            "": positions_X,
+            f"{rival}, {NAMES[style]}": sums_XA[rival][:, a],
+        }
+        for over, other_X in pairs.items():
+            columns_X2 = torch.stack([sums_XA[verifier][:, a], other_X], dim=-1)
+            ratio = jackknifed(columns_X2, source_X, lambda sums: sums[..., 0] / sums[..., 1])
+            yield Figure.of_ratio(ratio, **columns, rival=over)
+
+
+def _sums(texts: Texts, verifier: str) -> Tensor:
+    """Tokens per step of every tree, summed over a text's positions, float64 [X, A]."""
+    survivals_RS = texts.labels(verifier, slice(None), texts.space).double()
+    sums_XS = torch.zeros(len(texts), survivals_RS.shape[1], dtype=torch.float64)
+    sums_XS.index_add_(0, texts.text_R, survivals_RS)
+    return texts.size_X.unsqueeze(-1) + sums_XS @ texts.space.sums_SA.double()
+
+
+def _best_trees(
+    config: Config,
+    texts: Mapping[str, Texts],
+    clock: str,
+    profile: LatencyProfile,
+    style: str,
+    rival: str,
+) -> Iterator[Figure]:
+    """The speed of each verifier's fastest tree of a style over that of the rival's."""
+    trees = texts["test"].space.trees
+    is_of_style_A = torch.tensor([tree.K == 1 or tree.style == style for tree in trees])
+    replays = {}
+    best = {}
+    for verifier in config.verifiers:
+        statics = StaticTable.of(Timed(texts["train"], verifier, profile))
+        best[verifier] = trees[statics.best(is_of_style_A)]
+        test = Timed(texts["test"], verifier, profile)
+        replays[verifier] = replay(test, Mode(test.sampling, best[verifier]))
+    source_X = texts["test"].source_number_X
+    for verifier in config.verifiers:
+        yield Figure.of_ratio(
+            ratio_of_speeds(replays[verifier], replays[rival], source_X),
+            setting=str(texts["test"].settings[int(texts["test"].setting_X[0])]),
+            method=f"{verifier}, {NAMES[style]}",
+            rival=f"{rival}, {NAMES[style]}",
+            clock=clock,
+            K=best[verifier].K,
+            depth=best[verifier].L1 + best[verifier].L2,
+        )
+
+
+def show(figures: Table) -> None:
+    """Print tokens per step by K, and the fastest trees by clock, for each sampling setting."""
+    rows_by_title: dict[str, dict[str, dict[str, str]]] = {}
+    for figure in figures.figures:
+        if figure.statistic == EFFICIENCY:
+            measure = "ratio to the rival's" if figure.rival else "tokens per step"
+            title = f"{figure.setting}, trees of depth {figure.depth}: {measure}"
+            column = f"K={figure.K}"
+            cell = figure.text(3)
+        else:
+            title = f"{figure.setting}, the fastest tree: speed over {figure.rival}'s"
+            column = figure.clock
+            cell = f"{figure.text(3)} ({figure.K}, 0, {figure.depth})"
+        rows = rows_by_title.setdefault(title, {})
+        rows.setdefault(figure.method, {"method": figure.method})[column] = cell
+    for title, rows in rows_by_title.items():
+        console.print(table(list(rows.values()), title))
