@@ -17,7 +17,7 @@ from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
 from data_gen.verification import VERIFIERS, get_verifier
-from selector.actions import Action
+from selector.actions import Action, ActionSpace
 from tests.data_gen.by_definition import earlier_ends, longest_match
 from tests.data_gen.worlds import KINDS, World
 
@@ -98,16 +98,21 @@ def test_how_many_nodes_of_branches_differ(pair: ModelPair) -> None:
     """One at temperature 0. Else the first level has, on average, the tokens' chances to be drawn
     at all."""
     texts = [([*range(5, 60)], 3), ([7] * 40, 1)]
-    assert distinct_nodes(pair.draft, texts, Sampling(0), 0) == [[1.0] * 8] * 3
-    found_KD = torch.tensor(distinct_nodes(pair.draft, texts, Sampling(0.5), 0))
-    assert (found_KD[:, 1:] >= found_KD[:, :-1]).all() and (found_KD[1:] >= found_KD[:-1]).all()
+    space = ActionSpace(4, 0, 8, widths=(2, 4))
+    same = distinct_nodes(pair.draft, texts, Sampling(0), 0, space)
+    assert same == dict.fromkeys(("2", "4"), [1.0] * 8)
+    nodes_KD = torch.tensor([*distinct_nodes(pair.draft, texts, Sampling(0.5), 0, space).values()])
+    assert (nodes_KD[:, 1:] >= nodes_KD[:, :-1]).all()
+    assert (nodes_KD[1:] >= nodes_KD[:-1]).all()
     chances: list[torch.Tensor] = []
     for tokens, start in texts:
         logits_TV = pair.draft(torch.tensor([tokens])).logits[0, start::EVERY]
         missed_TV = 1 - (logits_TV / 0.5).softmax(-1)
-        chances.append(torch.stack([(1 - missed_TV**K).sum(-1) for K in (2, 3, 4)], dim=-1))
+        chances.append(
+            torch.stack([(1 - missed_TV**K).sum(-1) for K in space.branch_counts], dim=-1)
+        )
     # twelve roots of at most three nodes more or less: the standard error is below 0.3
-    assert (found_KD[:, 0] - torch.cat(chances).mean(0)).abs().max() < 0.9
+    assert (nodes_KD[:, 0] - torch.cat(chances).mean(0)).abs().max() < 0.9
 
 
 TOKENS = st.integers(1, 4).flatmap(lambda top: st.lists(st.integers(0, top), max_size=40))

@@ -49,7 +49,7 @@ def test_a_greedy_tree_takes_the_time_of_its_nodes_and_of_its_own_verification()
     """All its branches differ. Where greedy trees were not timed, they are verified as others
     are."""
     # i.i.d. branches are copies of one another
-    same = replace(FLAT, distinct={"T=1": [[1.0] * 8] * 3})
+    same = replace(FLAT, distinct={"T=1": {"3": [1.0] * 8}})
     greedy, iid = Action(3, 2, 2, "greedy"), Action(3, 2, 2)
     seconds = FLAT.action_seconds(iid, 15, "traversal")
     assert (
@@ -131,7 +131,7 @@ def test_a_decision_that_was_not_measured_is_named() -> None:
 
 def test_a_profile_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
-    lag, distinct = Table([0], [0, 4], [[0.0, 1e-3]]), {"T=0": [[1.0] * 8] * 3}
+    lag, distinct = Table([0], [0, 4], [[0.0, 1e-3]]), {"T=0": {"2": [1.0] * 8}}
     whole = replace(profile(), drafting=Table.constant(1e-4), lag=lag, distinct=distinct)
     for own in (profile(), whole):
         path.write_text(json.dumps({**own.to_json(), "check": [], "matrices": []}))
@@ -176,8 +176,8 @@ def test_coinciding_branches_are_one_node() -> None:
     """All of them at temperature 0; the pass is as long as that of the tree that is left, halves
     included."""
     distinct = {
-        "T=0": [[1.0] * 8] * 3,
-        "T=0.5, top-p=0.9": [[1.5] + [2.0] * 7, [2.5] * 8, [3.0] * 8],
+        "T=0": dict.fromkeys(("2", "3", "4"), [1.0] * 8),
+        "T=0.5, top-p=0.9": {"2": [1.5] + [2.0] * 7, "3": [2.5] * 8, "4": [3.0] * 8},
     }
     known, upper = replace(profile(), distinct=distinct), profile()
     assert known.nodes(Action(4, 2, 8), Sampling(0.0)) == 11
