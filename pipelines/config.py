@@ -248,9 +248,13 @@ class Data(Section):
     """texts that the target writes at once, and that one file holds"""
 
     @property
+    def is_wide(self) -> bool:
+        return self.trees == "wide"
+
+    @property
     def space(self) -> ActionSpace:
         """The labelled trees."""
-        return ActionSpace.wide() if self.trees == "wide" else ActionSpace.recorded()
+        return ActionSpace.wide() if self.is_wide else ActionSpace.recorded()
 
 
 class Train(Section):

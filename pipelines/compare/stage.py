@@ -56,7 +56,7 @@ from pipelines.train.judging import statics
 from pipelines.train.result import inputs
 from pipelines.train.stage import trained
 from selector import latency
-from selector.actions import Action, ActionSpace
+from selector.actions import Action
 from selector.files import atomically
 from selector.latency import LatencyProfile, Verification
 from selector.schema import FULL, LIGHT, sha256
@@ -87,13 +87,13 @@ def stage_of(config: Config) -> Stage:
         "verifiers": list(config.verifiers),
     }
     outputs = [config.folder / "papers.parquet", config.folder / "figure1.png"]
-    if config.data.space == ActionSpace.wide():
+    if config.data.is_wide:
         outputs = [config.folder / "wide.parquet"]
     return Stage("compare", config, depends, tuple(outputs))
 
 
 def run(config: Config) -> None:
-    if config.data.space == ActionSpace.wide():
+    if config.data.is_wide:
         compare_wide_trees(config)
         return
     stage = stage_of(config)

@@ -64,12 +64,12 @@ DECISIONS = (MATCH, *FEATURES)  # the feature levels at which decisions are time
 
 def fitted_actions(config: Config) -> list[Action]:
     """The actions whose steps are timed for the profile."""
-    return FITTED + (FITTED_WIDE if config.data.space == ActionSpace.wide() else [])
+    return FITTED + (FITTED_WIDE if config.data.is_wide else [])
 
 
 def checked_actions(config: Config) -> list[Action]:
     """Further actions, by which the profile is checked."""
-    return CHECKED + (CHECKED_WIDE if config.data.space == ActionSpace.wide() else [])
+    return CHECKED + (CHECKED_WIDE if config.data.is_wide else [])
 
 
 def profile_path(config: Config) -> Path:
@@ -190,7 +190,7 @@ def run(config: Config) -> None:
         samples_to_fit = [sample for sample in samples if sample.step.action in actions]
         profile = timing.fitted(pair, samples_to_fit, lengths, stage.depends["device"])
         profile = _with_decisions(config, pair, profile, prompts)
-        rows = check(profile, config.train.verifier, samples)
+        rows = check(profile, config.train.verifier, samples, checked_actions(config))
         matrices = matrix_seconds(pair.target)
         stage.replace()
         write_json(profile_path(config), {**profile.to_json(), "check": rows, "matrices": matrices})
@@ -261,17 +261,21 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
         "selector": config.train.network,
         "prompts": pairs.prompts_depend(config, "train"),
         "checked": config.train.verifier,
+        "actions": list(map(str, fitted_actions(config) + checked_actions(config))),
     }
     return Stage("latency", config, depends, (profile_path(config),))
 
 
 def check(
-    profile: LatencyProfile, verifier: str, samples: Sequence[timing.Sample]
+    profile: LatencyProfile,
+    verifier: str,
+    samples: Sequence[timing.Sample],
+    actions: Sequence[Action],
 ) -> list[dict[str, Any]]:
     """Predicted and measured step times in seconds with one verifier, of trees and lookups outside
     of the fit."""
     by_action: dict[Action, list[timing.Sample]] = {}
-    for action in CHECKED + CHECKED_WIDE:
+    for action in actions:
         by_action[action] = []
     for sample in samples:
         if sample.verifier == verifier and sample.lag == 0 and sample.step.action in by_action:

@@ -14,7 +14,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.texts.labelled import make_shard
 from data_gen.texts.log_labels import splits_of
 from data_gen.texts.logs import Logs, read_all
-from data_gen.texts.written import BEHAVIOUR, Work
+from data_gen.texts.written import Work
 from data_gen.traces import read_texts
 from pipelines.config import Config
 from pipelines.pair.stage import (
@@ -85,7 +85,7 @@ class PairSource:
         data = config.data.model_dump(mode="json")
         if config.data.features == LIGHT:  # only hidden states are recorded with a stride
             data["stride"] = 1
-        data["behaviour"] = BEHAVIOUR
+        data["behaviour"] = recipe(config).behaviour
         shares = [config.prompts.validation, config.prompts.test]
         return {
             "pair": self.fingerprint,
