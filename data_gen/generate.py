@@ -36,7 +36,7 @@ from data_gen.models.self_check import check_once
 from data_gen.timing import device_name
 from data_gen.verification import get_verifier
 from selector.actions import Action, ActionSpace
-from selector.runtime.selector import Selector, Tuned, load_selector
+from selector.runtime.selector import Policy, Selector, load_selector
 from selector.schema import PAIR, InputError
 
 PADDING = 1.01  # the largest ratio of table sizes with one vocabulary, which differ by padding
@@ -178,8 +178,10 @@ def speculative_generate(
         pair = ModelPair(model, draft, cast(Any, None), names, "")
         sampling = Processed.of(generation_config, logits_processor)
         verifier, chooser = _choice(selector, sampling, pair)
-        if isinstance(chooser, Tuned):
-            sampling = replace(sampling, draft_temperature=chooser.mode.sampling.draft_temperature)
+        if isinstance(chooser, Policy):
+            sampling = replace(
+                sampling, draft_temperature=chooser.setting.sampling.draft_temperature
+            )
         decoder = Decoder(pair, sampling, get_verifier(verifier), chooser)
         seed = int(torch.randint(2**63 - 1, ()))
         generator = torch.Generator(device=model.device).manual_seed(seed)
@@ -310,10 +312,10 @@ def _choice(selector: Any, sampling: Processed, pair: ModelPair) -> tuple[str, C
         device = device_name(str(pair.device), str(pair.target.dtype).removeprefix("torch."))
         weights = [known_weights_of(model) for model in (pair.target, pair.draft)]
         selector.check_pair(*pair.names, device, weights)
-        tuned = selector.at(
+        policy = selector.at(
             sampling.temperature, sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p
         )
-        return selector.verifier, tuned
+        return selector.verifier, policy
     verifier = DEFAULT_VERIFIER
     if isinstance(selector, tuple) and len(selector) == 2:
         verifier, selector = selector

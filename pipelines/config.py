@@ -189,17 +189,20 @@ class SamplingSetting(Section):
         return Sampling(**self.model_dump())
 
 
-def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
-    laws = {setting.build().law for setting in settings}
-    if len(laws) < len(settings):
+def _distinct(sampling_settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
+    laws = {sampling_setting.build().law for sampling_setting in sampling_settings}
+    if len(laws) < len(sampling_settings):
         raise ValueError("a setting is listed twice")
-    seen_by_selector = {(setting.temperature, setting.top_p) for setting in settings}
-    if len(seen_by_selector) < len(settings):
+    seen_by_selector = {
+        (sampling_setting.temperature, sampling_setting.top_p)
+        for sampling_setting in sampling_settings
+    }
+    if len(seen_by_selector) < len(sampling_settings):
         raise ValueError(
             "settings that differ in top_k or min_p alone need runs of their own: a selector "
             "sees neither"
         )
-    return settings
+    return sampling_settings
 
 
 def _labelled(verifiers: tuple[str, ...]) -> tuple[str, ...]:
@@ -208,7 +211,9 @@ def _labelled(verifiers: tuple[str, ...]) -> tuple[str, ...]:
     return verifiers
 
 
-Settings = Annotated[tuple[SamplingSetting, ...], Field(min_length=1), AfterValidator(_distinct)]
+SamplingSettings = Annotated[
+    tuple[SamplingSetting, ...], Field(min_length=1), AfterValidator(_distinct)
+]
 Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 Verifiers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_labelled)]
 
@@ -361,7 +366,7 @@ class Config(Section):
     pair: Pair = Pair()
     prompts: Prompts = Prompts()
     distil: Distil = Distil()
-    sampling: Settings = (SamplingSetting(),)
+    sampling: SamplingSettings = (SamplingSetting(),)
     """a list of settings, each with its own texts"""
 
     verifiers: Verifiers = ("naive_tree", "specinfer", "traversal", "lifted_uniform")

@@ -62,7 +62,7 @@ def mlflow_run(config: Config, stage: str) -> Iterator[Any]:
             mlflow.set_experiment(config.name)
         mlflow.set_experiment_tags({DESCRIPTION: ABOUT})
     made_with = provenance(config)
-    sampling = "; ".join(str(setting.build()) for setting in config.sampling)
+    sampling = "; ".join(str(sampling_setting.build()) for sampling_setting in config.sampling)
     with _as_input_error(*failures), mlflow.start_run(run_name=stage):
         mlflow.log_params(flat({**made_with["config"], "sampling": sampling}))
         mlflow.log_dict(made_with, "provenance.json")
@@ -87,7 +87,7 @@ def describe(mlflow: Any, words: str) -> None:
 
 
 def named(figures: Mapping[str, T], row: Mapping[str, Any]) -> dict[str, T]:
-    """Metrics or tags with their case in their names: that of a row as `Mode.row`."""
+    """Metrics or tags with their case in their names: that of a row as `Setting.row`."""
     case = f"T {row['temperature']:g} top-p {row['top_p']:g}"
     if row.get("level"):
         case += f" batch {row['batch']} {row['level']}"

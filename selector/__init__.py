@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from selector.actions import Action, ActionSpace
     from selector.latency import LatencyProfile
+    from selector.runtime.policy import Policy
     from selector.runtime.selector import Selector, load_selector
-    from selector.runtime.tuned import Tuned
     from selector.sampling import Sampling
     from selector.schema import InputError
     from selector.train.data import Texts, Timed
@@ -22,13 +22,13 @@ __all__ = [
     "ActionSpace",
     "InputError",
     "LatencyProfile",
+    "Policy",
     "Ratio",
     "Replayed",
     "Sampling",
     "Selector",
     "Texts",
     "Timed",
-    "Tuned",
     "load_selector",
     "ratio_of_speeds",
     "replay",
@@ -37,7 +37,7 @@ _MODULES = {
     "actions": ("Action", "ActionSpace"),
     "latency": ("LatencyProfile",),
     "runtime.selector": ("Selector", "load_selector"),
-    "runtime.tuned": ("Tuned",),
+    "runtime.policy": ("Policy",),
     "sampling": ("Sampling",),
     "schema": ("InputError",),
     "train.data": ("Texts", "Timed"),

@@ -49,22 +49,21 @@ class LookupRule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Mode:
-    """How a selector decides under one sampling setting, for a number of requests that are decoded
+class Setting:
+    """How a selector decides under one `Sampling`, for a number of requests that are decoded
     together.
 
     A network with several `feature_levels` is first asked with the early features. A lookup or the
     empty tree, which need no forward pass of the draft, is its final choice. Otherwise it is asked
-    again after the draft's forward pass over the root, with all features. Outside the sampling
-    settings (`Sampling.covers`) and the text lengths of its training, the mode decides
-    `without_network`.
+    again after the draft's forward pass over the root, with all features. Outside that one
+    (`Sampling.covers`) and the text lengths of its training, it decides `without_network`.
     """
 
     sampling: Sampling
     # the best static tree, which is drafted where no features are known, and where nothing is
     # decided
     action: Action
-    feature_levels: tuple[str, ...] = ()  # of `WAYS`; empty where no network decides
+    feature_levels: tuple[str, ...] = ()  # in turn; empty where no network decides
     speed: float = 1.0  # g, tokens per second
     rho: float = 1.0  # from 0 to 1
     # positions of the actions that may be chosen, ascending; all actions if empty
@@ -98,15 +97,15 @@ class Mode:
         return not {LIGHT, FULL, DRAFTER}.isdisjoint(self.feature_levels)
 
     @property
-    def place(self) -> str:
-        """In words: the sampling setting, and of a log's mode the batch size and the features."""
+    def label(self) -> str:
+        """In words: the sampling, and of a log's setting the batch size and the features."""
         if self.level:
             return f"{self.sampling}, batch {self.batch}, {self.level}"
         return str(self.sampling)
 
     @property
     def key(self) -> tuple[float, float, float]:
-        """Coordinates of the setting; `nearest` sums their absolute differences."""
+        """Its coordinates; `nearest` sums their absolute differences."""
         return self.sampling.temperature, self.sampling.top_p, of_batch(self.batch)
 
     def positions(self, space: ActionSpace) -> Array:
@@ -119,15 +118,15 @@ class Mode:
             return self.rule.lookup
         return self.action
 
-    def without_network(self) -> Mode:
-        """The mode of the lookup rule, or of the static tree where there is none."""
+    def without_network(self) -> Setting:
+        """The setting of the lookup rule, or of the static tree where there is none."""
         return replace(self, feature_levels=(), longest=0, joint=0.0)
 
-    def static_only(self) -> Mode:
+    def static_only(self) -> Setting:
         return replace(self.without_network(), rule=None)
 
-    def restricted(self, space: ActionSpace, positions: Iterable[int], speed_T: Tensor) -> Mode:
-        """The mode of an engine that can draft only the actions at some positions, among them at
+    def restricted(self, space: ActionSpace, positions: Iterable[int], speed_T: Tensor) -> Setting:
+        """The setting of an engine that can draft only the actions at some positions, among them at
         least one tree.
 
         The static tree becomes the fastest one that remains, and the prices change in proportion to
@@ -150,12 +149,12 @@ class Mode:
         allowed = tuple(sorted({*kept, best}))
         return replace(priced, action=space.trees[best], allowed=allowed, rule=rule)
 
-    def faster(self, ratio: float) -> Mode:
-        """The mode with the prices of time of a decoder that is `ratio` times as fast."""
+    def faster(self, ratio: float) -> Setting:
+        """The setting with the prices of time of a decoder that is `ratio` times as fast."""
         return replace(self, speed=self.speed * ratio, joint=self.joint * ratio)
 
     def row(self) -> dict[str, Any]:
-        """The mode's entry in JSON, with the numbers of the sampling setting beside the others."""
+        """The setting's entry in JSON, with the numbers of the sampling beside the others."""
         entry = asdict(self)
         del entry["sampling"]
         for name, value in entry.items():
@@ -169,8 +168,8 @@ class Mode:
         }
 
     @classmethod
-    def of(cls, entry: dict[str, Any]) -> Mode:
-        """The mode of an entry that `row` made; other keys are ignored."""
+    def of(cls, entry: dict[str, Any]) -> Setting:
+        """The setting of an entry that `row` made; other keys are ignored."""
         levels = tuple(entry["feature_levels"])
         rule = None
         if entry["rule"] is not None:
@@ -194,24 +193,24 @@ class Mode:
 
 
 def of_batch(batch: float) -> float:
-    """A batch size's coordinate in the distance between modes; small, so that the sampling setting
+    """A batch size's coordinate in the distance between settings; small, so that the sampling
     comes first."""
     return 1e-3 * math.log2(batch)
 
 
-def nearest(modes: Sequence[Mode], asked: Sampling, batch: float = 1) -> Mode:
-    """The mode of the nearest sampling setting, of those that cover the asked one if there are any;
-    among several with one setting the mode of the nearest batch size. InputError where `batch` is
+def nearest(settings: Sequence[Setting], asked: Sampling, batch: float = 1) -> Setting:
+    """The setting of the nearest `Sampling`, of those that cover the asked one if there are any;
+    among several with the same one, that of the nearest batch size. InputError where `batch` is
     no number of requests."""
     if not 1 <= batch < math.inf:
         raise InputError(f"batch {batch:g}: there is at least one request")
     asked_key = asked.temperature, asked.top_p, of_batch(batch)
 
-    def distance(mode: Mode) -> float:
-        return sum(abs(a - b) for a, b in zip(mode.key, asked_key, strict=True))
+    def distance(setting: Setting) -> float:
+        return sum(abs(a - b) for a, b in zip(setting.key, asked_key, strict=True))
 
-    covering = [mode for mode in modes if mode.sampling.covers(asked)]
-    return min(covering or modes, key=distance)
+    covering = [setting for setting in settings if setting.sampling.covers(asked)]
+    return min(covering or settings, key=distance)
 
 
 def net_tokens(efficiency_BA: Array, seconds_BA: Array, speed: float, rho: float) -> Array:
@@ -230,20 +229,30 @@ def net_tokens(efficiency_BA: Array, seconds_BA: Array, speed: float, rho: float
 
 
 def worth(
-    predicted_BA: Array, seconds_BA: Array, mode: Mode, positions_K: Array, policy: bool = False
+    predicted_BA: Array,
+    seconds_BA: Array,
+    setting: Setting,
+    positions_K: Array,
+    are_logits: bool = False,
 ) -> Array:
-    """What the actions at some positions are worth under a mode, [.., K]: `net_tokens` of predicted
-    block efficiencies, or a policy's logits (DDTE, eq. 12), which already allow for the times."""
+    """What the actions at some positions are worth under a setting, [.., K]: `net_tokens` of
+    predicted block efficiencies, or the policy objective's logits (DDTE, eq. 12), which already
+    allow for the times."""
     predicted_BK = predicted_BA.take(positions_K, -1)
-    if policy:
+    if are_logits:
         return predicted_BK
-    return net_tokens(predicted_BK, seconds_BA.take(positions_K, -1), mode.speed, mode.rho)
+    return net_tokens(predicted_BK, seconds_BA.take(positions_K, -1), setting.speed, setting.rho)
 
 
 def choices(
-    predicted_BA: Array, seconds_BA: Array, mode: Mode, space: ActionSpace, policy: bool = False
+    predicted_BA: Array,
+    seconds_BA: Array,
+    setting: Setting,
+    space: ActionSpace,
+    are_logits: bool = False,
 ) -> Array:
-    """Positions of the actions that a mode's network chooses, int64 [..]; arguments as `worth`."""
-    positions_K = mode.positions(space)
-    best: Array = worth(predicted_BA, seconds_BA, mode, positions_K, policy).argmax(-1)
+    """Positions of the actions that a setting's network chooses, int64 [..]; arguments as
+    `worth`."""
+    positions_K = setting.positions(space)
+    best: Array = worth(predicted_BA, seconds_BA, setting, positions_K, are_logits).argmax(-1)
     return positions_K[best]

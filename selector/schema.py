@@ -25,8 +25,8 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Scalar:
-    """One scalar feature. One that is not `learned` only selects step times and modes: a regressor
-    does not see it."""
+    """One scalar feature. One that is not `learned` only selects step times and settings: a
+    regressor does not see it."""
 
     name: str
     unit: str

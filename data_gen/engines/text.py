@@ -105,13 +105,13 @@ class TextSelector:
     def _actions(self, texts: Sequence[DrafterKnowledge]) -> Sequence[Action | None]:
         for text in texts:
             text.batch = len(texts)
-        tuned = self._at(len(texts))
-        if not tuned.feature_levels:  # a static tree, of no token where nothing pays, needs none
-            return [tuned.select(None)] * len(texts)
-        features = [text.features(*tuned.feature_levels) for text in texts]
+        policy = self._at(len(texts))
+        if not policy.feature_levels:  # a static tree, of no token where nothing pays, needs none
+            return [policy.select(None)] * len(texts)
+        features = [text.features(*policy.feature_levels) for text in texts]
         if len(texts) == 1:
-            return [tuned.select(features[0])]
-        return tuned.select_jointly(features)
+            return [policy.select(features[0])]
+        return policy.select_jointly(features)
 
 
 def _no_chains(texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[int]]:

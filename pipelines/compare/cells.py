@@ -24,14 +24,14 @@ from pipelines.evaluate.replays import oracle, replay
 from pipelines.evaluate.table import HERE
 from pipelines.train.judging import judge, keep_if_ahead
 from selector.actions import Action, ActionSpace
-from selector.decision import NETWORK, RULE, STATIC, Mode
+from selector.decision import NETWORK, RULE, STATIC, Setting
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
 from selector.schema import FULL
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Replayed
-from selector.train.tuning import Judged, StaticTable, best_static, judge_mode, tune_lookup_rule
+from selector.train.tuning import Judged, StaticTable, best_static, judge_setting, tune_lookup_rule
 
 TREES = "trees"
 GREEDY = "greedy trees"
@@ -47,7 +47,7 @@ OF = {  # the actions of each kind of selector
 }
 # DDTE: the first one's selector is faster than the other's static trees
 CLAIMED = ("specinfer", "traversal")
-BOTTOM_UP = ("traversal", "lifted_uniform")  # DDTE has no policy of theirs
+BOTTOM_UP = ("traversal", "lifted_uniform")  # DDTE has no policy network of theirs
 AT_ROOT = "root tree"
 SHORT = "delayed tree of 8"
 DELAYED = "delayed tree"
@@ -132,7 +132,7 @@ GREEDY_TREES = _Family(
 
 
 @dataclass(frozen=True)
-class _SettingTexts:
+class _SamplingTexts:
     """One verifier's texts of one sampling setting, with the step times of a clock."""
 
     splits: Mapping[str, Texts]
@@ -145,7 +145,7 @@ class _SettingTexts:
     @property
     def kinds(self) -> list[str]:
         """The kinds of prompts of the held-out texts."""
-        return list(dict.fromkeys(self.splits["test"].setting_of(self.sampling).kind_X))
+        return list(dict.fromkeys(self.splits["test"].of_sampling(self.sampling).kind_X))
 
     def timed(self, split: str, actions: str, kind: str = "") -> Timed:
         """The texts of a kind of prompts; those of all kinds where the split has none of this one,
@@ -153,7 +153,7 @@ class _SettingTexts:
         key = split, actions, kind
         if key not in self.cache:
             labelled = of_verifier(self.splits, self.verifier, actions)
-            texts = labelled[split].setting_of(self.sampling)
+            texts = labelled[split].of_sampling(self.sampling)
             is_of_kind_X = torch.tensor([text_kind == kind for text_kind in texts.kind_X])
             if is_of_kind_X.any():
                 texts = texts.take(is_of_kind_X.nonzero()[:, 0])
@@ -173,8 +173,8 @@ def replays(
     families = [SAMPLED_TREES]
     if verifier in BOTTOM_UP:
         families.append(GREEDY_TREES)
-    texts = _SettingTexts(splits, verifier, sampling, clocks[HERE])
-    kind_X = splits["test"].setting_of(sampling).kind_X
+    texts = _SamplingTexts(splits, verifier, sampling, clocks[HERE])
+    kind_X = splits["test"].of_sampling(sampling).kind_X
     totals: dict[tuple[str, str], Tensor] = {}
     for (clock, profile), family in product(clocks.items(), families):
         replays_by_method = _of_family(replace(texts, profile=profile), family, contenders[clock])
@@ -193,7 +193,7 @@ def _totals(replays_by_kind: Replays, kind_X: list[str]) -> Tensor:
 
 
 def _of_family(
-    texts: _SettingTexts, family: _Family, contenders: Sequence[Contender]
+    texts: _SamplingTexts, family: _Family, contenders: Sequence[Contender]
 ) -> dict[str, Replays]:
     """By method, what is replayed."""
     static = _static_trees(texts, family)
@@ -201,13 +201,13 @@ def _of_family(
     copying = COPYING + family.suffix
     rule = tune_lookup_rule(texts.timed("train", family.copied), static.base)
     validation = texts.timed("validation", family.copied)
-    judged_rule = judge_mode(validation, {}, rule, static.base.action)
+    judged_rule = judge_setting(validation, {}, rule, static.base.action)
     by_method[copying] = {}
     for kind, fallback in static.fallbacks.items():
-        mode = rule
+        setting = rule
         if rule.action == static.base.action:  # the best static tree is that of each kind
-            mode = replace(rule, action=fallback)
-        by_method[copying][kind] = replay(texts.timed("test", family.copied, kind), mode)
+            setting = replace(rule, action=fallback)
+        by_method[copying][kind] = replay(texts.timed("test", family.copied, kind), setting)
     for contender in contenders:
         if not family.has(contender.actions):
             continue
@@ -215,7 +215,7 @@ def _of_family(
         (judged,) = judge(contender.module, validation, static.base)
         by_method[contender.method] = _selected(texts, static, contender, judged)
         if contender.actions in KEPT:
-            kept = keep_if_ahead(judged, judged_rule, static.base).mode
+            kept = keep_if_ahead(judged, judged_rule, static.base).setting
             deciding = {NETWORK: contender.method, RULE: copying, STATIC: family.fallback}
             by_method[KEPT[contender.actions]] = by_method[deciding[kept.decider]]
     return by_method
@@ -225,11 +225,11 @@ class _StaticTrees(NamedTuple):
     """Static trees on one clock."""
 
     replays: dict[str, Replays]  # by method
-    base: Mode  # the best tree for all kinds of prompts
+    base: Setting  # the best tree for all kinds of prompts
     fallbacks: dict[str, Action]  # by kind of prompts, what is drafted where nothing decides
 
 
-def _static_trees(texts: _SettingTexts, family: _Family) -> _StaticTrees:
+def _static_trees(texts: _SamplingTexts, family: _Family) -> _StaticTrees:
     """Trees that are chosen on each kind's training texts, by speed and by tokens per step; and the
     oracle, which is a bound for all trees."""
     trees = OF[family.drafted].trees
@@ -243,9 +243,9 @@ def _static_trees(texts: _SettingTexts, family: _Family) -> _StaticTrees:
         for method, is_allowed in family.tried.items():
             allowed_A = torch.tensor([is_allowed(tree) for tree in trees])
             fastest = trees[table.best(allowed_A)]
-            by_method[method][kind] = replay(test, Mode(texts.sampling, fastest))
+            by_method[method][kind] = replay(test, Setting(texts.sampling, fastest))
             longest = trees[int(table.efficiencies().where(allowed_A, 0.0).argmax())]
-            by_method[BY_STEPS[method]][kind] = replay(test, Mode(texts.sampling, longest))
+            by_method[BY_STEPS[method]][kind] = replay(test, Setting(texts.sampling, longest))
             if method == family.fallback:
                 fallbacks[kind] = fastest
         by_method[ORACLE + family.suffix][kind] = oracle(test)
@@ -255,15 +255,16 @@ def _static_trees(texts: _SettingTexts, family: _Family) -> _StaticTrees:
 
 
 def _selected(
-    texts: _SettingTexts, static: _StaticTrees, contender: Contender, judged: Judged
+    texts: _SamplingTexts, static: _StaticTrees, contender: Contender, judged: Judged
 ) -> Replays:
-    """Replays of a network's best mode, or of each kind's static tree where that does not pay."""
+    """Replays of a network's best setting, or of each kind's static tree where that does not
+    pay."""
     decides = judged.pays or contender.method == PRINTED  # as in the paper, where it always does
     replays_by_kind = {}
     for kind, fallback in static.fallbacks.items():
-        mode = replace(judged.mode, action=fallback)
+        setting = replace(judged.setting, action=fallback)
         if not decides:
-            mode = mode.static_only()
+            setting = setting.static_only()
         test = texts.timed("test", contender.actions, kind)
-        replays_by_kind[kind] = replay(test, mode, contender.module)
+        replays_by_kind[kind] = replay(test, setting, contender.module)
     return replays_by_kind

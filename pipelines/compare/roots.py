@@ -59,10 +59,10 @@ class _Fraction(NamedTuple):
 def drafted(config: Config, pair: ModelPair, labelled: str) -> Iterator[Figure]:
     """The figures of each setting, with one standard error over roots. `labelled` is the verifier
     with labels."""
-    settings = [setting.build() for setting in config.sampling]
-    for number, sampling in enumerate(watched(settings, "drafting trees")):
+    samplings = [sampling_name.build() for sampling_name in config.sampling]
+    for number, sampling in enumerate(watched(samplings, "drafting trees")):
         generator = torch.Generator(device=pair.device).manual_seed(config.seed)
-        shift = (number + 0.5) / len(settings)
+        shift = (number + 0.5) / len(samplings)
         by_root = [
             list(_fractions(pair, row, sampling, labelled, generator))
             for row in _rows(config, sampling, labelled, shift)

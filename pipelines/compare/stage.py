@@ -44,7 +44,7 @@ from pipelines.compare.cells import (
 )
 from pipelines.compare.roots import drafted
 from pipelines.config import Config
-from pipelines.data.recorded import load_traces, settings_of
+from pipelines.data.recorded import load_traces, samplings_of
 from pipelines.evaluate.stage import clocks
 from pipelines.evaluate.table import ACCEPTANCE, ALL, EFFICIENCY, HERE, Figure, Table
 from pipelines.latency.stage import load_profile
@@ -151,7 +151,7 @@ def kept_replays(
     work: dict[tuple[str, str], Callable[[], Totals]] = {}
     for verifier in watched(config.verifiers, "training networks"):
         contenders = contenders_of(config, verifier, profiles, splits, parts)
-        for sampling in settings_of(config):
+        for sampling in samplings_of(config):
             replay = partial(replays, verifier, sampling, splits, profiles, contenders)
             name = f"replay {verifier} {sampling}"
             work[verifier, str(sampling)] = partial(parts.get, name, replay)
@@ -171,7 +171,8 @@ def contenders_of(
     splits: Mapping[str, Texts],
     parts: Parts,
 ) -> dict[str, list[Contender]]:
-    """A verifier's networks by clock: regressors, and unless it is bottom-up a policy."""
+    """A verifier's networks by clock: regressors, and unless it is bottom-up one of the policy
+    objective."""
     regressors = {
         actions: regressor_of(config, verifier, actions, splits, parts)
         for actions in actions_of(verifier, config.data.features)
@@ -270,8 +271,8 @@ def policy_of_ddte(
         timed: dict[str, list[Timed]] = {}
         for split in OWN:
             timed[split] = [
-                Timed(expected[split].setting_of(sampling), name, profile)
-                for sampling in settings_of(config)
+                Timed(expected[split].of_sampling(sampling), name, profile)
+                for sampling in samplings_of(config)
             ]
         bases = statics(timed["train"])
         return trained(
@@ -294,20 +295,20 @@ class Cells:
     def of(cls, config: Config, texts: Texts) -> Cells:
         cells: list[tuple[str, str]] = []
         sources: list[str] = []
-        for sampling in settings_of(config):
-            setting_texts = texts.setting_of(sampling)
-            cells += [(str(sampling), kind) for kind in setting_texts.kind_X]
-            sources += setting_texts.source_X
+        for sampling in samplings_of(config):
+            sampling_texts = texts.of_sampling(sampling)
+            cells += [(str(sampling), kind) for kind in sampling_texts.kind_X]
+            sources += sampling_texts.source_X
         names, cell_X = numbered(cells)
         return cls(names, cell_X, numbered(sources)[1])
 
     def ratios(self, columns_XN: Tensor, **columns: Any) -> list[Figure]:
         """What `over_cells` averages, cell by cell."""
         figures = []
-        for number, (setting, kind) in enumerate(self.names):
+        for number, (sampling_name, kind) in enumerate(self.names):
             in_cell = self.cell_X == number
             ratio = jackknifed(columns_XN[in_cell], self.source_X[in_cell])
-            figures.append(Figure.of_ratio(ratio, **columns, setting=setting, kind=kind))
+            figures.append(Figure.of_ratio(ratio, **columns, setting=sampling_name, kind=kind))
         return figures
 
     def mean(self, columns_XN: Tensor, **columns: Any) -> Figure:
@@ -322,12 +323,12 @@ def speeds(
     speed over Traversal's static trees at the root, over its own, and of selectors over that of
     i.i.d. trees alone: means over cells, the least cell, and over Traversal each cell."""
     cells = Cells.of(config, texts)
-    settings = [str(sampling) for sampling in settings_of(config)]
+    samplings = [str(sampling) for sampling in samplings_of(config)]
     columns_X3: dict[tuple[str, str, str], Tensor] = {}
     for name in config.verifiers:
-        for clock, method in totals[name, settings[0]]:
+        for clock, method in totals[name, samplings[0]]:
             columns_X3[clock, name, method] = torch.cat(
-                [totals[name, setting][clock, method] for setting in settings]
+                [totals[name, sampling_name][clock, method] for sampling_name in samplings]
             )
     first_rival = rival_of(config)
     for (clock, name, method), totals_X3 in columns_X3.items():
@@ -379,13 +380,13 @@ def by_depth(config: Config, texts: Texts) -> Iterator[Figure]:
     """DDTE, Figure 1: the acceptance at each depth of K branches from the root, given that the
     depth above was accepted; over all roots of the held-out texts, by setting and verifier."""
     space = OF[TREES]
-    for sampling, name in product(settings_of(config), config.verifiers):
-        setting_texts = of_verifier({"": texts}, name, TREES)[""].setting_of(sampling)
-        labels_RS = setting_texts.labels(name, slice(None), space)
+    for sampling, name in product(samplings_of(config), config.verifiers):
+        sampling_texts = of_verifier({"": texts}, name, TREES)[""].of_sampling(sampling)
+        labels_RS = sampling_texts.labels(name, slice(None), space)
         # the last column counts the roots, which are reached for sure
         reached_RS = torch.nn.functional.pad(labels_RS.double(), (0, 1), value=1.0)
-        sums_XS = torch.zeros(len(setting_texts), reached_RS.shape[1], dtype=torch.float64)
-        sums_XS.index_add_(0, setting_texts.text_R, reached_RS)
+        sums_XS = torch.zeros(len(sampling_texts), reached_RS.shape[1], dtype=torch.float64)
+        sums_XS.index_add_(0, sampling_texts.text_R, reached_RS)
         for K in range(1, space.max_K + 1):
             action = space.chain(space.max_L2)
             if K > 1:
@@ -395,7 +396,7 @@ def by_depth(config: Config, texts: Texts) -> Iterator[Figure]:
             for depth, column in enumerate(paths, 1):
                 ratio = jackknifed(
                     sums_XS[:, [column, above]],
-                    setting_texts.source_number_X,
+                    sampling_texts.source_number_X,
                     lambda sums: sums[..., 0] / sums[..., 1],
                 )
                 above = column

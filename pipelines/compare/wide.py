@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from pipelines.config import Config
-from pipelines.data.recorded import settings_of
+from pipelines.data.recorded import samplings_of
 from pipelines.evaluate.replays import replay
 from pipelines.evaluate.table import EFFICIENCY, Figure, Table
 from pipelines.run import console, table, watched
 from selector.actions import GREEDY, IID, Action
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.latency import LatencyProfile, Verification
 from selector.train.data import Texts, Timed
 from selector.train.replay import jackknifed, ratio_of_speeds
@@ -65,8 +65,8 @@ def figures_of(
     rival: str,
 ) -> Iterator[Figure]:
     """Tokens per step, and speeds of the fastest trees, both over those of the verifier `rival`."""
-    for sampling in watched(settings_of(config), "comparing wide trees"):
-        texts = {split: split_texts.setting_of(sampling) for split, split_texts in splits.items()}
+    for sampling in watched(samplings_of(config), "comparing wide trees"):
+        texts = {split: split_texts.of_sampling(sampling) for split, split_texts in splits.items()}
         for style in NAMES:
             yield from _tokens_per_step(config, list(texts.values()), style, rival)
         for (clock, profile), style in product(clocks.items(), NAMES):
@@ -79,7 +79,7 @@ def _tokens_per_step(
     source_names = np.concatenate([split_texts.source_X for split_texts in texts])
     source_X = torch.from_numpy(np.unique(source_names, return_inverse=True)[1])
     space = texts[0].space
-    setting = str(texts[0].settings[int(texts[0].setting_X[0])])
+    sampling_name = str(texts[0].samplings[int(texts[0].sampling_X[0])])
     sums_XA = {}
     for verifier in config.verifiers:
         sums_XA[verifier] = torch.cat([_sums(split_texts, verifier) for split_texts in texts])
@@ -87,7 +87,7 @@ def _tokens_per_step(
     for K, verifier in product(space.branch_counts, config.verifiers):
         a = space.index(Action(K, 0, space.max_L2, style))
         columns = {
-            "setting": setting,
+            "setting": sampling_name,
             "method": f"{verifier}, {NAMES[style]}",
             "K": K,
             "depth": space.max_L2,
@@ -128,12 +128,12 @@ def _best_trees(
         statics = StaticTable.of(Timed(texts["train"], verifier, profile))
         best[verifier] = trees[statics.best(is_of_style_A)]
         test = Timed(texts["test"], verifier, profile)
-        replays[verifier] = replay(test, Mode(test.sampling, best[verifier]))
+        replays[verifier] = replay(test, Setting(test.sampling, best[verifier]))
     source_X = texts["test"].source_number_X
     for verifier in config.verifiers:
         yield Figure.of_ratio(
             ratio_of_speeds(replays[verifier], replays[rival], source_X),
-            setting=str(texts["test"].settings[int(texts["test"].setting_X[0])]),
+            setting=str(texts["test"].samplings[int(texts["test"].sampling_X[0])]),
             method=f"{verifier}, {NAMES[style]}",
             rival=f"{rival}, {NAMES[style]}",
             clock=clock,

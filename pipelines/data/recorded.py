@@ -47,16 +47,16 @@ def load_traces(config: Config) -> dict[str, Texts]:
     return source.texts(folder)
 
 
-def settings_of(config: Config) -> list[Sampling]:
-    return [setting.build() for setting in config.sampling]
+def samplings_of(config: Config) -> list[Sampling]:
+    return [sampling_setting.build() for sampling_setting in config.sampling]
 
 
 def timed(
-    texts: Texts, setting: Sampling, verifier: str, profile: LatencyProfile, batch: int = 1
+    texts: Texts, sampling: Sampling, verifier: str, profile: LatencyProfile, batch: int = 1
 ) -> Timed:
     """The texts of one sampling setting with a verifier's labels and a machine's times for a batch
     size."""
-    return Timed(texts.setting_of(setting), verifier, profile.at_batch(batch), batch=batch)
+    return Timed(texts.of_sampling(sampling), verifier, profile.at_batch(batch), batch=batch)
 
 
 def realised(config: Config) -> list[dict[str, Any]]:

@@ -18,13 +18,13 @@ from pipelines.evaluate.replays import compared, oracle, replay
 from pipelines.evaluate.table import ALL, Figure, Table
 from pipelines.train.result import Case
 from selector.actions import EMPTY
-from selector.decision import NETWORK, Mode
+from selector.decision import NETWORK, Setting
 from selector.latency import LatencyProfile
 from selector.schema import DRAFTER, TEXT
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches
 from selector.train.replay import Replayed
-from selector.train.tuning import Predictions, decide, replay_mode
+from selector.train.tuning import Predictions, decide, replay_setting
 
 FIXED = "best fixed length"
 ORACLE = "oracle"
@@ -76,9 +76,9 @@ def entries(table: Table, cases: Cases) -> Iterator[dict[str, Any]]:
         "fixed_length": case.static.action.nodes,
         "rule_lengths": [*lookup_rule, case.rule.action.nodes],
     }
-    batch = case.mode.batch
+    batch = case.setting.batch
     for is_mixed, level in product(sorted({f.is_mixed for f in table.figures}), cases):
-        columns = {"setting": str(case.mode.sampling), "batch": batch, "is_mixed": is_mixed}
+        columns = {"setting": str(case.setting.sampling), "batch": batch, "is_mixed": is_mixed}
         by_kind = {}
         for kind in table.kinds(**columns):
             by_kind[kind] = lengths | _gains(table, level, {**columns, "kind": kind})
@@ -125,14 +125,14 @@ def _charge(replays: Replays, cases: Cases, decision_seconds: Mapping[str, float
     with one length for all requests of a step."""
     for level, case in cases.items():
         name = selector_at(level)
-        seconds = decision_seconds[level] if case.mode.decider == NETWORK else 0.0
+        seconds = decision_seconds[level] if case.setting.decider == NETWORK else 0.0
         replays[name + CHARGED] = replays[name].charged(seconds)
         if name + ONE_LENGTH in replays:
             one_length = replays[name + ONE_LENGTH]
             replays[name + ONE_LENGTH] = one_length.charged(decision_seconds[level])
 
 
-def _baselines(cases: Cases) -> dict[str, Mode]:
+def _baselines(cases: Cases) -> dict[str, Setting]:
     case = next(iter(cases.values()))
     return {PLAIN: replace(case.static, action=EMPTY), FIXED: case.static, COPYING: case.rule}
 
@@ -140,10 +140,10 @@ def _baselines(cases: Cases) -> dict[str, Mode]:
 def _alike(cases: Cases, timed: Timed, predicted: Predictions) -> Replays:
     """All requests of a step have the same text, and take one decision."""
     replays = {ORACLE: oracle(timed)}
-    for name, mode in _baselines(cases).items():
-        replays[name] = replay(timed, mode)
+    for name, setting in _baselines(cases).items():
+        replays[name] = replay(timed, setting)
     for level, case in cases.items():
-        replays[selector_at(level)] = replay_mode(timed, predicted, case.mode)
+        replays[selector_at(level)] = replay_setting(timed, predicted, case.setting)
     return replays
 
 
@@ -151,17 +151,17 @@ def _mixed(cases: Cases, timed: Timed, predicted: Predictions, profile: LatencyP
     """The requests of a step have different texts, and decide jointly."""
     batches = MixedBatches(timed, profile, timed.batch)
     replays = {}
-    for name, mode in _baselines(cases).items():
-        replays[name] = batches.replay(decide(timed, {}, mode).action_R)
+    for name, setting in _baselines(cases).items():
+        replays[name] = batches.replay(decide(timed, {}, setting).action_R)
     labels_RA = timed.space.efficiencies(timed.survivals_RS)
     price = batches.speed_of(labels_RA, replays[COPYING].speed)
     replays[ORACLE] = batches.select(labels_RA, price)
     for level, case in cases.items():
         name = selector_at(level)
-        if case.mode.joint:
-            replays[name] = batches.select(predicted[level], case.mode.joint)
+        if case.setting.joint:
+            replays[name] = batches.select(predicted[level], case.setting.joint)
         else:
-            ruled_R = decide(timed, {}, case.mode.without_network()).action_R
+            ruled_R = decide(timed, {}, case.setting.without_network()).action_R
             replays[name] = batches.replay(ruled_R)
         replays[name + ONE_LENGTH] = batches.select(predicted[level], case.common, common=True)
     return replays

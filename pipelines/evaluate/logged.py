@@ -35,7 +35,7 @@ from pipelines.pair.log import LogSource, log_source
 from pipelines.run import watched
 from pipelines.tracking import metric_name
 from pipelines.train.result import Case, build, load_module, load_result
-from selector.runtime.selector import Selector, Tuned
+from selector.runtime.selector import Policy, Selector
 from selector.train.data import Texts
 
 TIMED_DECISIONS = 200
@@ -62,8 +62,8 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     predicted = {level: module.scores(data["test"], level) for level in LEVELS}
     cases_by_batch: dict[int, dict[str, Case]] = {}
     for case in result.best.cases:
-        if case.mode.level in outcome["levels"]:
-            cases_by_batch.setdefault(case.mode.batch, {})[case.mode.level] = case
+        if case.setting.level in outcome["levels"]:
+            cases_by_batch.setdefault(case.setting.batch, {})[case.setting.level] = case
     figures: list[Figure] = []
     for batch, cases in watched(cases_by_batch.items(), "replay, by batch size"):
         test = timed(data["test"], sampling, VERIFIER, profile, batch)
@@ -103,29 +103,31 @@ def _decision_seconds(
     """Median seconds by level and batch size that the decisions of all requests of a step take
     together, features included, one process after another; the requests have contexts of `CONTEXT`
     tokens and one new token each."""
-    steps = {mode.batch: max(TIMED_DECISIONS, 5 * mode.batch) for mode in selector.modes}
+    steps = {
+        setting.batch: max(TIMED_DECISIONS, 5 * setting.batch) for setting in selector.settings
+    }
     text_tokens = np.concatenate([text.tokens for text in texts])
     tokens = np.resize(text_tokens, CONTEXT + 2 * max(steps.values())).tolist()
     seconds: dict[str, Any] = {"context": CONTEXT}
     for level in LEVELS:
         seconds[level] = {}
-    for mode in selector.modes:
+    for setting in selector.settings:
         knowledge = DrafterKnowledge(tokens[:CONTEXT], sampling, selector.tokens)
-        tuned = Tuned(mode, selector)
+        policy = Policy(setting, selector)
         step_seconds = []
-        for begin in range(CONTEXT, CONTEXT + steps[mode.batch], mode.batch):
+        for begin in range(CONTEXT, CONTEXT + steps[setting.batch], setting.batch):
             start = time.perf_counter()
             features = []
             # their texts are one, a token longer each time
-            for token in tokens[begin : begin + mode.batch]:
+            for token in tokens[begin : begin + setting.batch]:
                 knowledge.committed([token], [1.0])
-                features.append(knowledge.features(mode.level))
-            if mode.batch > 1:
-                tuned.select_jointly(features)
+                features.append(knowledge.features(setting.level))
+            if setting.batch > 1:
+                policy.select_jointly(features)
             else:
-                tuned.select(features[0])
+                policy.select(features[0])
             step_seconds.append(time.perf_counter() - start)
-        seconds[mode.level][str(mode.batch)] = float(np.median(step_seconds))
+        seconds[setting.level][str(setting.batch)] = float(np.median(step_seconds))
     return seconds
 
 
@@ -167,7 +169,7 @@ def _gains_in_words(table: Table, columns: Columns, level: str) -> Iterator[str]
     for rival in (PLAIN, COPYING, FIXED):
         speeds[rival] = table.of(**columns, method=selector_name, rival=rival).text(3)
     yield (
-        f"{requests_in_words(**columns)}, {LEVELS[level]}: {speeds[PLAIN]} times plain decoding, "
+        f"{requests_in_words(columns)}, {LEVELS[level]}: {speeds[PLAIN]} times plain decoding, "
         f"{speeds[COPYING]} of the lookup rule, {speeds[FIXED]} of the best fixed length."
     )
     charged = table.of(**columns, method=selector_name + CHARGED, rival=COPYING)
@@ -192,14 +194,14 @@ def tuned_columns(table: Table) -> list[Columns]:
     for figure in table.figures:
         if figure.batch == 1 or figure.is_mixed:
             columns = {name: getattr(figure, name) for name in ("setting", "batch", "is_mixed")}
-            tuned[requests_in_words(**columns)] = columns
+            tuned[requests_in_words(columns)] = columns
     return list(tuned.values())
 
 
-def requests_in_words(setting: str, batch: int, is_mixed: bool) -> str:
-    if is_mixed:
-        return f"{setting}, {batch} different requests"
-    return f"{setting}, batch {batch}"
+def requests_in_words(columns: Columns) -> str:
+    if columns["is_mixed"]:
+        return f"{columns['setting']}, {columns['batch']} different requests"
+    return f"{columns['setting']}, batch {columns['batch']}"
 
 
 def metrics(table: Table) -> dict[str, float]:
@@ -209,7 +211,7 @@ def metrics(table: Table) -> dict[str, float]:
     for columns, rival in product(tuned_columns(table), (COPYING, FIXED)):
         for figure in table.select(**columns, kind=ALL, rival=rival):
             if figure.method not in BASELINES:
-                name = f"test/{requests_in_words(**columns)}/{figure.method}/{figure.label}"
+                name = f"test/{requests_in_words(columns)}/{figure.method}/{figure.label}"
                 speeds[metric_name(name)] = figure.value
     return speeds
 
@@ -217,13 +219,13 @@ def metrics(table: Table) -> dict[str, float]:
 def methods(table: Table) -> dict[str, list[dict[str, str]]]:
     """For the report: by setting every method, the fastest first, its speed over plain decoding and
     the lookup rule, and the selectors' over it."""
-    rows_by_setting = {}
+    rows_by_sampling = {}
     for columns in tuned_columns(table):
         plain = table.select(**columns, kind=ALL, rival=PLAIN)
         plain.sort(key=lambda figure: -figure.value)
         rows = [_cells(table, columns, figure) for figure in plain]
-        rows_by_setting[requests_in_words(**columns)] = rows
-    return rows_by_setting
+        rows_by_sampling[requests_in_words(columns)] = rows
+    return rows_by_sampling
 
 
 def _cells(table: Table, columns: Columns, over_plain: Figure) -> dict[str, str]:

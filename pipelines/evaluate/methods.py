@@ -33,9 +33,9 @@ from pipelines.pair.stage import encode
 from pipelines.run import watched
 from selector import decision
 from selector.actions import EMPTY, IID, Action
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Tuned
+from selector.runtime.selector import Policy
 from selector.schema import InputError
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
@@ -80,19 +80,19 @@ class Method:
 
     name: str
     verifier: str
-    mode: Mode
+    setting: Setting
     network: SelectorModule | None = None  # whose predictions replay uses
-    chooser: Chooser | None = None  # decides in decoding where the mode alone cannot
+    chooser: Chooser | None = None  # decides in decoding where the setting alone cannot
     # what only explains the choice of the best tree or the selector is not
     is_decoded: bool = True
 
     @property
     def drafts(self) -> str:
         """What is drafted, in words; empty where a network decides."""
-        if self.mode.decider == decision.NETWORK:
+        if self.setting.decider == decision.NETWORK:
             return ""
-        rule = self.mode.rule
-        tree = str(self.mode.action)
+        rule = self.setting.rule
+        tree = str(self.setting.action)
         if rule:
             return f"copies of {rule.length} after a match of {rule.least}, else {tree}"
         return tree
@@ -101,19 +101,19 @@ class Method:
     def identity(self) -> Hashable:
         """Equal for methods that decode alike. Without drafted trees the verifier makes no
         difference, and with greedy ones only whether it works bottom-up."""
-        if self.mode.decider == decision.NETWORK:
+        if self.setting.decider == decision.NETWORK:
             return self.name
-        action = self.mode.action
+        action = self.setting.action
         verifier = ""
         if action.drafts:
             verifier = styled(get_verifier(self.verifier), action.style).name
-        return verifier, action, self.mode.rule
+        return verifier, action, self.setting.rule
 
     def decode(
         self, pair: ModelPair, sampling: Sampling, prompt: list[int], limit: int, seed: int
     ) -> Decoding:
         """Continue a prompt's token ids by at most `limit` new ones."""
-        chooser = self.chooser or Tuned(self.mode)
+        chooser = self.chooser or Policy(self.setting)
         decoder = Decoder(pair, sampling, get_verifier(self.verifier), chooser)
         generator = torch.Generator(device=pair.device).manual_seed(seed)
         decoded = decoder.decode(prompt, limit, generator)
@@ -161,7 +161,7 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
     trees[BEST_STATIC] = overall
     sampling = timed[verifiers[0]].sampling
     return [
-        Method(name, verifier, Mode(sampling, action), is_decoded=name in DECODED_TREES)
+        Method(name, verifier, Setting(sampling, action), is_decoded=name in DECODED_TREES)
         for name, (verifier, action) in trees.items()
     ]
 

@@ -8,23 +8,23 @@ from typing import Any
 from torch import Tensor
 
 from pipelines.evaluate.methods import BASES, SELECTOR, Method
-from pipelines.evaluate.table import HERE, Figure, setting_name, with_rivals
+from pipelines.evaluate.table import HERE, Figure, sampling_name_of, with_rivals
 from pipelines.run import watched
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Replayed, fastest_possible, ratio_of_speeds
-from selector.train.tuning import replay_mode
+from selector.train.tuning import replay_setting
 
 
-def replay(timed: Timed, mode: Mode, module: SelectorModule | None = None) -> Replayed:
-    """What a mode does, with a module's predictions where a network decides."""
+def replay(timed: Timed, setting: Setting, module: SelectorModule | None = None) -> Replayed:
+    """What a setting does, with a module's predictions where a network decides."""
     if module is None:
-        return replay_mode(timed, {}, mode)
-    predictions = module.predictions(timed.texts, mode)
-    return replay_mode(timed, predictions, mode, policy=not module.is_regressor)
+        return replay_setting(timed, {}, setting)
+    predictions = module.predictions(timed.texts, setting)
+    return replay_setting(timed, predictions, setting, are_logits=not module.is_regressor)
 
 
 def oracle(timed: Timed) -> Replayed:
@@ -57,12 +57,14 @@ def replayed(
     words = "replaying held-out texts"
     if clock != HERE:
         words += f", {clock}"
-    for sampling, setting_methods in watched(methods.items(), words):
-        setting_texts = texts.setting_of(sampling)
+    for sampling, sampling_methods in watched(methods.items(), words):
+        sampling_texts = texts.of_sampling(sampling)
         replays: dict[str, Replayed] = {}
-        for method in setting_methods:
-            timed = Timed(setting_texts, method.verifier, profile)
-            replays[method.name] = replay(timed, method.mode, method.network)
-        source_X = setting_texts.source_number_X
-        setting = setting_name(sampling.temperature, sampling.top_p)
-        yield from compared(replays, BASES, [SELECTOR], source_X, setting=setting, clock=clock)
+        for method in sampling_methods:
+            timed = Timed(sampling_texts, method.verifier, profile)
+            replays[method.name] = replay(timed, method.setting, method.network)
+        source_X = sampling_texts.source_number_X
+        sampling_name = sampling_name_of(sampling.temperature, sampling.top_p)
+        yield from compared(
+            replays, BASES, [SELECTOR], source_X, setting=sampling_name, clock=clock
+        )

@@ -32,7 +32,7 @@ from pipelines.evaluate.table import (
     Table,
     entries,
     figures,
-    setting_name,
+    sampling_name_of,
     summary,
 )
 from pipelines.evaluate.verdict import Evaluation, metrics, show, title, verdicts
@@ -42,7 +42,7 @@ from pipelines.pair.source import source_of
 from pipelines.pair.stage import encode, load_pair, prompts_depend, prompts_of
 from pipelines.run import Parts, Stage, verify, watched
 from pipelines.tracking import describe, mlflow_run
-from pipelines.train.judging import by_setting, judge, statics
+from pipelines.train.judging import judge, statics, timed_cases
 from pipelines.train.result import (
     build,
     decision_digest,
@@ -51,7 +51,7 @@ from pipelines.train.result import (
     load_result,
 )
 from selector.latency import LatencyProfile
-from selector.runtime.selector import Tuned
+from selector.runtime.selector import Policy
 from selector.sampling import Sampling
 from selector.schema import InputError, sha256
 from selector.train.data import Texts, Timed
@@ -93,7 +93,7 @@ def stage_of(config: Config) -> Stage:
         "tokens": config.data.tokens,
         "clocks": {path.stem: sha256(path) for path in clocks(config, profile)},
         "prompts": prompts_depend(config, "test"),
-        "sampling": [setting.model_dump() for setting in config.sampling],
+        "sampling": [sampling_setting.model_dump() for sampling_setting in config.sampling],
         "verifiers": list(config.verifiers),
         "seed": config.seed,
         "pair": profile.pair,
@@ -137,10 +137,10 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", splits)
     exported = {}
-    for mode in selector.modes:
-        chooser = Tuned(mode, selector)
-        exported[mode.sampling] = Method(
-            methods.SELECTOR, config.train.verifier, mode, module, chooser
+    for setting in selector.settings:
+        chooser = Policy(setting, selector)
+        exported[setting.sampling] = Method(
+            methods.SELECTOR, config.train.verifier, setting, module, chooser
         )
     compared = _compared(config, profile, splits, module, exported)
     replay_figures = list(replayed(compared, splits["test"], profile))
@@ -149,10 +149,10 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
         replay_figures += replayed(on_clock, splits["test"], clock, path.stem)
     contenders: Contenders = {}
     only_replayed = []
-    for sampling, setting_methods in compared.items():
-        contenders[sampling] = [method for method in setting_methods if method.is_decoded]
+    for sampling, sampling_methods in compared.items():
+        contenders[sampling] = [method for method in sampling_methods if method.is_decoded]
         only_replayed += [
-            _described(method, sampling) for method in setting_methods if not method.is_decoded
+            _described(method, sampling) for method in sampling_methods if not method.is_decoded
         ]
     if config.evaluate.assisted:
         for sampling, assistants in _assistants(config, pair).items():
@@ -164,7 +164,7 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
         "summary": summary(config, table, decoded),
         "methods": entries(table, decoded),
         "replayed": only_replayed,
-        "decisions": [case.mode.row() for case in result.best.cases],
+        "decisions": [case.setting.row() for case in result.best.cases],
         "greedy": greedy,
     }
     return Evaluation(outcome, table)
@@ -175,8 +175,8 @@ def _assistants(config: Config, pair: ModelPair) -> dict[Sampling, list[Assistan
     prompts = prompts_of(config, pair, "train")[:TUNING_PROMPTS]
     tuning_prompts = [encode(config, pair, prompt) for prompt in prompts]
     assistants: dict[Sampling, list[Assistant]] = {}
-    for setting in watched(config.sampling, "tuning transformers' own methods"):
-        sampling = setting.build()
+    for sampling_setting in watched(config.sampling, "tuning transformers' own methods"):
+        sampling = sampling_setting.build()
         seed = seed_of(config.seed, sampling, "assisted")
         assistants[sampling] = methods.tuned_assistants(
             pair, sampling, tuning_prompts, config.data.tokens, seed
@@ -186,7 +186,7 @@ def _assistants(config: Config, pair: ModelPair) -> dict[Sampling, list[Assistan
 
 def _described(method: Method | Assistant, sampling: Sampling) -> dict[str, Any]:
     return {
-        "setting": setting_name(sampling.temperature, sampling.top_p),
+        "setting": sampling_name_of(sampling.temperature, sampling.top_p),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "method": method.name,
@@ -223,26 +223,26 @@ def _compared(
     """The static trees that are fastest by a latency profile, and the network, tuned and judged by
     it. With what is `exported`, this machine's selector, also the lookup rule, and the network
     whatever is exported."""
-    train = by_setting(config, splits["train"], profile)
-    validation = by_setting(config, splits["validation"], profile)
-    methods_by_setting: dict[Sampling, list[Method]] = {}
+    train = timed_cases(config, splits["train"], profile)
+    validation = timed_cases(config, splits["validation"], profile)
+    methods_by_sampling: dict[Sampling, list[Method]] = {}
     cases = list(zip(train, validation, statics(train), strict=True))
     for texts, others, base in watched(cases, "choosing the methods"):
         compared = methods.static_methods(texts.texts, config.verifiers, profile)
         (judged,) = judge(module, others, base)
-        network = Method(methods.NETWORK, texts.verifier, judged.mode, module, is_decoded=False)
+        network = Method(methods.NETWORK, texts.verifier, judged.setting, module, is_decoded=False)
         if exported is None:
-            mode = judged.mode
+            setting = judged.setting
             if not (judged.pays and module.is_regressor):
-                mode = mode.static_only()
-            compared.append(replace(network, name=methods.SELECTOR, mode=mode))
+                setting = setting.static_only()
+            compared.append(replace(network, name=methods.SELECTOR, setting=setting))
         else:
             best = compared[-1]
-            rule = tune_lookup_rule(Timed(texts.texts, best.verifier, profile), best.mode)
+            rule = tune_lookup_rule(Timed(texts.texts, best.verifier, profile), best.setting)
             copying = Method(methods.COPYING, best.verifier, rule)
             compared += [copying, exported[base.sampling], network]
-        methods_by_setting[base.sampling] = compared
-    return methods_by_setting
+        methods_by_sampling[base.sampling] = compared
+    return methods_by_sampling
 
 
 def decode_prompts(
@@ -251,16 +251,18 @@ def decode_prompts(
     """Every prompt under every setting with every method; those among the parts are not decoded
     again."""
     tasks: dict[str, tuple[Prompt, SamplingSetting]] = {}
-    for prompt, setting in product(prompts, config.sampling):
-        tasks[f"{prompt.id} {setting.build()}"] = prompt, setting
+    for prompt, sampling_setting in product(prompts, config.sampling):
+        tasks[f"{prompt.id} {sampling_setting.build()}"] = prompt, sampling_setting
     missing = [name for name in tasks if not parts.holds(name)]
     if missing:
         # a process decodes its first tokens more slowly than the others, so these are not used
-        prompt, setting = tasks[missing[0]]
-        _decode_all(config, pair, prompt, setting, among, min(WARM_UP, config.data.tokens))
+        prompt, sampling_setting = tasks[missing[0]]
+        _decode_all(config, pair, prompt, sampling_setting, among, min(WARM_UP, config.data.tokens))
     rows: Rows = []
-    for name, (prompt, setting) in watched(tasks.items(), "decoding held-out prompts"):
-        decode = partial(_decode_all, config, pair, prompt, setting, among, config.data.tokens)
+    for name, (prompt, sampling_setting) in watched(tasks.items(), "decoding held-out prompts"):
+        decode = partial(
+            _decode_all, config, pair, prompt, sampling_setting, among, config.data.tokens
+        )
         rows += parts.get(name, decode)
     return rows
 
@@ -280,11 +282,11 @@ def _decode_all(
     config: Config,
     pair: ModelPair,
     prompt: Prompt,
-    setting: SamplingSetting,
+    sampling_setting: SamplingSetting,
     among: Contenders,
     limit: int,
 ) -> Rows:
-    sampling = setting.build()
+    sampling = sampling_setting.build()
     contenders = among[sampling]
     # one for all rounds, so that texts are written again
     seed = seed_of(config.seed, prompt.id, sampling, "evaluate")
@@ -292,7 +294,7 @@ def _decode_all(
     # what decodes alike decodes once
     distinct = list({method.identity: method for method in contenders}.values())
     decodings: dict[Any, list[Decoding]] = {method.identity: [] for method in distinct}
-    rounds = 1 if setting.temperature > 0 else config.evaluate.rounds
+    rounds = 1 if sampling_setting.temperature > 0 else config.evaluate.rounds
     for order in turns(random.Random(seed).sample(distinct, len(distinct)), rounds):
         for method in order:
             decodings[method.identity].append(method.decode(pair, sampling, tokens, limit, seed))

@@ -151,7 +151,7 @@ def shares(rows: Rows) -> dict[str, float] | None:
     return {origin: count / total for origin, count in counts.items()}
 
 
-def setting_name(temperature: float, top_p: float) -> str:
+def sampling_name_of(temperature: float, top_p: float) -> str:
     return str(Sampling(temperature, top_p))
 
 
@@ -199,17 +199,17 @@ class Table:
 
 def figures(rows: Rows) -> Iterator[Figure]:
     """The figures of decoded prompts."""
-    for setting in dict.fromkeys(row["setting"] for row in rows):
-        setting_rows = [row for row in rows if row["setting"] == setting]
-        kinds = sorted({row["kind"] for row in setting_rows})
+    for sampling_name in dict.fromkeys(row["setting"] for row in rows):
+        sampling_rows = [row for row in rows if row["setting"] == sampling_name]
+        kinds = sorted({row["kind"] for row in sampling_rows})
         if len(kinds) == 1:
             kinds = []  # its figures are those of all kinds
         for kind in [ALL, *kinds]:
             rows_by_method: dict[str, Rows] = {}
-            for row in setting_rows:
+            for row in sampling_rows:
                 if kind in (ALL, row["kind"]):
                     rows_by_method.setdefault(row["method"], []).append(row)
-            yield from _of_kind(rows_by_method, {"setting": setting, "kind": kind})
+            yield from _of_kind(rows_by_method, {"setting": sampling_name, "kind": kind})
 
 
 def _of_kind(methods: dict[str, Rows], cell: dict[str, str]) -> Iterator[Figure]:
@@ -284,8 +284,8 @@ def summary(config: Config, table: Table, rows: Rows) -> dict[str, Any]:
             outcome[name] = statistics.mean(figure.value for figure in selected)
     outcome["by_setting"] = []
     for sampling in config.sampling:
-        setting = setting_name(sampling.temperature, sampling.top_p)
-        columns = {"setting": setting, "method": SELECTOR, "rival": BEST_STATIC}
+        sampling_name = sampling_name_of(sampling.temperature, sampling.top_p)
+        columns = {"setting": sampling_name, "method": SELECTOR, "rival": BEST_STATIC}
         wall = table.of(**columns, basis=DECODED)
         replay = table.of(**columns, basis=REPLAYED)
         outcome["by_setting"].append(
@@ -307,8 +307,8 @@ def entries(table: Table, rows: Rows) -> Rows:
     for row in rows:
         rows_by_method.setdefault((row["setting"], row["method"]), []).append(row)
     listed = []
-    for (setting, method), method_rows in rows_by_method.items():
-        columns = {"setting": setting, "method": method, "basis": DECODED}
+    for (sampling_name, method), method_rows in rows_by_method.items():
+        columns = {"setting": sampling_name, "method": method, "basis": DECODED}
         speed = table.of(**columns)
         described = ("setting", "method", "verifier", "drafts", "temperature", "top_p")
         entry = {name: method_rows[0][name] for name in described}

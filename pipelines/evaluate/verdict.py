@@ -21,7 +21,7 @@ from pipelines.evaluate.table import (
     SHARE,
     Figure,
     Table,
-    setting_name,
+    sampling_name_of,
 )
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import pair_names
@@ -29,7 +29,7 @@ from pipelines.run import console, read_json, table, write_json
 from pipelines.tracking import EXPORTED, metric_name, named
 from selector import decision
 from selector.actions import EMPTY
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.sampling import Sampling
 
 ASKED = """pair.tokenizer.apply_chat_template(
@@ -44,7 +44,7 @@ pair = ModelPair.load("{target}", "{draft}", "{device}", "{dtype}")
 inputs = {inputs}.to(pair.device)
 ours = {{"custom_generate": speculative_generate, "draft_model": pair.draft}}
 ours["selector"] = "{selector}"
-text = pair.target.generate(**inputs, **ours, max_new_tokens=200, {settings})
+text = pair.target.generate(**inputs, **ours, max_new_tokens=200, {arguments})
 print(pair.tokenizer.decode(text[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
 Cells = dict[str, str]  # of one row of a table, by column
 # on the terminal, which is narrow
@@ -80,12 +80,12 @@ class Evaluation:
         self.table.write(table_path)
 
     @property
-    def settings(self) -> list[tuple[str, Mode]]:
+    def settings(self) -> list[tuple[str, Setting]]:
         """The sampling settings, and what decides under each of them."""
         rows = self.contents["summary"]["by_setting"]
-        names = [setting_name(row["temperature"], row["top_p"]) for row in rows]
-        modes = [Mode.of(decision_row) for decision_row in self.contents["decisions"]]
-        return list(zip(names, modes, strict=True))
+        names = [sampling_name_of(row["temperature"], row["top_p"]) for row in rows]
+        settings = [Setting.of(decision_row) for decision_row in self.contents["decisions"]]
+        return list(zip(names, settings, strict=True))
 
 
 def title(config: Config, evaluation: Evaluation) -> str:
@@ -110,9 +110,9 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
         return logged.metrics(evaluation.table)
     rows = evaluation.contents["summary"]["by_setting"]
     speeds = {EXPORTED: statistics.mean(row["replay_ratio"] for row in rows)}
-    for row, (setting, _) in zip(rows, evaluation.settings, strict=True):
+    for row, (sampling_name, _) in zip(rows, evaluation.settings, strict=True):
         measured = {EXPORTED: row["replay_ratio"]}
-        for figure in evaluation.table.select(setting=setting, method=SELECTOR, kind=ALL):
+        for figure in evaluation.table.select(setting=sampling_name, method=SELECTOR, kind=ALL):
             measured[metric_name(figure.label)] = figure.value
         speeds |= named(measured, row)
     return speeds
@@ -125,14 +125,14 @@ def verdicts(evaluation: Evaluation) -> list[str]:
     if "logs" in evaluation.contents:
         return list(logged.in_words(evaluation.contents["logs"], evaluation.table))
     return [
-        f"{setting}: {_verdict(evaluation.table, setting, mode)}"
-        for setting, mode in evaluation.settings
+        f"{sampling_name}: {_verdict(evaluation.table, sampling_name, setting)}"
+        for sampling_name, setting in evaluation.settings
     ]
 
 
-def _verdict(table: Table, setting: str, mode: Mode) -> str:
-    name = exported(mode)
-    over_plain = {"setting": setting, "rival": PLAIN}
+def _verdict(table: Table, sampling_name: str, setting: Setting) -> str:
+    name = exported(setting)
+    over_plain = {"setting": sampling_name, "rival": PLAIN}
     replay = table.of(**over_plain, method=SELECTOR)
     wall = table.of(**over_plain, method=SELECTOR, basis=DECODED)
     text = (
@@ -153,7 +153,7 @@ def _verdict(table: Table, setting: str, mode: Mode) -> str:
         text += f" The {best.method} is faster in replay: {best.text()} times."
     gains = []
     for rival in (COPYING, BEST_STATIC):
-        gain = table.of(setting=setting, method=SELECTOR, rival=rival, basis=DECODED)
+        gain = table.of(setting=sampling_name, method=SELECTOR, rival=rival, basis=DECODED)
         gains.append(f"over the {rival} {_stands(gain)}")
     return (
         f"{text} In wall-clock time, prompt by prompt, the selector's gain {' and '.join(gains)}."
@@ -183,19 +183,19 @@ def losses(evaluation: Evaluation) -> list[Sampling]:
     """The sampling settings under which the selector was surely slower than plain decoding, which
     is exported there."""
     lost = []
-    for setting, mode in evaluation.settings:
-        columns = {"setting": setting, "method": SELECTOR, "rival": PLAIN}
+    for sampling_name, setting in evaluation.settings:
+        columns = {"setting": sampling_name, "method": SELECTOR, "rival": PLAIN}
         if _is_loss(evaluation.table.of(**columns, basis=DECODED)):
-            lost.append(mode.sampling)
+            lost.append(setting.sampling)
     return lost
 
 
-def exported(mode: Mode) -> str:
-    if mode.decider == decision.NETWORK:
+def exported(setting: Setting) -> str:
+    if setting.decider == decision.NETWORK:
         return NETWORK
-    if mode.decider == decision.RULE:
+    if setting.decider == decision.RULE:
         return COPYING
-    return PLAIN if mode.action == EMPTY else STATIC
+    return PLAIN if setting.action == EMPTY else STATIC
 
 
 def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
@@ -204,15 +204,15 @@ def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
     table = evaluation.table
     if "logs" in evaluation.contents:
         return logged.methods(table)
-    rows_by_setting: dict[str, list[tuple[float, Cells]]] = {}
+    rows_by_sampling: dict[str, list[tuple[float, Cells]]] = {}
     for entry in [*evaluation.contents["methods"], *evaluation.contents["replayed"]]:
-        setting = entry["setting"]
-        of_method = {"setting": setting, "method": entry["method"]}
+        sampling_name = entry["setting"]
+        of_method = {"setting": sampling_name, "method": entry["method"]}
         wall = table.get(**of_method, rival=PLAIN, basis=DECODED)
         replay = table.get(**of_method, rival=PLAIN)
         speed = wall or replay
         cells = {"method": _label(entry), "decoded": _text(wall), "replayed": _text(replay)}
-        over_it = {"setting": setting, "method": SELECTOR, "rival": entry["method"]}
+        over_it = {"setting": sampling_name, "method": SELECTOR, "rival": entry["method"]}
         for basis in (DECODED, REPLAYED):
             cells[f"selector over it, {basis}"] = _text(table.get(**over_it, basis=basis), 3)
         measured = {**of_method, "basis": DECODED}
@@ -221,11 +221,13 @@ def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
             "tokens/step": _text(table.get(**measured, statistic=EFFICIENCY)),
             "tokens/s": _text(table.get(**measured), 0),
         }
-        rows_by_setting.setdefault(setting, []).append((speed.value if speed else 1.0, cells))
+        rows_by_sampling.setdefault(sampling_name, []).append(
+            (speed.value if speed else 1.0, cells)
+        )
     sorted_cells = {}
-    for setting, rows in rows_by_setting.items():
+    for sampling_name, rows in rows_by_sampling.items():
         rows.sort(key=lambda row: -row[0])
-        sorted_cells[setting] = [cells for _, cells in rows]
+        sorted_cells[sampling_name] = [cells for _, cells in rows]
     return sorted_cells
 
 
@@ -245,10 +247,10 @@ def origins(evaluation: Evaluation) -> list[Cells]:
     """What the selector's tokens came from by sampling setting and kind of prompts, and its decoded
     speed there."""
     rows: list[Cells] = []
-    for setting, _ in evaluation.settings:
-        for kind in evaluation.table.kinds(setting=setting):
-            columns = {"setting": setting, "kind": kind, "method": SELECTOR, "basis": DECODED}
-            cells = {"setting": setting, "prompts": kind}
+    for sampling_name, _ in evaluation.settings:
+        for kind in evaluation.table.kinds(setting=sampling_name):
+            columns = {"setting": sampling_name, "kind": kind, "method": SELECTOR, "basis": DECODED}
+            cells = {"setting": sampling_name, "prompts": kind}
             for origin in ORIGINS:
                 share = evaluation.table.of(**columns, statistic=SHARE + origin)
                 cells[origin] = f"{share.value:.0%}"
@@ -266,9 +268,9 @@ def show_words(title: str, evaluation: Evaluation) -> None:
 
 def show(title: str, evaluation: Evaluation) -> None:
     show_words(title, evaluation)
-    for setting, rows in methods(evaluation).items():
+    for sampling_name, rows in methods(evaluation).items():
         shown = [{name: row[name] for name in SHOWN} for row in rows]
-        console.print(table(shown, f"{setting}: speed of all methods over plain decoding"))
+        console.print(table(shown, f"{sampling_name}: speed of all methods over plain decoding"))
     console.print(NOTE, soft_wrap=True)
     console.print(
         f"Decisions take {evaluation.contents['summary']['selector_time_share']:.2%} of the time."
@@ -282,13 +284,13 @@ def next_step(config: Config, evaluation: Evaluation) -> tuple[str, str]:
         if evaluation.contents["logs"]["exported"]:
             return "docs/logs.md says how an engine decides with the selector.", ""
         return "", ""
-    if all(exported(mode) == PLAIN for _, mode in evaluation.settings):
+    if all(exported(setting) == PLAIN for _, setting in evaluation.settings):
         return "Decode without a draft: drafting does not pay with this pair on this machine.", ""
     folder = config.folder / "selector"
     if not (folder / "config.json").exists():
         return "`espalier export` packages the selector.", ""
     generation = generation_arguments(config.sampling[0].build())
-    settings = [f"{key}={value!r}" for key, value in generation.items() if value is not None]
+    arguments = [f"{key}={value!r}" for key, value in generation.items() if value is not None]
     pair = config.pair
     target, draft = pair_names(config)
     program = SNIPPET.format(
@@ -298,6 +300,6 @@ def next_step(config: Config, evaluation: Evaluation) -> tuple[str, str]:
         dtype=pair.dtype,
         inputs=ASKED if config.prompts.chat else BEGUN,
         selector=folder,
-        settings=", ".join(settings),
+        arguments=", ".join(arguments),
     )
     return f"The exported selector is {folder.resolve()}. This program decodes with it:", program

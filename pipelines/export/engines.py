@@ -55,7 +55,7 @@ class BestLength:
 
 
 @dataclass(frozen=True)
-class Settings:
+class EngineSettings:
     """What an engine is told for requests of one sampling setting."""
 
     target: str  # directory or hub id
@@ -100,7 +100,7 @@ class Engine:
     blocks: bool = False  # whether it has block verification
     one_length: bool = False  # whether all batch sizes have the same length
 
-    def files(self, settings: Settings) -> dict[str, str]:
+    def files(self, settings: EngineSettings) -> dict[str, str]:
         """The files' contents by name, that of the settings first."""
         sampling = settings.sampling
         name = f"temperature-{sampling.temperature:g}"
@@ -112,7 +112,7 @@ class Engine:
             f"{name}.prediction.json": predicted,
         }
 
-    def command(self, settings: Settings, folder: Path) -> str:
+    def command(self, settings: EngineSettings, folder: Path) -> str:
         settings_file = next(iter(self.files(settings)))
         return str(self.macros.command(settings, str(folder / settings_file)))
 
@@ -250,8 +250,8 @@ def serve(config: Config, name: str) -> None:
         return
     files: dict[str, str] = {}
     sections = []
-    for setting in config.sampling:
-        settings = _settings(config, engine, texts, setting.build(), profile)
+    for sampling_setting in config.sampling:
+        settings = _settings(config, engine, texts, sampling_setting.build(), profile)
         sections.append(settings)
         if settings.refused:
             stage.say(f"{settings.sampling}: nothing is written, {settings.refused}")
@@ -278,14 +278,14 @@ def _settings(
     texts: Texts,
     sampling: Sampling,
     profile: LatencyProfile,
-) -> Settings:
+) -> EngineSettings:
     """What an engine is told under one sampling setting."""
     target, draft = pair_names(config)
     refused = engine.refusal(sampling)
     if refused:
-        return Settings(target, draft, False, sampling, [], refused)
+        return EngineSettings(target, draft, False, sampling, [], refused)
     verifiers = engine.verifiers(config.verifiers, sampling.temperature)
-    lengths = best_lengths(engine, texts.setting_of(sampling), verifiers, profile)
+    lengths = best_lengths(engine, texts.of_sampling(sampling), verifiers, profile)
     if not any(best.length for best in lengths):
         refused = "drafting pays at no batch size"
-    return Settings(target, draft, verifiers[0] in BLOCK, sampling, lengths, refused)
+    return EngineSettings(target, draft, verifiers[0] in BLOCK, sampling, lengths, refused)

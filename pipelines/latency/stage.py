@@ -29,11 +29,11 @@ from pipelines.pair.source import source_of
 from pipelines.run import Stage, console, table, ticking, verify, watched, write_json
 from pipelines.tracking import describe, metric_name, mlflow_run
 from selector.actions import GREEDY, IID, Action, ActionSpace
-from selector.decision import LookupRule, Mode
+from selector.decision import LookupRule, Setting
 from selector.export.writer import config_of
 from selector.latency import LatencyProfile
 from selector.runtime.network import Network
-from selector.runtime.selector import Selector, Tuned
+from selector.runtime.selector import Policy, Selector
 from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
 from selector.train.module import SelectorModule
 
@@ -127,12 +127,12 @@ def decision_seconds(
     if level == MATCH:
         rule = LookupRule(2, SPACE.lookups[-1])
         feature_levels = ()
-    mode = Mode(
+    setting = Setting(
         Sampling(), SPACE.chain(4), feature_levels, 100.0, allowed=(*chains, *lookups), rule=rule
     )
-    selector_config = config_of(module, verifier, mode.action, [mode])
-    selector = Selector(Network(module.state_dict(), selector_config), profile, [mode])
-    chooser = Overruled(Tuned(mode, selector), repeat(SPACE.chain(DRAFTED)))
+    selector_config = config_of(module, verifier, setting.action, [setting])
+    selector = Selector(Network(module.state_dict(), selector_config), profile, [setting])
+    chooser = Overruled(Policy(setting, selector), repeat(SPACE.chain(DRAFTED)))
     decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser, timed=True)
     generator = torch.Generator(device=pair.device).manual_seed(0)
     steps = decoder.decode(prompt, config.data.tokens, generator).steps[2:]
@@ -255,7 +255,7 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
         "repeats": config.latency.repeats,
         "lengths": list(context_lengths(config)),
         "verifiers": list(config.verifiers),
-        "sampling": [setting.model_dump() for setting in config.sampling],
+        "sampling": [sampling_setting.model_dump() for sampling_setting in config.sampling],
         "seed": config.seed,
         "tokens": config.data.tokens,
         "selector": config.train.network,
@@ -313,16 +313,16 @@ def distinct(
     config: Config, pair: ModelPair, prompts: list[list[int]]
 ) -> dict[str, dict[str, list[float]]]:
     """`LatencyProfile.distinct` of every sampling setting."""
-    nodes_by_setting = {}
-    for setting in watched(config.sampling, "counting distinct nodes"):
-        sampling = setting.build()
+    nodes_by_sampling = {}
+    for sampling_setting in watched(config.sampling, "counting distinct nodes"):
+        sampling = sampling_setting.build()
         seed = seed_of(config.seed, "distinct")
         written = generated_by_target(pair, prompts, config.data.tokens, sampling, seed)
         texts = [(text.tokens, text.start) for text in written]
-        nodes_by_setting[str(sampling)] = distinct_nodes(
+        nodes_by_sampling[str(sampling)] = distinct_nodes(
             pair.draft, texts, sampling.draft, config.seed, config.data.space
         )
-    return nodes_by_setting
+    return nodes_by_sampling
 
 
 def in_words(profile: LatencyProfile) -> str:

@@ -103,7 +103,7 @@ class LogSource:
         config = self.config
         return {
             "pair": self.fingerprint,
-            "sampling": [setting.model_dump() for setting in config.sampling],
+            "sampling": [sampling_setting.model_dump() for sampling_setting in config.sampling],
             "verifiers": list(config.verifiers),
             "log": self.checksums,
             "held out": [str(path) for path in config.logs.test],

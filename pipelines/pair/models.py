@@ -50,7 +50,7 @@ class PairSource:
 
     @property
     def selectors(self) -> tuple[tuple[str, str], ...]:
-        """A policy uses all features in the traces."""
+        """The policy objective uses all features in the traces."""
         recorded: str = self.config.data.features
         levels = {"regressor": [LIGHT], "policy": [recorded]}
         if recorded == FULL:
@@ -91,7 +91,7 @@ class PairSource:
             "pair": self.fingerprint,
             "dtype": config.pair.dtype,
             "seed": config.seed,
-            "sampling": [setting.model_dump() for setting in config.sampling],
+            "sampling": [sampling_setting.model_dump() for sampling_setting in config.sampling],
             "verifiers": list(config.verifiers),
             "data": data,
             "log": None if config.data.log is None else sha256(config.data.log),
@@ -133,8 +133,8 @@ class PairSource:
     def _prompted_work(self) -> Iterator[Work]:
         for split, count in self._counts().items():
             prompts = prompts_of(self.config, self.pair, split)
-            for setting in self.config.sampling:
-                sampling = setting.build()
+            for sampling_setting in self.config.sampling:
+                sampling = sampling_setting.build()
                 # all greedy texts of one prompt are the same
                 different = min(count, len(prompts)) if sampling.temperature == 0 else count
                 texts = []

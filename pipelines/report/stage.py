@@ -99,8 +99,8 @@ def ratios(evaluation: Evaluation) -> dict[str, str]:
     """For each sampling setting a plot (base64 PNG) by its description: every method's speed over
     the best tree."""
     pictures = {}
-    for setting, _ in evaluation.settings:
-        columns = {"setting": setting, "kind": ALL, "rival": BEST_STATIC}
+    for sampling_name, _ in evaluation.settings:
+        columns = {"setting": sampling_name, "kind": ALL, "rival": BEST_STATIC}
         speeds = evaluation.table.select(**columns, basis=DECODED)
         # the fastest below, and the selector on top
         speeds.sort(key=lambda speed: (speed.method == SELECTOR, -speed.value))
@@ -108,15 +108,15 @@ def ratios(evaluation: Evaluation) -> dict[str, str]:
         for speed in speeds:
             replays[speed.method] = evaluation.table.get(**columns, method=speed.method)
         replayed = replays[SELECTOR]
-        words = f"Speed of every method over the best static tree's at {setting}. "
+        words = f"Speed of every method over the best static tree's at {sampling_name}. "
         words += f"The selector's: decoded {speeds[-1].text()}, "
         words += f"replayed {replayed.text() if replayed else 'not'}."
-        png = _png(setting, speeds, replays)
+        png = _png(sampling_name, speeds, replays)
         pictures[words] = base64.b64encode(png).decode()
     return pictures
 
 
-def _png(setting: str, speeds: list[Figure], replays: dict[str, Figure | None]) -> bytes:
+def _png(sampling_name: str, speeds: list[Figure], replays: dict[str, Figure | None]) -> bytes:
     """A plot of decoded speeds with their intervals, the first one below, and of replayed ones as
     white diamonds."""
     picture = Picture(figsize=(6, 0.32 * len(speeds) + 1))
@@ -130,7 +130,7 @@ def _png(setting: str, speeds: list[Figure], replays: dict[str, Figure | None]) 
         replay = replays[speed.method]
         if replay is not None:
             axis.plot(replay.value, y, "D", color=colour, markerfacecolor="white", markersize=5)
-    axis.set(title=setting, xlabel="speed over the best static tree")
+    axis.set(title=sampling_name, xlabel="speed over the best static tree")
     axis.set(yticks=range(len(speeds)), yticklabels=[speed.method for speed in speeds])
     buffer = io.BytesIO()
     picture.savefig(buffer, format="png", dpi=110, bbox_inches="tight")

@@ -22,7 +22,7 @@ from torch import Tensor
 from pipelines.config import Config
 from pipelines.pair.source import source_of
 from pipelines.tracking import tracking_uri
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.schema import FULL, HIDDEN_STATES
 from selector.train.data import Texts, Timed
 from selector.train.module import Roots, SelectorModule
@@ -44,7 +44,7 @@ REMARKS = (  # Lightning's warnings that do not apply to data in memory and a re
 
 def module_of(config: Config, objective: str, level: str, texts: Texts) -> SelectorModule:
     """An untrained module for texts like these: a regressor with the network of `config.train`, or
-    a policy with the paper's."""
+    for the policy objective with the paper's."""
     pl.seed_everything(config.seed, verbose=False)
     rate = min(FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5)
     return SelectorModule(
@@ -64,7 +64,7 @@ def fitted(
     module: SelectorModule,
     splits: dict[str, Texts],
     verifier: str,
-    judged: list[tuple[Timed, Mode]],
+    judged: list[tuple[Timed, Setting]],
     folder: Path,
     run_id: str,
     further: dict[str, tuple[Tensor, Tensor]] | None = None,

@@ -1,7 +1,7 @@
 """What a selector is judged by: replay of whole texts against the best static tree, case by case.
 
 A case is a sampling setting, or for a log a batch size. `train` and `texts` hold one entry for
-each; `bases` are the modes of the best static trees.
+each; `bases` are the settings of the best static trees.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from pipelines.config import Config
-from pipelines.data.recorded import settings_of, timed
+from pipelines.data.recorded import samplings_of, timed
 from pipelines.run import watched
 from pipelines.train.result import Case
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.latency import LatencyProfile
 from selector.train import tuning
 from selector.train.data import Texts, Timed
@@ -27,17 +27,17 @@ from selector.train.tuning import (
     StaticTable,
     best_static,
     decide,
-    judge_mode,
+    judge_setting,
     tune_lookup_rule,
 )
 
 
-def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
+def timed_cases(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
     """The texts with the trained verifier's labels, for each of the run's settings and the
     profile's batch sizes."""
     cases = []
-    for setting in settings_of(config):
-        whole = Timed(texts.setting_of(setting), config.train.verifier, profile)
+    for sampling in samplings_of(config):
+        whole = Timed(texts.of_sampling(sampling), config.train.verifier, profile)
         sizes = [1]
         if profile.batches:
             sizes = profile.batches.sizes
@@ -45,39 +45,43 @@ def by_setting(config: Config, texts: Texts, profile: LatencyProfile) -> list[Ti
     return cases
 
 
-def statics(train: list[Timed]) -> list[Mode]:
+def statics(train: list[Timed]) -> list[Setting]:
     """The best static tree in each case, by its training texts."""
     return [best_static(case, StaticTable.of(case)) for case in train]
 
 
 def step_times(
-    module: SelectorModule, texts: Texts, bases: list[Mode], verifier: str, profile: LatencyProfile
+    module: SelectorModule,
+    texts: Texts,
+    bases: list[Setting],
+    verifier: str,
+    profile: LatencyProfile,
 ) -> tuple[Tensor, Tensor]:
-    """What a policy is trained with: step times of all roots [R, A], and at each root [R] the
-    tokens per second of its setting's static tree, by the labels."""
+    """What the policy objective is trained with: step times of all roots [R, A], and at each root
+    [R] the tokens per second of its setting's static tree, by the labels."""
     seconds_RA = torch.zeros(len(texts.length_R), len(module.space))
     speed_R = torch.zeros(len(texts.length_R))
-    setting_R = texts.setting_X[texts.text_R]
+    sampling_R = texts.sampling_X[texts.text_R]
     for base in bases:
-        in_setting_R = setting_R == texts.settings.index(base.sampling)
+        is_sampled_so_R = sampling_R == texts.samplings.index(base.sampling)
         case = timed(texts, base.sampling, verifier, profile)
         static = module.space.index(base.action)
-        seconds_RA[in_setting_R] = case.seconds((module.level,))
+        seconds_RA[is_sampled_so_R] = case.seconds((module.level,))
         survivals_RS = case.texts.labels(verifier, slice(None), module.space)
         efficiency_RA = module.space.efficiencies(survivals_RS)
         static_R = torch.full((len(efficiency_RA),), static)
-        speed_R[in_setting_R] = efficiency_RA[:, static] / case.seconds_of(static_R)
+        speed_R[is_sampled_so_R] = efficiency_RA[:, static] / case.seconds_of(static_R)
     return seconds_RA, speed_R
 
 
-def judge(module: SelectorModule, texts: Timed, base: Mode) -> list[Judged]:
-    """A module's best mode, by each of its `ways` of asking, and its speed over the best static
+def judge(module: SelectorModule, texts: Timed, base: Setting) -> list[Judged]:
+    """A module's best setting, by each of its `ways` of asking, and its speed over the best static
     tree."""
     judged = []
     for levels, level in module.ways:
         predicted = {name: module.scores(texts.texts, name) for name in levels}
-        mode = replace(base, level=level)
-        judged.append(tuning.tune_mode(texts, predicted, mode, not module.is_regressor))
+        setting = replace(base, level=level)
+        judged.append(tuning.tune_setting(texts, predicted, setting, not module.is_regressor))
     return judged
 
 
@@ -86,30 +90,30 @@ def judge_jointly(
     predicted_RA: Tensor,
     alone: Judged,
     rule: Judged,
-    base: Mode,
+    base: Setting,
     profile: LatencyProfile,
 ) -> tuple[Judged, float]:
     """A log's network that decides for several requests of a step at once, and the price of time
     where one length serves them all, in tokens per second. `profile` is that of all batch sizes."""
     batches = MixedBatches(timed, profile, timed.batch)
-    begin = batches.replay(decide(timed, {}, rule.mode).action_R).speed
+    begin = batches.replay(decide(timed, {}, rule.setting).action_R).speed
     price = batches.speed_of(predicted_RA, begin, common=False)
     common = batches.speed_of(predicted_RA, begin, common=True)
-    mode = replace(alone.mode, joint=price, allowed=())
-    return _among(batches, mode, batches.select(predicted_RA, price), base), common
+    setting = replace(alone.setting, joint=price, allowed=())
+    return _among(batches, setting, batches.select(predicted_RA, price), base), common
 
 
-def _among(batches: MixedBatches, mode: Mode, replayed: Replayed, base: Mode) -> Judged:
-    """A mode as it is judged by the replay of requests with different texts."""
+def _among(batches: MixedBatches, setting: Setting, replayed: Replayed, base: Setting) -> Judged:
+    """A setting as it is judged by the replay of requests with different texts."""
     static = batches.replay(decide(batches.timed, {}, base).action_R)
     ratio = ratio_of_speeds(replayed, static)
-    return Judged(mode, ratio, replayed, torch.arange(len(replayed.tokens_X)))
+    return Judged(setting, ratio, replayed, torch.arange(len(replayed.tokens_X)))
 
 
 def judge_rules(
     train: list[Timed],
     others: list[Timed],
-    bases: list[Mode],
+    bases: list[Setting],
     profile: LatencyProfile,
     drafting_lead: float = 1.0,
 ) -> list[Judged]:
@@ -117,20 +121,20 @@ def judge_rules(
     requests have different texts. With a `drafting_lead` above 1, a rule drafts with a model only
     where that is surely so many times as fast as copies alone."""
 
-    def judged_rule(case: Timed, judged: Timed, base: Mode, drafts: bool = True) -> Judged:
+    def judged_rule(case: Timed, judged: Timed, base: Setting, drafts: bool = True) -> Judged:
         if case.batch == 1:
-            return judge_mode(judged, {}, tune_lookup_rule(case, base, drafts), base.action)
+            return judge_setting(judged, {}, tune_lookup_rule(case, base, drafts), base.action)
         tuned_batches = MixedBatches(case, profile, case.batch)
         judged_batches = MixedBatches(judged, profile, judged.batch)
-        mode = tune_lookup_rule(case, base, drafts, tuned_batches)
-        replayed = judged_batches.replay(decide(judged, {}, mode).action_R)
-        return _among(judged_batches, mode, replayed, base)
+        setting = tune_lookup_rule(case, base, drafts, tuned_batches)
+        replayed = judged_batches.replay(decide(judged, {}, setting).action_R)
+        return _among(judged_batches, setting, replayed, base)
 
     rules = []
     cases = list(zip(train, others, bases, strict=True))
     for case, judged, base in watched(cases, "tuning lookup rules"):
         rule = judged_rule(case, judged, base)
-        if drafting_lead > 1 and rule.mode.action.drafts:
+        if drafting_lead > 1 and rule.setting.action.drafts:
             alone = judged_rule(case, judged, base, drafts=False)
             if not rule.is_ahead_of(alone, drafting_lead):
                 rule = alone
@@ -139,7 +143,7 @@ def judge_rules(
 
 
 def keep_if_ahead(
-    judged: Judged, rule: Judged, static: Mode, longest: int = 0, times: float = 1.0
+    judged: Judged, rule: Judged, static: Setting, longest: int = 0, times: float = 1.0
 ) -> Judged:
     """The network where it is two standard errors ahead of the better one of the lookup rule, or so
     many `times` its speed, and the static tree: less may be luck, since it was tuned on these
@@ -152,22 +156,24 @@ def keep_if_ahead(
     else:
         is_ahead = judged.ratio.is_ahead(tuning.SURE, times)
     if is_ahead:
-        mode = replace(judged.mode, rule=rule.mode.rule, action=rule.mode.action, longest=longest)
-        return replace(judged, mode=mode)
+        setting = replace(
+            judged.setting, rule=rule.setting.rule, action=rule.setting.action, longest=longest
+        )
+        return replace(judged, setting=setting)
     if unsure or rule.ratio.is_ahead(tuning.TIE):
         return rule
     return Judged(static, Ratio(1.0, 0.0))
 
 
 def untuned(module: SelectorModule, timed: Timed) -> list[Case]:
-    """By level, the mode for a log on which nothing can be replayed: the price of time at each root
-    is its own best ratio (`rho` = 1), and the static tree is the best one by the network's
+    """By level, the setting for a log on which nothing can be replayed: the price of time at each
+    root is its own best ratio (`rho` = 1), and the static tree is the best one by the network's
     predictions."""
     trees = timed.space.trees
     efficiency_A = module.scores(timed.texts).mean(0)[: len(trees)]
     speed_A = efficiency_A / timed.seconds().mean(0)[: len(trees)]
     best = int(speed_A.argmax())
-    fixed = Mode(
+    fixed = Setting(
         timed.sampling,
         trees[best],
         speed=float(speed_A[best]),
@@ -176,6 +182,6 @@ def untuned(module: SelectorModule, timed: Timed) -> list[Case]:
     )
     cases = []
     for level in module.schema.levels:
-        mode = replace(fixed, feature_levels=(level,), level=level)
-        cases.append(Case(mode, fixed, fixed))
+        setting = replace(fixed, feature_levels=(level,), level=level)
+        cases.append(Case(setting, fixed, fixed))
     return cases

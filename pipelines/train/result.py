@@ -22,12 +22,12 @@ from pipelines.latency.stage import load_profile
 from pipelines.pair.source import source_of
 from pipelines.run import provenance, require
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.export.torchscript import load_script
 from selector.export.writer import write_artefact
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import Features
-from selector.runtime.selector import Selector, Tuned, load_selector
+from selector.runtime.selector import Policy, Selector, load_selector
 from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError, sha256
 from selector.train.data import Texts, Timed
@@ -48,9 +48,9 @@ class Case:
     """What training decided for a sampling setting, or for a batch size and a feature level of a
     log; and what it was compared with."""
 
-    mode: Mode
-    static: Mode  # the best static tree
-    rule: Mode  # the lookup rule
+    setting: Setting
+    static: Setting  # the best static tree
+    rule: Setting  # the lookup rule
     # speeds over the best static tree
     network_ratio: Ratio = UNKNOWN
     rule_ratio: Ratio = UNKNOWN
@@ -176,27 +176,27 @@ def build(
         },
         "provenance": provenance(config),
     }
-    modes = []
+    settings = []
     for case in result.best.cases:
-        mode = case.mode
-        if mode.sampling in plain:
-            mode = replace(mode.static_only(), action=EMPTY)
-        modes.append(mode)
+        setting = case.setting
+        if setting.sampling in plain:
+            setting = replace(setting.static_only(), action=EMPTY)
+        settings.append(setting)
 
     def check(written: Path) -> None:
         selector = load_selector(written)
         script = load_script(written)
         differing = 0
-        for mode in selector.modes:
-            case = timed(texts, mode.sampling, verifier, profile, mode.batch)
-            differing += count_differing(module, Tuned(mode, selector), script, case)
+        for setting in selector.settings:
+            case = timed(texts, setting.sampling, verifier, profile, setting.batch)
+            differing += count_differing(module, Policy(setting, selector), script, case)
         if differing:
             raise InputError(f"{folder}: {differing} of its actions are not the trained module's")
 
     # the median static tree is drafted at roots without features, whatever the sampling setting
-    trees = sorted((mode.action for mode in modes), key=lambda action: action.nodes)
-    fallback = trees[len(modes) // 2]
-    rows = [mode.row() for mode in modes]
+    trees = sorted((setting.action for setting in settings), key=lambda action: action.nodes)
+    fallback = trees[len(settings) // 2]
+    rows = [setting.row() for setting in settings]
     return write_artefact(
         folder, module, profile, verifier, fallback, rows, facts, check, texts.tokens
     )
@@ -204,27 +204,27 @@ def build(
 
 @torch.no_grad()
 def count_differing(
-    module: SelectorModule, tuned: Tuned, script: torch.nn.Module, case: Timed
+    module: SelectorModule, policy: Policy, script: torch.nn.Module, case: Timed
 ) -> int:
     """The number of roots at which the trained module, the artefact's TorchScript or its path for
     one root chooses an action that is worse than the best one by more than `TIE`."""
-    mode = tuned.mode
+    setting = policy.setting
     first = module.schema.levels[0]
     rows = (~case.texts.unknown_R).nonzero()[:, 0]
-    predictions = module.predictions(case.texts, mode)
-    trained_R = decide(case, predictions, mode, not module.is_regressor).action_R[rows]
+    predictions = module.predictions(case.texts, setting)
+    trained_R = decide(case, predictions, setting, not module.is_regressor).action_R[rows]
     scalars, hidden = case.texts.features(rows, module.is_full)
-    scalars[:, module.schema.index("batch")] = mode.batch
+    scalars[:, module.schema.index("batch")] = setting.batch
     first_view = {SCALARS_KEY: scalars[:, : module.schema.first]}
     whole_view = {SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}
-    if mode.level == first:
+    if setting.level == first:
         views = [first_view]
-    elif first in mode.feature_levels:
+    elif first in setting.feature_levels:
         views = [first_view, whole_view]
     else:
         views = [whole_view]
     action_R, scores_RA = _in_turn(script, views, module.space)
-    single = [_answer(tuned, views, row) for row in range(len(rows))]
+    single = [_answer(policy, views, row) for row in range(len(rows))]
     single_R = torch.tensor([module.space.index(action) for action in single])
     lost_NR = [
         scores_RA.amax(-1) - scores_RA.gather(-1, chosen_R.unsqueeze(-1))[:, 0]
@@ -233,10 +233,10 @@ def count_differing(
     return int((torch.stack(lost_NR) > TIE).any(0).sum())
 
 
-def _answer(tuned: Tuned, views: list[Features], row: int) -> Action:
+def _answer(policy: Policy, views: list[Features], row: int) -> Action:
     """The action at one root; a later view is asked only where an earlier one is not enough."""
     for view in views:
-        answer = tuned.select({name: values[row] for name, values in view.items()})
+        answer = policy.select({name: values[row] for name, values in view.items()})
         if answer is not None:
             return answer
     raise RuntimeError("a selector decides with all features")

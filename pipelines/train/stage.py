@@ -25,7 +25,7 @@ from pipelines.tracking import describe, log_traces, mlflow_run, named
 from pipelines.train import judging
 from pipelines.train.fitting import OWN, fitted, module_of
 from pipelines.train.result import RESULT, UNKNOWN, Case, Result, TrainedSelector, inputs
-from selector.decision import NETWORK, RULE, STATIC, Mode
+from selector.decision import NETWORK, RULE, STATIC, Setting
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.schema import LIGHT
@@ -82,9 +82,9 @@ def _train(
     with mlflow_run(config, "train") as mlflow:
         log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
-        train = judging.by_setting(config, splits["train"], profile)
-        validation = judging.by_setting(config, splits["validation"], profile)
-        bases: list[Mode] = []
+        train = judging.timed_cases(config, splits["train"], profile)
+        validation = judging.timed_cases(config, splits["validation"], profile)
+        bases: list[Setting] = []
         rules: list[Judged] = []
         if is_dense:
             bases = judging.statics(train)
@@ -116,7 +116,7 @@ def _train(
 
 def _log_choice(mlflow: Any, result: Result) -> None:
     mlflow.set_tag("chosen", result.chosen)
-    decides = [case.mode.place for case in result.best.cases if case.mode.decider == NETWORK]
+    decides = [case.setting.label for case in result.best.cases if case.setting.decider == NETWORK]
     places = "; ".join(decides) if decides else "no sampling setting"
     mlflow.log_metrics(figures(result.best))
     describe(mlflow, f"{result.chosen} is kept, and decides at {places}")
@@ -136,9 +136,9 @@ def figures(selector: TrainedSelector) -> dict[str, float]:
         kept = {NETWORK: case.network_ratio.value, RULE: case.rule_ratio.value, STATIC: 1.0}
         ratios = {
             "replayed_ratio": case.network_ratio.value,
-            "kept_ratio": kept[case.mode.decider],
+            "kept_ratio": kept[case.setting.decider],
         }
-        metrics |= named(ratios, case.mode.row())
+        metrics |= named(ratios, case.setting.row())
     return metrics
 
 
@@ -147,7 +147,7 @@ def trained(
     module: SelectorModule,
     splits: dict[str, Texts],
     validation: list[Timed],
-    bases: list[Mode],
+    bases: list[Setting],
     folder: Path,
     run_id: str,
 ) -> SelectorModule:
@@ -176,7 +176,7 @@ def decided(
     module: SelectorModule,
     validation: list[Timed],
     rules: list[Judged],
-    bases: list[Mode],
+    bases: list[Setting],
     profile: LatencyProfile,
     source: Source,
 ) -> tuple[list[Case], Ratio]:
@@ -187,18 +187,18 @@ def decided(
     ratios = []
     judged_texts = list(zip(validation, rules, bases, strict=True))
     for texts, rule, base in watched(judged_texts, "tuning decisions"):
-        times = 1.0 if rule.mode.action.drafts else source.drafting_lead
+        times = 1.0 if rule.setting.action.drafts else source.drafting_lead
         for alone in judging.judge(module, texts, base):
             network = alone
             common = 0.0
             if texts.batch > 1:
-                predicted_RA = module.scores(texts.texts, alone.mode.level)
+                predicted_RA = module.scores(texts.texts, alone.setting.level)
                 network, common = judging.judge_jointly(
                     texts, predicted_RA, alone, rule, base, profile
                 )
             best = judging.keep_if_ahead(network, rule, base, longest, times)
-            mode = replace(best.mode, level=alone.mode.level)
-            cases.append(Case(mode, base, rule.mode, network.ratio, rule.ratio, common))
+            setting = replace(best.setting, level=alone.setting.level)
+            cases.append(Case(setting, base, rule.setting, network.ratio, rule.ratio, common))
             ratios.append(best.ratio)
     value = statistics.mean(ratio.value for ratio in ratios)
     error = statistics.mean(ratio.error for ratio in ratios)  # at most: the cases share prompts
@@ -218,16 +218,16 @@ def choose(selectors: dict[str, TrainedSelector]) -> str:
 def table_of(result: Result) -> Table:
     rows = []
     for number, best in enumerate(result.best.cases):
-        rule_mark = " *" if best.mode.decider == RULE else ""
+        rule_mark = " *" if best.setting.decider == RULE else ""
         cells = {
-            "setting": best.mode.place,
-            "static tree": str(best.mode.action),
+            "setting": best.setting.label,
+            "static tree": str(best.setting.action),
             "lookup rule": f"{best.rule_ratio}{rule_mark}",
         }
         for name, selector in result.selectors.items():
             case = selector.cases[number]
             column = f"{name}\n(kept)" if name == result.chosen else name
-            mark = " *" if case.mode.decider == NETWORK else ""
+            mark = " *" if case.setting.decider == NETWORK else ""
             cells[column] = f"{case.network_ratio}{mark}"
         rows.append(cells)
     caption = (

@@ -1,6 +1,6 @@
 """The trained network and its decisions in one scriptable module, which engines run.
 
-Legend: B roots, S modes, T tables of step times, L context lengths, A actions, D hidden width,
+Legend: B roots, S settings, T tables of step times, L context lengths, A actions, D hidden width,
 F scalars.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from selector.actions import ActionSpace
-from selector.decision import NETWORK, NEVER, Mode, of_batch
+from selector.decision import NETWORK, NEVER, Setting, of_batch
 from selector.latency import LatencyProfile, interpolated_at
 from selector.sampling import FAR
 from selector.schema import EARLY, HIDDEN_STATES, LOG, TEXT
@@ -24,38 +24,43 @@ from selector.train.module import SelectorModule
 
 NO_LIMIT = 1 << 30  # longer than any text
 ANY_LEVEL = -1.0
-FARTHER = 1e3  # added to the distance of a mode that does not cover the setting
+FARTHER = 1e3  # added to the distance of a setting that does not cover the asked sampling
 
 
 class DeployedSelector(nn.Module):
-    """The network in evaluation mode, and the decision of the nearest mode, with one machine's
+    """The network in evaluation mode, and the decision of the nearest setting, with one machine's
     times.
 
-    Far from the mode's temperature or top-p (`Sampling.covers`), and on longer texts than those of
-    its training, the lookup rule and the static tree of that mode decide. Raises InputError where
-    the profile has no times for a mode.
+    Far from the setting's temperature or top-p (`Sampling.covers`), and on longer texts than those
+    of its training, the lookup rule and the static tree of that setting decide. Raises InputError
+    where the profile has no times for a setting.
     """
 
-    settings_S3: Tensor  # `Mode.key`
+    settings_S3: Tensor  # `Setting.key`
     lengths_L: Tensor  # measured context lengths
-    # seconds of a step: for each mode of one that is decided before the draft's forward pass over
-    # the root, then of one that is decided after it
+    # seconds of a step: for each setting of one that is decided before the draft's forward pass
+    # over the root, then of one that is decided after it
     seconds_TLA: Tensor
     speed_S: Tensor
     rho_S: Tensor
     longest_S: Tensor  # the tokens of a text up to which the network decides
     allowed_SA: Tensor  # actions that it may choose
-    late_S: Tensor  # 1 where the mode uses the draft's distributions, or a drafter's hits; else 0
+    # 1 where the setting uses the draft's distributions, or a drafter's hits; else 0
+    late_S: Tensor
     least_S: Tensor  # the shortest match for which the lookup rule applies
     lookup_S: Tensor  # position of the rule's lookup
     static_S: Tensor  # position of the static tree
-    level_S: Tensor  # position of the mode's level in `LOG.levels`, or `ANY_LEVEL`
+    level_S: Tensor  # position of the setting's level in `LOG.levels`, or `ANY_LEVEL`
     sums_SA: Tensor
     hidden_widths: list[int]
     hidden_names: list[str]
 
     def __init__(
-        self, module: SelectorModule, profile: LatencyProfile, modes: Sequence[Mode], verifier: str
+        self,
+        module: SelectorModule,
+        profile: LatencyProfile,
+        settings: Sequence[Setting],
+        verifier: str,
     ) -> None:
         super().__init__()
         self.network = module.network
@@ -65,7 +70,7 @@ class DeployedSelector(nn.Module):
         self.scalars = len(module.schema.scalars)
         self.early = module.schema.first
         index = module.schema.index
-        self.setting_at = [index("temperature"), index("top_p")]
+        self.sampling_at = [index("temperature"), index("top_p")]
         self.length_at = index("context_length")
         self.match_at = index("match")
         self.batch_at = index("batch")
@@ -77,16 +82,18 @@ class DeployedSelector(nn.Module):
         space = module.space
         self.actions = len(space)
         tables = []
-        for mode in modes:
-            times = profile.at_batch(mode.batch)
-            first_levels = [level for level in mode.feature_levels if level in (TEXT, EARLY)]
-            for levels in (first_levels, mode.feature_levels):
-                # every mode has the same lengths
-                lengths_L, seconds_LA = times.table(space.actions, verifier, levels, mode.sampling)
+        for setting in settings:
+            times = profile.at_batch(setting.batch)
+            first_levels = [level for level in setting.feature_levels if level in (TEXT, EARLY)]
+            for levels in (first_levels, setting.feature_levels):
+                # every setting has the same lengths
+                lengths_L, seconds_LA = times.table(
+                    space.actions, verifier, levels, setting.sampling
+                )
                 tables.append(seconds_LA)
         self.register_buffer("lengths_L", lengths_L)
         self.register_buffer("seconds_TLA", torch.stack(tables))
-        rows = [_row(mode, space) for mode in modes]
+        rows = [_row(setting, space) for setting in settings]
         for name in rows[0]:
             self.register_buffer(name, torch.stack([row[name] for row in rows]))
         self.register_buffer("sums_SA", space.sums_SA.clone())
@@ -131,9 +138,9 @@ class DeployedSelector(nn.Module):
         """As `forward`, for a batch padded with zeros; `passed_B1` is float32, 1 where all scalars
         are known."""
         batch_B1 = self.doubling * scalars_BF[:, self.batch_at].clamp(min=1).log2().unsqueeze(-1)
-        setting_B3 = torch.cat([scalars_BF[:, self.setting_at], batch_B1], dim=-1)
-        distance_BS3 = (setting_B3.unsqueeze(1) - self.settings_S3).abs()
-        other_top_p_BS = (distance_BS3[:, :, 1] > self.far[1] + 1e-6) & (setting_B3[:, :1] > 0)
+        asked_B3 = torch.cat([scalars_BF[:, self.sampling_at], batch_B1], dim=-1)
+        distance_BS3 = (asked_B3.unsqueeze(1) - self.settings_S3).abs()
+        other_top_p_BS = (distance_BS3[:, :, 1] > self.far[1] + 1e-6) & (asked_B3[:, :1] > 0)
         beyond_BS = (distance_BS3[:, :, 0] > self.far[0] + 1e-6) | other_top_p_BS
         of_other_level_BS = (self.level_S != self.any_level) & (self.level_S != passed_B1)
         distance_BS = distance_BS3.sum(-1) + self.farther * beyond_BS
@@ -173,23 +180,23 @@ def net_tokens(
     return (efficiency_BA - price_B1 * seconds_BA).masked_fill(~allowed_BA, never)
 
 
-def _row(mode: Mode, space: ActionSpace) -> dict[str, Tensor]:
-    # a mode's entries in the buffers of `DeployedSelector`
-    static = space.index(mode.action)
-    rule = mode.rule
+def _row(setting: Setting, space: ActionSpace) -> dict[str, Tensor]:
+    # a setting's entries in the buffers of `DeployedSelector`
+    static = space.index(setting.action)
+    rule = setting.rule
     longest = 0
-    if mode.decider == NETWORK:
-        longest = mode.longest or NO_LIMIT
+    if setting.decider == NETWORK:
+        longest = setting.longest or NO_LIMIT
     allowed_A = torch.zeros(len(space), dtype=torch.bool)
-    allowed_A[torch.from_numpy(mode.positions(space))] = True
-    level = float(LOG.levels.index(mode.level)) if mode.level else ANY_LEVEL
+    allowed_A[torch.from_numpy(setting.positions(space))] = True
+    level = float(LOG.levels.index(setting.level)) if setting.level else ANY_LEVEL
     return {
-        "settings_S3": torch.tensor(mode.key),
-        "speed_S": torch.tensor(mode.speed),
-        "rho_S": torch.tensor(mode.rho),
+        "settings_S3": torch.tensor(setting.key),
+        "speed_S": torch.tensor(setting.speed),
+        "rho_S": torch.tensor(setting.rho),
         "longest_S": torch.tensor(float(longest)),
         "allowed_SA": allowed_A,
-        "late_S": torch.tensor(float(mode.sees_all)),
+        "late_S": torch.tensor(float(setting.sees_all)),
         "least_S": torch.tensor(float(rule.least if rule else 0)),
         "lookup_S": torch.tensor(space.index(rule.lookup) if rule else static),
         "static_S": torch.tensor(static),

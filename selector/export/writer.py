@@ -15,7 +15,7 @@ import torch
 from jinja2 import StrictUndefined, Template
 
 from selector.actions import Action
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.export.torchscript import DeployedSelector, torchscript
 from selector.files import atomically, json_text
 from selector.latency import LatencyProfile
@@ -36,7 +36,7 @@ CARD = Template(
 
 
 def config_of(
-    module: SelectorModule, verifier: str, fallback: Action, modes: Sequence[Mode]
+    module: SelectorModule, verifier: str, fallback: Action, settings: Sequence[Setting]
 ) -> ArtefactConfig:
     """The contents of `config.json` for a trained module, without the pair and the figures."""
     widths = module.hparams["hidden_widths"]
@@ -52,7 +52,7 @@ def config_of(
         hidden_states=hidden_states,
         space=module.space,
         fallback=fallback,
-        modes=tuple(modes),
+        settings=tuple(settings),
     )
 
 
@@ -62,7 +62,7 @@ def write_artefact(
     profile: LatencyProfile,
     verifier: str,
     fallback: Action,
-    modes: Sequence[dict[str, Any]],
+    settings: Sequence[dict[str, Any]],
     facts: dict[str, Any],
     check: Callable[[Path], None] = lambda _: None,
     tokens: TokenStatistics | None = None,
@@ -71,14 +71,14 @@ def write_artefact(
     loads the selector.
 
     Args:
-        modes: `Mode.row` of each sampling setting; further entries are kept in `config.json`.
+        settings: `Setting.row` of each setting; further entries are kept in `config.json`.
         facts: further entries of `config.json`, among them `pair` (names and fingerprint) and
             `metrics`.
         check: called with the temporary directory; if it raises, an earlier directory is unchanged.
         tokens: statistics by token, for a log's selector.
     """
-    config = config_of(module, verifier, fallback, [Mode.of(mode) for mode in modes])
-    deployed = DeployedSelector(module, profile, config.modes, verifier)
+    config = config_of(module, verifier, fallback, [Setting.of(setting) for setting in settings])
+    deployed = DeployedSelector(module, profile, config.settings, verifier)
     with atomically(folder) as partial:
         partial.mkdir()
         scripted = io.BytesIO()  # libtorch ends the process when it writes to a full disk
@@ -90,7 +90,7 @@ def write_artefact(
             (partial / FILE).write_bytes(safetensors.numpy.save(tokens.to_tensors()))
         (partial / "latency.json").write_text(json_text(profile.to_json()))
         versions = {name: version(name) for name in ("torch", "pytorch-lightning")}
-        all_facts: dict[str, Any] = {"modes": list(modes), "versions": versions, **facts}
+        all_facts: dict[str, Any] = {"settings": list(settings), "versions": versions, **facts}
         config = replace(config, pair=facts["pair"], facts=all_facts)
         (partial / "config.json").write_text(json_text(config.to_json()))
         (partial / "README.md").write_text(CARD.render(config=config, of_log=config.schema == LOG))

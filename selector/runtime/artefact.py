@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.files import first_line
 from selector.latency import LatencyProfile
 from selector.schema import (
@@ -45,7 +45,7 @@ class ArtefactConfig:
     hidden_states: dict[str, int]  # widths, in schema order; empty for a light selector
     space: ActionSpace
     fallback: Action  # for a root without features
-    modes: tuple[Mode, ...]
+    settings: tuple[Setting, ...]
     # names of the models and their `fingerprint`
     pair: dict[str, Any] = field(default_factory=dict)
     # `metrics`, `run_id`, `provenance`, `versions`
@@ -53,7 +53,8 @@ class ArtefactConfig:
 
     @property
     def regressor(self) -> bool:
-        """Whether the network predicts survivals; a policy's outputs are logits of the actions."""
+        """Whether the network predicts survivals; those of the policy objective are logits of
+        the actions."""
         return self.objective == "regressor"
 
     @property
@@ -65,16 +66,16 @@ class ArtefactConfig:
     def metrics(self) -> dict[str, Any]:
         return dict(self.facts["metrics"])
 
-    def static_speeds(self, mode: Mode, latency: LatencyProfile) -> Tensor:
-        """Tokens per second of each of `space.trees` under a mode's setting, at the middle measured
+    def static_speeds(self, setting: Setting, latency: LatencyProfile) -> Tensor:
+        """Tokens per second of each of `space.trees` under a setting, at the middle measured
         context length."""
-        profile = latency.at_batch(mode.batch)
+        profile = latency.at_batch(setting.batch)
         length = profile.draft.lengths[len(profile.draft.lengths) // 2]
         seconds = [
-            profile.action_seconds(tree, length, self.verifier, (), mode.sampling)
+            profile.action_seconds(tree, length, self.verifier, (), setting.sampling)
             for tree in self.space.trees
         ]
-        return torch.tensor(mode.mean_efficiency) / torch.tensor(seconds)
+        return torch.tensor(setting.mean_efficiency) / torch.tensor(seconds)
 
     def to_json(self) -> dict[str, Any]:
         scalars = []
@@ -94,7 +95,7 @@ class ArtefactConfig:
             "space": self.space.to_json(),
             "actions": [list(action) for action in self.space],
             "fallback": list(self.fallback),
-            "modes": [mode.row() for mode in self.modes],
+            "settings": [setting.row() for setting in self.settings],
             "pair": self.pair,
             **self.facts,
         }
@@ -109,7 +110,7 @@ class ArtefactConfig:
             hidden_states=values["features"]["hidden_states"],
             space=ActionSpace.of_json(values["space"]),
             fallback=Action.of(values["fallback"]),
-            modes=tuple(map(Mode.of, values["modes"])),
+            settings=tuple(map(Setting.of, values["settings"])),
             objective=values["objective"],
             feature_level=values["feature_level"],
             verifier=values["verifier"],

@@ -40,9 +40,9 @@ class Network:
         self._sums_SA = config.space.sums_SA.numpy()
 
     def predictions(self, features: Features, early: bool) -> Array:
-        """Predicted block efficiencies of all actions in tokens, or a policy's logits, float32
-        [.., A], from float32 tensors on the CPU. `early`: by the scalars of the schema's first
-        level alone."""
+        """Predicted block efficiencies of all actions in tokens, or the policy objective's logits,
+        float32 [.., A], from float32 tensors on the CPU. `early`: by the scalars of the schema's
+        first level alone."""
         values_I = self._inputs(features, early)
         for layer in self._layers:
             if layer > 0:

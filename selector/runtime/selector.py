@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action
-from selector.decision import Mode, nearest
+from selector.decision import Setting, nearest
 from selector.files import read_tensors
 from selector.latency import LatencyProfile
 from selector.runtime import artefact
 from selector.runtime.artefact import ArtefactConfig, Features, checked
 from selector.runtime.network import Network
+from selector.runtime.policy import Loaded, Policy, covered, warn_once
 from selector.runtime.tokens import TokenStatistics
-from selector.runtime.tuned import Loaded, Tuned, covered, warn_once
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, InputError
 
-__all__ = ["Selector", "Tuned", "load_selector"]
+__all__ = ["Policy", "Selector", "load_selector"]
 Shape = Action | tuple[int | str, ...]  # K, L1, L2 and perhaps a style
-ASKED_BY = ("temperature", "top_p", "batch")  # scalars that tell which mode decides
+ASKED_BY = ("temperature", "top_p", "batch")  # scalars that tell which setting decides
 
 
 class Selector(Loaded):
@@ -47,28 +47,28 @@ class Selector(Loaded):
         self,
         network: Network,
         latency: LatencyProfile,
-        modes: Sequence[Mode],
+        settings: Sequence[Setting],
         tokens: TokenStatistics | None = None,
     ) -> None:
         super().__init__(network, latency)
-        self.modes = list(modes)
+        self.settings = list(settings)
         self.fallback = self.config.fallback
         self.feature_levels: tuple[str, ...] = (self.config.feature_level,)
         self.tokens = TokenStatistics.empty() if tokens is None else tokens
-        self._tuned: dict[tuple[float, float, float, bool], Tuned] = {}
+        self._policies: dict[tuple[float, float, float, bool], Policy] = {}
 
     def __repr__(self) -> str:
         config = self.config
-        settings = dict.fromkeys(str(mode.sampling) for mode in self.modes)
+        names = dict.fromkeys(str(setting.sampling) for setting in self.settings)
         return (
             f"Selector({config.pair['target']} / {config.pair['draft']}, {self.verifier}; "
             f"a {config.objective} with {config.feature_level} features, "
-            f"{len(self.actions)} actions; {'; '.join(settings)})"
+            f"{len(self.actions)} actions; {'; '.join(names)})"
         )
 
     def select(self, features: Features | None) -> Action:
-        """The action for one root; `fallback` without features. The mode that is nearest to the
-        features' sampling setting and number of requests decides, as `Tuned.select`.
+        """The action for one root; `fallback` without features. The setting that is nearest to the
+        features' sampling and number of requests decides, as `Policy.select`.
 
         `features` are `{name: tensor}` as in the schema, float32 [F] and [D], or the scalars of its
         first level alone. Raises InputError where one is missing, of another shape or dtype, or not
@@ -76,8 +76,8 @@ class Selector(Loaded):
         """
         if features is None:
             return self.fallback
-        tuned = self._tuned_of(checked(features, self.widths, 1, self.schema.first))
-        chosen = tuned.select(features)
+        policy = self._policy_of(checked(features, self.widths, 1, self.schema.first))
+        chosen = policy.select(features)
         assert chosen is not None
         return chosen
 
@@ -89,26 +89,26 @@ class Selector(Loaded):
         """
         read = checked(features, self.widths, 2, self.schema.first)
         if read[SCALARS_KEY].dim() == 1:
-            return torch.from_numpy(self._tuned_of(read).scores(read))
+            return torch.from_numpy(self._policy_of(read).scores(read))
         scores = []
         for values in zip(*read.values(), strict=True):
             root = dict(zip(read, values, strict=True))
             scores.append(self.scores(root))
         return torch.stack(scores)
 
-    def _tuned_of(self, read: Features) -> Tuned:
+    def _policy_of(self, read: Features) -> Policy:
         scalars_F = read[SCALARS_KEY].numpy()
         temperature, top_p, batch = (scalars_F[self.schema.index(name)].item() for name in ASKED_BY)
         early = len(scalars_F) == self.schema.first
         asked = temperature, top_p, batch, early
-        if asked not in self._tuned:
+        if asked not in self._policies:
             level = self.schema.levels[0 if early else 1]
-            modes = [mode for mode in self.modes if mode.level in ("", level)]
-            mode = nearest(modes or self.modes, Sampling(temperature, top_p), batch)
-            if early and len(mode.feature_levels) > 1:  # there will be no more at this root
-                mode = replace(mode, feature_levels=mode.feature_levels[:1])
-            self._tuned[asked] = Tuned(mode, self)
-        return self._tuned[asked]
+            settings = [setting for setting in self.settings if setting.level in ("", level)]
+            setting = nearest(settings or self.settings, Sampling(temperature, top_p), batch)
+            if early and len(setting.feature_levels) > 1:  # there will be no more at this root
+                setting = replace(setting, feature_levels=setting.feature_levels[:1])
+            self._policies[asked] = Policy(setting, self)
+        return self._policies[asked]
 
     def at(
         self,
@@ -119,13 +119,12 @@ class Selector(Loaded):
         level: str | None = None,
         top_k: int = 0,
         min_p: float = 0.0,
-    ) -> Tuned:
-        """The selector under the mode that is nearest to a sampling setting and a number of
-        requests.
+    ) -> Policy:
+        """The selector under the setting that is nearest to a sampling and a number of requests.
 
-        Where no mode covers the setting (`Sampling.covers`), the lookup rule and the static tree of
-        the nearest one decide: they lose less there than a network outside of its training data. A
-        warning says so, once.
+        Where no setting covers that sampling (`Sampling.covers`), the lookup rule and the static
+        tree of the nearest one decide: they lose less there than a network outside of its training
+        data. A warning says so, once.
 
         Args:
             shapes: the actions that an engine can draft, `(K, L1, L2)` or `(K, L1, L2, style)`;
@@ -139,25 +138,25 @@ class Selector(Loaded):
         asked = Sampling(temperature, top_p, top_k, min_p)
         if self.schema == LOG:
             level = level or DRAFTER
-        modes = [mode for mode in self.modes if level is None or mode.level == level]
-        if not modes:
+        settings = [setting for setting in self.settings if level is None or setting.level == level]
+        if not settings:
             raise InputError(f"level {level}: this selector has none of that level")
-        mode = nearest(modes, asked, batch)
-        if not covered(mode, asked):
-            mode = mode.without_network()
+        setting = nearest(settings, asked, batch)
+        if not covered(setting, asked):
+            setting = setting.without_network()
         if shapes is not None:
-            mode = self._restricted(mode, shapes)
-        return Tuned(mode, self)
+            setting = self._restricted(setting, shapes)
+        return Policy(setting, self)
 
-    def _restricted(self, mode: Mode, shapes: Iterable[Shape]) -> Mode:
+    def _restricted(self, setting: Setting, shapes: Iterable[Shape]) -> Setting:
         try:
             positions = {self.space.index(Action.of(shape)) for shape in shapes}
         except (ValueError, TypeError) as error:
             raise InputError(f"shapes: {error}") from error
         if min(positions, default=len(self.actions)) >= len(self.space.trees):
             raise InputError("shapes: no tree is left")
-        speed_T = self.config.static_speeds(mode, self.latency)
-        return mode.restricted(self.space, positions, speed_T)
+        speed_T = self.config.static_speeds(setting, self.latency)
+        return setting.restricted(self.space, positions, speed_T)
 
     def check_pair(
         self, target: str, draft: str, device: str = "", weights: Sequence[str] = ()
@@ -213,22 +212,22 @@ def load_selector(
         profile = LatencyProfile.load(Path(latency))
     if profile.pair != config.pair["fingerprint"]:
         raise InputError(f"{folder}: the latency profile was measured with another pair")
-    modes = list(config.modes)
+    settings = list(config.settings)
     if profile != artefact_profile:
-        modes = [_moved(config, mode, profile, artefact_profile) for mode in modes]
+        settings = [_moved(config, setting, profile, artefact_profile) for setting in settings]
     network = Network(read_tensors(folder / "model.safetensors"), config)
-    return Selector(network, profile, modes, TokenStatistics.load(folder))
+    return Selector(network, profile, settings, TokenStatistics.load(folder))
 
 
 def _moved(
-    config: ArtefactConfig, mode: Mode, latency: LatencyProfile, before: LatencyProfile
-) -> Mode:
+    config: ArtefactConfig, setting: Setting, latency: LatencyProfile, before: LatencyProfile
+) -> Setting:
     if config.verifier not in latency.verify:
         raise InputError(
             f"the latency profile of {latency.device} has no times for {config.verifier}"
         )
-    speed_T = config.static_speeds(mode, latency)
-    speed_before_T = config.static_speeds(mode, before)
+    speed_T = config.static_speeds(setting, latency)
+    speed_before_T = config.static_speeds(setting, before)
     best = int(speed_T.argmax())
-    ratio = float(speed_T[best] / speed_before_T[config.space.index(mode.action)])
-    return replace(mode.faster(ratio), action=config.space.trees[best], allowed=())
+    ratio = float(speed_T[best] / speed_before_T[config.space.index(setting.action)])
+    return replace(setting.faster(ratio), action=config.space.trees[best], allowed=())

@@ -45,9 +45,9 @@ class Texts:
         tokens: of a log, the statistics by token of its training texts, which features hold.
     """
 
-    settings: list[Sampling]
+    samplings: list[Sampling]
     size_X: Tensor
-    setting_X: Tensor
+    sampling_X: Tensor
     kind_X: list[str]
     source_X: list[str]
     prompt_X: list[str]
@@ -83,11 +83,11 @@ class Texts:
     def source_number_X(self) -> Tensor:
         return torch.from_numpy(np.unique(self.source_X, return_inverse=True)[1])
 
-    def setting_of(self, sampling: Sampling) -> Texts:
+    def of_sampling(self, sampling: Sampling) -> Texts:
         """The texts of one sampling setting; InputError where there are none."""
-        if sampling not in self.settings:
+        if sampling not in self.samplings:
             raise InputError(f"the traces hold no texts of {sampling}")
-        return self.take((self.setting_X == self.settings.index(sampling)).nonzero()[:, 0])
+        return self.take((self.sampling_X == self.samplings.index(sampling)).nonzero()[:, 0])
 
     def take(self, index_X: Tensor) -> Texts:
         """Some of the texts, in the order of the whole."""
@@ -144,7 +144,7 @@ class Timed:
 
     @property
     def sampling(self) -> Sampling:
-        return self.texts.settings[int(self.texts.setting_X[0])]
+        return self.texts.samplings[int(self.texts.sampling_X[0])]
 
     def on(self, profile: LatencyProfile, batch: int = 1) -> Timed:
         """The same texts and labels with other times: of another machine, or batch size."""
@@ -198,8 +198,8 @@ def to_texts(
                 f"the traces hold no labels for {verifier}: add it to verifiers and make them again"
             )
     names = [attribute.name for attribute in fields(Sampling)]
-    setting_of = [Sampling(**numbers) for numbers in table.select(names).to_pylist()]
-    settings = list(dict.fromkeys(setting_of))
+    sampling_of_X = [Sampling(**numbers) for numbers in table.select(names).to_pylist()]
+    samplings = list(dict.fromkeys(sampling_of_X))
     size_X = _integers(table, "roots")
     start_X = _integers(table, "start")
     stride_X = _integers(table, "hidden_stride")
@@ -213,9 +213,9 @@ def to_texts(
     for verifier in verifiers:
         survivals[verifier] = _flat(table, survival_column(verifier)).view(survivals_shape)
     return Texts(
-        settings=settings,
+        samplings=samplings,
         size_X=size_X,
-        setting_X=torch.tensor([settings.index(setting) for setting in setting_of]),
+        sampling_X=torch.tensor([samplings.index(sampling) for sampling in sampling_of_X]),
         kind_X=table["kind"].to_pylist(),
         source_X=table["source"].to_pylist(),
         prompt_X=table["prompt"].to_pylist(),

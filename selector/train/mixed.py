@@ -1,5 +1,5 @@
 """Replay of batches of requests with distinct texts. They are decided jointly
-(`Tuned.select_jointly`) or one by one; when a text ends, the next one takes its place.
+(`Policy.select_jointly`) or one by one; when a text ends, the next one takes its place.
 
 Legend: B requests in flight, L context lengths, V numbers of verified tokens, R roots of all texts,
 A actions, X texts, S kinds of drafts (chains, lookups), P parts of the texts' sources.

@@ -23,11 +23,11 @@ from torchmetrics.functional import explained_variance, spearman_corrcoef
 from torchmetrics.functional.classification import binary_calibration_error
 
 from selector.actions import ActionSpace
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.schema import FULL, LOG, PAIR, SCHEMAS
 from selector.train.data import Texts, Timed
 from selector.train.network import RootNetwork, SurvivalNetwork
-from selector.train.tuning import replay_mode
+from selector.train.tuning import replay_setting
 
 ROWS_AT_ONCE = 1 << 14
 MEASURED = 4096  # roots of a sampling setting at most that the metrics of an epoch are measured on
@@ -66,8 +66,9 @@ def survival_loss(
 def policy_ratios(
     logits_BA: Tensor, efficiency_BA: Tensor, seconds_BA: Tensor, base_speed_B: Tensor
 ) -> Tensor:
-    """Expected tokens over expected seconds of a policy (DDTE eq. 4), over `base_speed_B`, the
-    tokens per second of the sampling setting's static tree at the same root; [B]."""
+    """Expected tokens over expected seconds under the policy objective (DDTE eq. 4), over
+    `base_speed_B`, the tokens per second of the sampling setting's static tree at the same root;
+    [B]."""
     policy_BA = logits_BA.softmax(-1)
     tokens_B = (policy_BA * efficiency_BA).sum(-1)
     seconds_B = (policy_BA * seconds_BA).sum(-1)
@@ -85,8 +86,8 @@ def policy_loss(ratio_B: Tensor, worst_weight: float = 1.0, worst_share: float =
 
 @dataclass
 class Batch:
-    """Training roots: features and labels; for a policy also step times and the static tree's
-    speeds, else empty."""
+    """Training roots: features and labels; for the policy objective also step times and the static
+    tree's speeds, else empty."""
 
     scalars_BF: Tensor
     hidden: list[Tensor]
@@ -99,9 +100,9 @@ class SelectorModule(pl.LightningModule):
     """A network under the objective "regressor" or "policy".
 
     A regressor learns the survivals of all actions. It does not depend on times, which enter when
-    it chooses (`selector.decision`). A policy learns action probabilities for one machine (DDTE,
-    eq. 12 and app. E), and its network also sees the context length, on which the times of the
-    models' forward passes depend.
+    it chooses (`selector.decision`). The policy objective learns action probabilities for one
+    machine (DDTE, eq. 12 and app. E), and its network also sees the context length, on which the
+    times of the models' forward passes depend.
 
     Args:
         level: "light", scalars alone, or "full", of a pair's selector; "drafter" of a log's.
@@ -139,7 +140,7 @@ class SelectorModule(pl.LightningModule):
         else:
             self.network = body
         # validation texts of a sampling setting, and how it decides there
-        self.judged: list[tuple[Timed, Mode]] = []
+        self.judged: list[tuple[Timed, Setting]] = []
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -151,8 +152,8 @@ class SelectorModule(pl.LightningModule):
 
     @property
     def ways(self) -> list[tuple[tuple[str, ...], str]]:
-        """The feature levels that decide together, and `Mode.level`: a pair's all do, in turn, but
-        one of a log's."""
+        """The feature levels that decide together, and `Setting.level`: a pair's all do, in turn,
+        but one of a log's."""
         if self.schema is LOG:
             return [((level,), level) for level in self.asked]
         return [(self.asked, "")]
@@ -181,8 +182,8 @@ class SelectorModule(pl.LightningModule):
             self.network.begin_at(texts.labels(verifier, rows, self.space).nanmean(0).nan_to_num())
 
     def loss(self, batch: Batch) -> Tensor:
-        """A policy's loss with all features; a regressor's with all features plus that with the
-        early ones."""
+        """The policy objective's loss with all features; a regressor's with all features plus that
+        with the early ones."""
         passed_B1 = torch.ones_like(batch.scalars_BF[:, :1])
         late = self.network(batch.scalars_BF, batch.hidden, passed_B1)
         if not self.is_regressor:
@@ -197,9 +198,9 @@ class SelectorModule(pl.LightningModule):
 
     @torch.no_grad()
     def scores(self, texts: Texts, level: str | None = None) -> Tensor:
-        """Predicted block efficiencies of all actions, in tokens, or a policy's logits; float32 [R,
-        A], undefined at roots without features. It is asked with the features of `level`, or all
-        that it sees if None."""
+        """Predicted block efficiencies of all actions, in tokens, or the policy objective's logits;
+        float32 [R, A], undefined at roots without features. It is asked with the features of
+        `level`, or all that it sees if None."""
         parts = []
         for output in self.outputs(texts, level):
             if self.is_regressor:
@@ -216,9 +217,9 @@ class SelectorModule(pl.LightningModule):
             scalars_BF, hidden = texts.features(part, self.is_full)
             yield self.network(scalars_BF, hidden, passed_B1)
 
-    def predictions(self, texts: Texts, mode: Mode) -> dict[str, Tensor]:
-        """The scores with each of the feature levels that a mode asks with, [R, A] each."""
-        return {level: self.scores(texts, level) for level in mode.feature_levels}
+    def predictions(self, texts: Texts, setting: Setting) -> dict[str, Tensor]:
+        """The scores with each of the feature levels that a setting asks with, [R, A] each."""
+        return {level: self.scores(texts, level) for level in setting.feature_levels}
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         loss = self.loss(batch)
@@ -244,24 +245,24 @@ class SelectorModule(pl.LightningModule):
             return
         ratios: dict[str, list[float]] = {}
         texts: dict[str, Timed] = {}
-        for timed, mode in self.judged:
-            static = replay_mode(timed, {}, mode.static_only())
-            predictions = self.predictions(timed.texts, mode)
-            replayed = replay_mode(timed, predictions, mode, policy=not self.is_regressor)
-            setting = f"T {timed.sampling.temperature:g} top-p {timed.sampling.top_p:g}"
-            ratios.setdefault(setting, []).append(replayed.speed / static.speed)
-            texts[setting] = timed
-        for setting, speed_ratios in ratios.items():
-            self.log(f"validation/replay/{setting}", fmean(speed_ratios), rank_zero_only=True)
+        for timed, setting in self.judged:
+            static = replay_setting(timed, {}, setting.static_only())
+            predictions = self.predictions(timed.texts, setting)
+            replayed = replay_setting(timed, predictions, setting, are_logits=not self.is_regressor)
+            sampling_name = f"T {timed.sampling.temperature:g} top-p {timed.sampling.top_p:g}"
+            ratios.setdefault(sampling_name, []).append(replayed.speed / static.speed)
+            texts[sampling_name] = timed
+        for sampling_name, speed_ratios in ratios.items():
+            self.log(f"validation/replay/{sampling_name}", fmean(speed_ratios), rank_zero_only=True)
         self.log("validation/replay", fmean(chain(*ratios.values())), rank_zero_only=True)
-        for setting, timed in texts.items():
+        for sampling_name, timed in texts.items():
             for name, value in self.metrics(timed).items():
-                self.log(f"validation/{name}/{setting}", value, rank_zero_only=True)
+                self.log(f"validation/{name}/{sampling_name}", value, rank_zero_only=True)
 
     @torch.no_grad()
     def metrics(self, timed: Timed) -> dict[str, Tensor]:
         """How well a regressor predicts, with all its features, at up to `MEASURED` roots; nothing
-        for a policy.
+        under the policy objective.
 
         Returns:
             `explained_variance`: share of the variance over roots of all actions' labelled block
@@ -303,7 +304,8 @@ class Roots:
     """Every `stride`-th root of the training and validation texts, as batches for a module.
 
     Args:
-        further: for a policy, by split, step times [R, A] and the best static tree's speeds [R].
+        further: for the policy objective, by split, step times [R, A] and the best static tree's
+            speeds [R].
     """
 
     def __init__(

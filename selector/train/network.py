@@ -1,4 +1,5 @@
-"""The networks: features of a root in; the survivals of all actions, or a policy's logits, out.
+"""The networks: features of a root in; the survivals of all actions, or the policy objective's
+logits, out.
 
 Legend: B roots, D hidden width of a model, F scalar features, A actions, S survivals.
 """
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from selector.actions import ActionSpace
 from selector.schema import Schema
 
-DROPOUT = 0.1  # of a policy's hidden layers; the paper gives no rate
+DROPOUT = 0.1  # of the hidden layers under the policy objective; the paper gives no rate
 
 
 class RootNetwork(nn.Module):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, Action
-from selector.decision import NETWORK, RHOS, LookupRule, Mode, choices
+from selector.decision import NETWORK, RHOS, LookupRule, Setting, choices
 from selector.schema import EARLY, FULL, LIGHT
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches
@@ -29,7 +29,7 @@ RARE = 0.002  # share of the steps that actions which are dropped may take
 # least matches that are tried for the lookup rule
 LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 
-# by feature level: predicted block efficiencies, or a policy's logits, [R, A]
+# by feature level: predicted block efficiencies, or the policy objective's logits, [R, A]
 Predictions = dict[str, Tensor]
 
 
@@ -70,11 +70,11 @@ class StaticTable(NamedTuple):
         return int(speed_A.argmax())
 
 
-def best_static(timed: Timed, table: StaticTable) -> Mode:
-    """The mode in which the best static tree is drafted everywhere, with the tokens per step of
+def best_static(timed: Timed, table: StaticTable) -> Setting:
+    """The setting in which the best static tree is drafted everywhere, with the tokens per step of
     every tree."""
     best = table.best()
-    return Mode(
+    return Setting(
         timed.sampling,
         timed.space.trees[best],
         speed=float(table.speeds()[best]),
@@ -84,8 +84,8 @@ def best_static(timed: Timed, table: StaticTable) -> Mode:
 
 
 class Decided(NamedTuple):
-    """What a mode does at every root: the action, int64; the seconds of a step, decisions included;
-    and whether the draft has a forward pass, bool."""
+    """What a setting does at every root: the action, int64; the seconds of a step, decisions
+    included; and whether the draft has a forward pass, bool."""
 
     action_R: Tensor
     seconds_R: Tensor
@@ -98,18 +98,20 @@ class Decided(NamedTuple):
         )
 
 
-def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False) -> Decided:
-    """What a mode does at every root. It is the static tree at roots without features, and where
+def decide(
+    timed: Timed, predictions: Predictions, setting: Setting, are_logits: bool = False
+) -> Decided:
+    """What a setting does at every root. It is the static tree at roots without features, and where
     nothing is decided. Elsewhere a lookup rule chooses, or a network that is asked with one feature
     level after another; on texts that are longer than the network's training texts its rule chooses
-    (`Mode`)."""
-    if mode.decider != NETWORK:
-        return _decide_without_network(timed, mode)
-    decided = _decide_by_network(timed, predictions, mode, policy)
-    if not mode.longest:
+    (`Setting`)."""
+    if setting.decider != NETWORK:
+        return _decide_without_network(timed, setting)
+    decided = _decide_by_network(timed, predictions, setting, are_logits)
+    if not setting.longest:
         return decided
-    by_rule = _decide_without_network(timed, mode.without_network())
-    beyond_R = timed.texts.length_R > mode.longest
+    by_rule = _decide_without_network(timed, setting.without_network())
+    beyond_R = timed.texts.length_R > setting.longest
     return Decided(
         torch.where(beyond_R, by_rule.action_R, decided.action_R),
         torch.where(beyond_R, by_rule.seconds_R, decided.seconds_R),
@@ -117,28 +119,32 @@ def decide(timed: Timed, predictions: Predictions, mode: Mode, policy: bool = Fa
     )
 
 
-def _decide_without_network(timed: Timed, mode: Mode) -> Decided:
+def _decide_without_network(timed: Timed, setting: Setting) -> Decided:
     space = timed.space
     unknown_R = timed.texts.unknown_R
-    action_R = torch.full((len(unknown_R),), space.index(mode.action))
-    if mode.rule is not None:
-        copies_R = (timed.texts.scalar("match") >= mode.rule.least) & ~unknown_R
-        action_R[copies_R] = space.index(mode.rule.lookup)
-    return Decided(action_R, timed.seconds_of(action_R, mode.asked), space.needs_draft_A[action_R])
+    action_R = torch.full((len(unknown_R),), space.index(setting.action))
+    if setting.rule is not None:
+        copies_R = (timed.texts.scalar("match") >= setting.rule.least) & ~unknown_R
+        action_R[copies_R] = space.index(setting.rule.lookup)
+    return Decided(
+        action_R, timed.seconds_of(action_R, setting.asked), space.needs_draft_A[action_R]
+    )
 
 
-def _decide_by_network(timed: Timed, predictions: Predictions, mode: Mode, policy: bool) -> Decided:
+def _decide_by_network(
+    timed: Timed, predictions: Predictions, setting: Setting, are_logits: bool
+) -> Decided:
     space = timed.space
     unknown_R = timed.texts.unknown_R
-    static_R = torch.full((len(unknown_R),), space.index(mode.action))
+    static_R = torch.full((len(unknown_R),), space.index(setting.action))
     action_R = static_R
     seconds_R = torch.zeros(len(unknown_R))
     open_R = torch.ones_like(unknown_R)  # where it is asked with the next level
     passes_R = torch.zeros_like(unknown_R)
-    for number, level in enumerate(mode.feature_levels, 1):
-        seconds_RA = timed.seconds(mode.feature_levels[:number])
+    for number, level in enumerate(setting.feature_levels, 1):
+        seconds_RA = timed.seconds(setting.feature_levels[:number])
         chosen_R = torch.from_numpy(
-            choices(predictions[level].numpy(), seconds_RA.numpy(), mode, space, policy)
+            choices(predictions[level].numpy(), seconds_RA.numpy(), setting, space, are_logits)
         )
         level_action_R = torch.where(unknown_R, static_R, chosen_R)
         time_R = seconds_RA.gather(-1, level_action_R.unsqueeze(-1))[:, 0]
@@ -151,18 +157,18 @@ def _decide_by_network(timed: Timed, predictions: Predictions, mode: Mode, polic
     return Decided(action_R, seconds_R, passes_R)
 
 
-def replay_mode(
-    timed: Timed, predictions: Predictions, mode: Mode, policy: bool = False
+def replay_setting(
+    timed: Timed, predictions: Predictions, setting: Setting, are_logits: bool = False
 ) -> Replayed:
-    return decide(timed, predictions, mode, policy).replayed(timed)
+    return decide(timed, predictions, setting, are_logits).replayed(timed)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A mode, and its speed over the best static tree's by replay; the replay itself and the
+    """A setting, and its speed over the best static tree's by replay; the replay itself and the
     sources of its texts."""
 
-    mode: Mode
+    setting: Setting
     ratio: Ratio
     replayed: Replayed | None = None
     source_X: Tensor | None = None
@@ -179,44 +185,52 @@ class Judged:
         return ratio_of_speeds(self.replayed, other.replayed, self.source_X).is_ahead(SURE, times)
 
 
-def judge_mode(
-    timed: Timed, predictions: Predictions, mode: Mode, static: Action, policy: bool = False
+def judge_setting(
+    timed: Timed,
+    predictions: Predictions,
+    setting: Setting,
+    static: Action,
+    are_logits: bool = False,
 ) -> Judged:
     source_X = timed.texts.source_number_X
-    replayed = replay_mode(timed, predictions, mode, policy)
-    baseline = replay_mode(timed, {}, Mode(timed.sampling, static))
-    return Judged(mode, ratio_of_speeds(replayed, baseline, source_X), replayed, source_X)
+    replayed = replay_setting(timed, predictions, setting, are_logits)
+    baseline = replay_setting(timed, {}, Setting(timed.sampling, static))
+    return Judged(setting, ratio_of_speeds(replayed, baseline, source_X), replayed, source_X)
 
 
-def tune_mode(timed: Timed, predictions: Predictions, static: Mode, policy: bool = False) -> Judged:
-    """The fastest mode for some predictions: its feature levels (one, or the early one and then
-    all), price of time and actions; judged on the same texts. `static` is the mode in which nothing
-    is decided."""
+def tune_setting(
+    timed: Timed, predictions: Predictions, static: Setting, are_logits: bool = False
+) -> Judged:
+    """The fastest setting for some predictions: its feature levels (one, or the early one and then
+    all), price of time and actions; judged on the same texts. `static` is the setting in which
+    nothing is decided."""
     ways: list[tuple[str, ...]] = [(level,) for level in predictions]
     if tuple(predictions) not in ways:
         ways.append(tuple(predictions))
     tried = []
     for levels in ways:
-        base_mode = replace(static, feature_levels=levels, rho=1.0)
-        speed = replay_mode(timed, predictions, base_mode, policy).speed
-        priced = [base_mode]
-        if not policy:
+        base_setting = replace(static, feature_levels=levels, rho=1.0)
+        speed = replay_setting(timed, predictions, base_setting, are_logits).speed
+        priced = [base_setting]
+        if not are_logits:
             for rho, factor in product(RHOS, SPEEDS):
                 if rho < 1:
-                    priced.append(replace(base_mode, rho=rho, speed=speed * factor))
+                    priced.append(replace(base_setting, rho=rho, speed=speed * factor))
         tried += priced
         if levels == (EARLY,):  # the other features need a forward pass of the draft
             free = tuple((~timed.space.needs_draft_A).nonzero()[:, 0].tolist())
-            tried += [replace(mode, allowed=free) for mode in priced]
-    best = max(tried, key=lambda mode: replay_mode(timed, predictions, mode, policy).speed)
-    decided = decide(timed, predictions, best, policy)
+            tried += [replace(setting, allowed=free) for setting in priced]
+    best = max(
+        tried, key=lambda setting: replay_setting(timed, predictions, setting, are_logits).speed
+    )
+    decided = decide(timed, predictions, best, are_logits)
     best = replace(best, allowed=common(decided.replayed(timed).visits_R, decided.action_R, timed))
-    return judge_mode(timed, predictions, best, static.action, policy)
+    return judge_setting(timed, predictions, best, static.action, are_logits)
 
 
 def tune_lookup_rule(
-    timed: Timed, static: Mode, drafts: bool = True, batches: MixedBatches | None = None
-) -> Mode:
+    timed: Timed, static: Setting, drafts: bool = True, batches: MixedBatches | None = None
+) -> Setting:
     """The fastest lookup rule on some texts, or for `batches` of requests with them. The least
     match and the lookup's length are searched together, then each of these and the tree that is
     drafted elsewhere in turn, until none of them changes. Nothing is drafted elsewhere unless
@@ -229,15 +243,15 @@ def tune_lookup_rule(
         static = replace(static, action=EMPTY)
         trees = [EMPTY]
 
-    def mode_of(least: int, length: int, tree: Action) -> Mode:
+    def setting_of(least: int, length: int, tree: Action) -> Setting:
         return replace(static, action=tree, rule=LookupRule(least, length))
 
     @cache
     def speed(tried: tuple[Any, ...]) -> float:
-        mode = mode_of(*tried)
+        setting = setting_of(*tried)
         if batches is not None:
-            return batches.replay(decide(timed, {}, mode).action_R).speed
-        return replay_mode(timed, {}, mode).speed
+            return batches.replay(decide(timed, {}, setting).action_R).speed
+        return replay_setting(timed, {}, setting).speed
 
     some_lengths = lengths[:: max(1, len(lengths) // 4)]
     best: tuple[Any, ...] = max(product(LEASTS, some_lengths, [static.action]), key=speed)
@@ -247,7 +261,7 @@ def tune_lookup_rule(
         for at, values in enumerate((LEASTS, lengths, trees)):
             others = [(*best[:at], value, *best[at + 1 :]) for value in values]
             best = max([best, *others], key=speed)
-    return mode_of(*best)
+    return setting_of(*best)
 
 
 def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:

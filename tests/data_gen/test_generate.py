@@ -119,9 +119,9 @@ def test_drafts_have_the_temperature_that_the_selector_was_trained_with(
     # each learns from its own steps
     selector, again = load_selector(tmp_path / "selector"), load_selector(tmp_path / "selector")
     for loaded in (selector, again):
-        for at, mode in enumerate(loaded.modes):
-            sampling = replace(mode.sampling, draft_temperature=draft_temperature)
-            loaded.modes[at] = replace(mode, sampling=sampling)
+        for at, setting in enumerate(loaded.settings):
+            sampling = replace(setting.sampling, draft_temperature=draft_temperature)
+            loaded.settings[at] = replace(setting, sampling=sampling)
     sampled = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
     torch.manual_seed(5)
     output = speculative(

@@ -17,7 +17,7 @@ from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.verification import get_verifier
 from selector.actions import Action
-from selector.runtime.selector import Tuned
+from selector.runtime.selector import Policy
 from tests.selector.exported import export
 
 PROMPT = [5, 9, 11, 5, 9, 12, 5, 9]
@@ -33,23 +33,23 @@ def rows_after(model: Any, text: list[int], sampling: Sampling) -> ModelRows:
 class Engine:
     """Has no cache; at every root it knows the text so far."""
 
-    def __init__(self, pair: ModelPair, tuned: Tuned, sampling: Sampling) -> None:
+    def __init__(self, pair: ModelPair, policy: Policy, sampling: Sampling) -> None:
         self.pair = pair
         self.sampling = sampling
-        self.tuned = tuned
-        self.knowledge = RootKnowledge(PROMPT, sampling, tuned.feature_levels)
+        self.policy = policy
+        self.knowledge = RootKnowledge(PROMPT, sampling, policy.feature_levels)
         self.passed = len(PROMPT) - 1  # tokens after which the knowledge has the draft's rows
 
     def action(self, text: list[int]) -> Action | None:
-        for level in self.tuned.feature_levels if len(text) > len(PROMPT) else ():
+        for level in self.policy.feature_levels if len(text) > len(PROMPT) else ():
             if level in ("light", "full"):
                 rows = list(rows_after(self.pair.draft, text, self.sampling).each())
                 self.knowledge.passed(rows[self.passed :])
                 self.passed = len(text)
-            action = self.tuned.select(self.knowledge.features(level))
+            action = self.policy.select(self.knowledge.features(level))
             if action is not None:
                 return action
-        return self.tuned.select(None)
+        return self.policy.select(None)
 
     def add(self, text: list[int], tokens: list[int]) -> None:
         nodes = range(len(text) - 1, len(text) + len(tokens) - 1)
@@ -64,15 +64,15 @@ def test_the_page_is_enough_for_an_engine(
 ) -> None:
     """With early features, light ones, and both: every decision is the network's, and the same as
     our decoder's."""
-    tuned = export(tmp_path / "selector").at(temperature)
+    policy = export(tmp_path / "selector").at(temperature)
     sampling = Sampling(temperature)
-    decoder = Decoder(pair, sampling, get_verifier("traversal"), tuned)
+    decoder = Decoder(pair, sampling, get_verifier("traversal"), policy)
     with closing(decoder.steps(PROMPT, torch.Generator().manual_seed(0))) as endless:
         steps = list(islice(endless, 30))
-    engine = Engine(pair, tuned, sampling)
+    engine = Engine(pair, policy, sampling)
     text = list(PROMPT)
     for step, tokens in steps:
         assert engine.action(text) == step.action
         engine.add(text, tokens)
         text += tokens
-    assert tuned.mode.decider == "network" and len({step.action for step, _ in steps[1:]}) > 1
+    assert policy.setting.decider == "network" and len({step.action for step, _ in steps[1:]}) > 1

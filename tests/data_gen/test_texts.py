@@ -97,8 +97,8 @@ def test_what_a_models_own_config_adds_to_its_law_does_not_count(
     """Many models come with a repetition penalty; labels are of the plain law."""
 
     def texts() -> list[object]:
-        settings = (Sampling(), Sampling(0.0))
-        return [generated_by_target(pair, PROMPTS, 20, sampling, 1) for sampling in settings]
+        samplings = (Sampling(), Sampling(0.0))
+        return [generated_by_target(pair, PROMPTS, 20, sampling, 1) for sampling in samplings]
 
     plain = texts()
     for name, value in setting.items():

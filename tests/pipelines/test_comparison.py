@@ -26,7 +26,7 @@ from pipelines.evaluate.methods import (
     SELECTOR,
     STATIC,
 )
-from pipelines.evaluate.table import DECODED, EFFICIENCY, SHARE, Figure, Table, setting_name
+from pipelines.evaluate.table import DECODED, EFFICIENCY, SHARE, Figure, Table, sampling_name_of
 from pipelines.evaluate.verdict import (
     Evaluation,
     losses,
@@ -37,7 +37,7 @@ from pipelines.evaluate.verdict import (
 )
 from pipelines.evaluate.verdict import methods as shown_methods
 from selector.actions import EMPTY, Action
-from selector.decision import LookupRule, Mode
+from selector.decision import LookupRule, Setting
 from selector.runtime.selector import load_selector
 from selector.sampling import Sampling
 from selector.schema import sha256
@@ -75,7 +75,7 @@ def rows(sources: int = 6, spread: float = 0.0) -> Rows:
                     "prompt": f"{source}-{prompt}",
                     "kind": ("code", "prose")[prompt],
                     "source": str(source),
-                    "setting": setting_name(temperature, 1.0),
+                    "setting": sampling_name_of(temperature, 1.0),
                     "temperature": temperature,
                     "top_p": 1.0,
                     "method": method,
@@ -102,14 +102,14 @@ def evaluated(data: Rows | None = None) -> Evaluation:
     del speeds[ASSISTED]
     for temperature, (method, rival) in product(TEMPERATURES, permutations(speeds, 2)):
         ratio = Ratio(speeds[method] / speeds[rival], ERROR)
-        setting = setting_name(temperature, 1.0)
-        figures.append(Figure.of_ratio(ratio, setting=setting, method=method, rival=rival))
+        sampling_name = sampling_name_of(temperature, 1.0)
+        figures.append(Figure.of_ratio(ratio, setting=sampling_name, method=method, rival=rival))
     table = Table(figures)
     found = {
         "summary": tables.summary(CONFIG, table, data),
         "methods": tables.entries(table, data),
         "replayed": [],
-        "decisions": [Mode(each.build(), Action(1, 4, 0)).row() for each in CONFIG.sampling],
+        "decisions": [Setting(each.build(), Action(1, 4, 0)).row() for each in CONFIG.sampling],
     }
     return Evaluation(found, table)
 
@@ -145,9 +145,9 @@ def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_th
     evaluation = evaluated(data)
     mean = (5 + 125 / 150) / 2
     assert evaluation.contents["summary"]["ratio_vs_assisted_generation"] == pytest.approx(mean)
-    for setting, slow, over_it in (("T=1", "0.50", "5.000"), ("T=0.2", "3.00", "0.833")):
+    for sampling_name, slow, over_it in (("T=1", "0.50", "5.000"), ("T=0.2", "3.00", "0.833")):
         by_method = {
-            row["method"].split(" (")[0]: row for row in shown_methods(evaluation)[setting]
+            row["method"].split(" (")[0]: row for row in shown_methods(evaluation)[sampling_name]
         }
         cells = by_method[ASSISTED]
         assert cells["decoded"] == f"{slow} [{slow}, {slow}]"
@@ -224,8 +224,8 @@ def test_a_figure_stands_with_what_is_known_of_its_error() -> None:
         assert Figure.of_ratio(Ratio(1.234, error), method=SELECTOR).text() == text
 
 
-TREE = Mode(Sampling(0.2, 0.9), Action(1, 6, 0))
-MODES = {
+TREE = Setting(Sampling(0.2, 0.9), Action(1, 6, 0))
+SETTINGS = {
     NETWORK: replace(TREE, feature_levels=("early", "light"), rule=LookupRule(4, 8), longest=175),
     COPYING: replace(TREE, rule=LookupRule(4, 8)),
     STATIC: TREE,
@@ -255,7 +255,7 @@ def told(
         columns = {"setting": SETTING, "method": SELECTOR, "rival": rival, "basis": DECODED}
         figures.append(Figure(**columns, value=value, low=low, high=high))
     summary = {"by_setting": [{"temperature": 0.2, "top_p": 0.9}]}
-    return Evaluation({"summary": summary, "decisions": [MODES[exported].row()]}, Table(figures))
+    return Evaluation({"summary": summary, "decisions": [SETTINGS[exported].row()]}, Table(figures))
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_plain_decoding_is_exported_where_decoding_shows_a_loss(copy: Path) -> N
     found = json.loads(result.read_text())
     before = sha256(result)
     for case in found["selectors"][found["chosen"]]["cases"]:  # as if it were a static tree
-        case["mode"] |= {"action": [1, 4, 0, "iid"], "feature_levels": [], "rule": None}
+        case["setting"] |= {"action": [1, 4, 0, "iid"], "feature_levels": [], "rule": None}
     result.write_text(json.dumps(found))
     signed(result, "train")
     record = Path("runs/demo/stages/evaluate.json")
@@ -305,7 +305,9 @@ def test_plain_decoding_is_exported_where_decoding_shows_a_loss(copy: Path) -> N
     Table(figures).write(path)
     signed(path, "evaluate")
     espalier(copy, "export", *SMALL)
-    assert {mode.action for mode in load_selector(copy / "runs/demo/selector").modes} == {EMPTY}
+    assert {setting.action for setting in load_selector(copy / "runs/demo/selector").settings} == {
+        EMPTY
+    }
 
 
 def test_the_next_step_is_named(inside: Path) -> None:

@@ -19,7 +19,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.texts.labelled import make_shard
 from data_gen.traces import TraceStore, read_texts
 from pipelines.config import Config
-from pipelines.data.recorded import against_labels, realised, settings_of, z_of
+from pipelines.data.recorded import against_labels, realised, samplings_of, z_of
 from pipelines.data.stage import plan, shards
 from pipelines.pair.source import source_of
 from pipelines.pair.stage import recipe
@@ -110,7 +110,9 @@ def test_a_clock_ends_it_once_there_are_texts_of_every_kind(tmp_path: Path) -> N
     assert 6 <= shard_count(tmp_path) < 400, "of 800 shards"
     for split in SPLITS:
         texts = read_texts(tmp_path / TRACES, split, config.verifiers)
-        assert {texts.settings[at] for at in texts.setting_X.tolist()} == set(settings_of(config))
+        assert {texts.samplings[at] for at in texts.sampling_X.tolist()} == set(
+            samplings_of(config)
+        )
     assert "reusing" in espalier(tmp_path, *line) and files(tmp_path) == store
 
 

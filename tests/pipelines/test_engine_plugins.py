@@ -27,7 +27,7 @@ from data_gen.engines.vllm import Proposer
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
 from selector.actions import ActionSpace
-from selector.decision import LookupRule, Mode
+from selector.decision import LookupRule, Setting
 from selector.export.writer import write_artefact
 from selector.runtime.selector import load_selector
 from selector.runtime.tokens import TokenStatistics
@@ -36,7 +36,7 @@ from selector.train.module import SelectorModule
 from tests.data_gen.families import model_of
 from tests.pipelines.small_logs import record
 from tests.selector import logged
-from tests.selector.synthetic import mode_row
+from tests.selector.synthetic import setting_row
 from tests.tiny import small_pair
 
 LONGEST, ROOM = 6, 90  # drafted tokens and the model's positions, of the engines below
@@ -67,17 +67,19 @@ def exported(folder: Path, longest: int) -> Path:
     module.begin_at(texts, "naive", torch.arange(len(texts.length_R)))
     with torch.no_grad():
         list(module.network.modules())[-1].weight.mul_(25.0)
-    mode = Mode(Sampling(0.0), space.chain(2), (TEXT,), 200.0, level=TEXT)
+    setting = Setting(Sampling(0.0), space.chain(2), (TEXT,), 200.0, level=TEXT)
     if not longest:
-        mode = replace(mode, action=space.chain(0), feature_levels=(), rule=LookupRule(2, 6))
+        setting = replace(setting, action=space.chain(0), feature_levels=(), rule=LookupRule(2, 6))
     entries = []
     for batch in (1, 2, 4):
-        entries.append(mode_row(replace(mode, batch=batch), torch.ones(len(space.trees))))
+        entries.append(setting_row(replace(setting, batch=batch), torch.ones(len(space.trees))))
     profile = logged.profile()
     pair = {"target": "t", "draft": "d", "fingerprint": profile.pair}
     facts = {"pair": pair, "metrics": {}, "run_id": "none"}
     statistics = TokenStatistics.empty()
-    write_artefact(folder, module, profile, "naive", mode.action, entries, facts, tokens=statistics)
+    write_artefact(
+        folder, module, profile, "naive", setting.action, entries, facts, tokens=statistics
+    )
     return folder
 
 
@@ -91,7 +93,7 @@ loaded = cache(load_selector)
 
 def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
     chosen = TextSelector(copies)
-    tuned = load_selector(copies).at(0.0, level=TEXT)
+    policy = load_selector(copies).at(0.0, level=TEXT)
     lengths = set()
     for prompt, generated in TEXTS:
         text = chosen.text(prompt, len(prompt))
@@ -99,7 +101,7 @@ def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
             assert grow(text, np.array(prompt + generated[:end], np.int32))
             known = DrafterKnowledge(prompt, Sampling(0.0), loaded(copies).tokens)
             known.committed(generated[:end])
-            action = tuned.select(known.features(TEXT))
+            action = policy.select(known.features(TEXT))
             length = action.L1 if action.copies else 0
             lengths.add(length)
             for most in (LONGEST, 20):
@@ -184,11 +186,11 @@ def test_each_request_is_copied_or_drafted_as_the_selector_decides(
     most = [6, 1, 6, 0]
     kinds = set()
     chosen = TextSelector(folder, temperature, chains=drafter().chains)
-    tuned = loaded(folder).at(temperature, batch=4, level=TEXT)
+    policy = loaded(folder).at(temperature, batch=4, level=TEXT)
     for end in range(1, 40, 3):
         texts = [chosen.text([*prompt, *own[:end]], len(prompt)) for prompt, own in TEXTS[:4]]
         drafts = chosen.drafts(texts, most)
-        actions = tuned.select_jointly([text.features(TEXT) for text in texts])
+        actions = policy.select_jointly([text.features(TEXT) for text in texts])
         for text, action, limit, draft in zip(texts, actions, most, drafts, strict=True):
             index = text.text.index
             length = min(action.L1, limit)

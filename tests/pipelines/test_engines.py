@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from data_gen.models.sampling import Sampling
 from pipelines.cli import app
-from pipelines.export.engines import ENGINES, BestLength, Settings, best_lengths
+from pipelines.export.engines import ENGINES, BestLength, EngineSettings, best_lengths
 from pipelines.latency.timings import profile_of, read_timings
 from selector.latency import LatencyProfile
 from selector.schema import InputError
@@ -81,7 +81,7 @@ def test_lengths_are_the_best_of_those_that_the_engine_takes(
 
     reached = statistics.mean(math.log(choice.tokens_per_second) for choice in found)
     assert reached == pytest.approx(max(map(mean, range(9))), abs=2e-3)
-    settings = Settings(
+    settings = EngineSettings(
         "T", "D", engine.blocks, Sampling(draft_temperature=None if engine.samples else 0.0), found
     )
     assert (
@@ -110,7 +110,7 @@ def test_an_engine_reads_what_the_golden_folder_holds() -> None:
         BestLength(batch, length, 1.0, 1.0, None)
         for batch, length in ((1, 5), (4, 5), (8, 3), (64, 0))
     ]
-    settings = Settings("target", "draft", False, Sampling(draft_temperature=0.0), lengths)
+    settings = EngineSettings("target", "draft", False, Sampling(draft_temperature=0.0), lengths)
     vllm, sglang = ENGINES["vllm"], ENGINES["sglang"]
     assert vllm.files(settings)["temperature-1.json"] == (GOLDEN / "vllm-plain.json").read_text()
     assert vllm.command(settings, Path("a b")) == (

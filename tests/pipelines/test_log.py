@@ -44,13 +44,13 @@ VERIFIERS = ("specinfer", "traversal", "lifted_uniform")
 Lines = list[dict[str, Any]]
 
 
-def options(setting: Sampling, log: Path) -> list[str]:
+def options(sampling: Sampling, log: Path) -> list[str]:
     """Of a run on a log."""
-    return [*SMALL, "name=logged", f"sampling=[{json.dumps(asdict(setting))}]", f"data.log={log}"]
+    return [*SMALL, "name=logged", f"sampling=[{json.dumps(asdict(sampling))}]", f"data.log={log}"]
 
 
-def config_of(setting: Sampling) -> Config:
-    return demo_config(*options(setting, Path("log.jsonl")))
+def config_of(sampling: Sampling) -> Config:
+    return demo_config(*options(sampling, Path("log.jsonl")))
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +60,13 @@ def pair() -> ModelPair:
 
 
 @pytest.fixture(scope="module", params=[GREEDY, CUT], ids=str)
-def setting(request: pytest.FixtureRequest) -> Sampling:
+def sampling(request: pytest.FixtureRequest) -> Sampling:
     return request.param
 
 
-def lines_of(pair: ModelPair, setting: Sampling) -> Lines:
+def lines_of(pair: ModelPair, sampling: Sampling) -> Lines:
     """Lines of texts that transformers wrote, as any user of it would."""
-    config = config_of(setting)
+    config = config_of(sampling)
     torch.manual_seed(5)
     lines: Lines = []
     for split, count in COUNTS.items():
@@ -76,7 +76,7 @@ def lines_of(pair: ModelPair, setting: Sampling) -> Lines:
                 torch.tensor([tokens]),
                 max_new_tokens=NEW,
                 pad_token_id=0,
-                **generation_arguments(setting),
+                **generation_arguments(sampling),
             )
             lines.append(
                 {
@@ -92,13 +92,13 @@ def lines_of(pair: ModelPair, setting: Sampling) -> Lines:
 
 @pytest.fixture(scope="module")
 def labelled(
-    tmp_path_factory: pytest.TempPathFactory, pair: ModelPair, setting: Sampling
+    tmp_path_factory: pytest.TempPathFactory, pair: ModelPair, sampling: Sampling
 ) -> tuple[Lines, pa.Table]:
     """The lines of a log and their traces, all splits."""
     folder = tmp_path_factory.mktemp("logged")
-    lines = lines_of(pair, setting)
+    lines = lines_of(pair, sampling)
     log = write_lines(folder / "log.jsonl", lines)
-    assert f"the texts of {log}" in espalier(folder, "data", *options(setting, log))
+    assert f"the texts of {log}" in espalier(folder, "data", *options(sampling, log))
     shards = sorted((folder / "runs" / "logged" / "traces").rglob("*.parquet"))
     return lines, pa.concat_tables([pq.read_table(shard) for shard in shards])
 
@@ -111,7 +111,7 @@ def survivals_of(row: dict[str, Any], verifier: str) -> np.ndarray:
 
 @torch.no_grad()
 def test_labels_are_those_of_plain_passes(
-    labelled: tuple[Lines, pa.Table], pair: ModelPair, setting: Sampling
+    labelled: tuple[Lines, pa.Table], pair: ModelPair, sampling: Sampling
 ) -> None:
     """Of every text; one pass of each model over it, and chains' survivals from that."""
     lines, table = labelled
@@ -124,14 +124,14 @@ def test_labels_are_those_of_plain_passes(
         assert (row["tokens"], row["start"]) == (text.tokens, text.start)
         assert row["roots"] == max(0, len(text.tokens) - text.start - SPACE.depth)
         assert (row["source"], row["kind"]) == (line["source"], line["kind"])
-        assert {name: row[name] for name in asdict(setting)} == asdict(setting)
+        assert {name: row[name] for name in asdict(sampling)} == asdict(sampling)
         assert row["step_verifier"] is None and row["step_root"] == []
         if row["roots"] == 0:
             continue
         tokens = torch.tensor([row["tokens"]])
         laws = []
         for model in (pair.target, pair.draft):
-            laws.append(probabilities(model(tokens).logits[0, row["start"] :], setting))
+            laws.append(probabilities(model(tokens).logits[0, row["start"] :], sampling))
         labeller = TextLabeller(tokens[0, row["start"] :], VERIFIERS, space=chains)
         labeller.add(*laws)
         expected = labeller.survivals()[:, :, : SPACE.depth].numpy()
@@ -159,7 +159,7 @@ def without_ids(lines: Lines) -> None:
 )
 def test_a_log_that_does_not_fit_the_run_is_refused(
     labelled: tuple[Lines, pa.Table],
-    setting: Sampling,
+    sampling: Sampling,
     inside: Path,
     spoil: Callable[[Lines], None],
     more: str,
@@ -169,7 +169,7 @@ def test_a_log_that_does_not_fit_the_run_is_refused(
     lines = [dict(line) for line in labelled[0]]
     spoil(lines)
     log = write_lines(Path("log.jsonl"), lines)
-    assert message in refusal("data", *options(setting, log), *filter(None, [more]))
+    assert message in refusal("data", *options(sampling, log), *filter(None, [more]))
     assert contents() == {}
 
 

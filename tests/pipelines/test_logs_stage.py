@@ -31,9 +31,9 @@ from pipelines.train.judging import judge_jointly, keep_if_ahead
 from pipelines.train.result import Case
 from selector import latency
 from selector.actions import ActionSpace
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.runtime.joint import Shapes, joint_choice
-from selector.runtime.selector import Selector, Tuned, load_selector
+from selector.runtime.selector import Policy, Selector, load_selector
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed
 from selector.train.mixed import MixedBatches
@@ -42,9 +42,9 @@ from selector.train.tuning import (
     StaticTable,
     best_static,
     decide,
-    judge_mode,
+    judge_setting,
     tune_lookup_rule,
-    tune_mode,
+    tune_setting,
 )
 from tests.pipelines.runs import ROOT, espalier, evaluation_of, outcome
 from tests.pipelines.small_logs import as_steps, record, small, write
@@ -155,7 +155,7 @@ def test_one_artefact_decides_for_every_batch_size_and_level(
     root = known(run[0], selector, batch)
     for level in (TEXT, DRAFTER):
         asked = selector.at(0.0, batch=batch, level=level)
-        assert asked.mode.level == level and asked.mode.batch == min(
+        assert asked.setting.level == level and asked.setting.batch == min(
             (1, 8, 32), key=lambda b: abs(np.log2(b / batch))
         )
         features = root.features(level)
@@ -177,17 +177,18 @@ def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
     data = with_features(Labeller("head", selector.space, GREEDY).table(texts), selector.tokens)
     rows = [int(begin) + 7 for begin in data.size_X.cumsum(0) - data.size_X]
     given = [{SCALARS_KEY: data.scalars_RF[row]} for row in rows]
-    mode = selector.at(0.0, batch=8, level=DRAFTER).mode
+    setting = selector.at(0.0, batch=8, level=DRAFTER).setting
     for speed in (100.0, 400.0, 1600.0):
-        asked = Tuned(
-            replace(mode, feature_levels=(DRAFTER,), rule=None, joint=speed, allowed=()), selector
+        asked = Policy(
+            replace(setting, feature_levels=(DRAFTER,), rule=None, joint=speed, allowed=()),
+            selector,
         )
         chosen = asked.select_jointly(given)
         prices = selector.latency.step_times(8).prices(float(data.length_R[rows].float().mean()), 8)
         tokens_BA = module.scores(data)[rows].double().numpy()
         expected = joint_choice(tokens_BA, Shapes.of(selector.actions), speed, *prices)
         assert chosen == [selector.actions[a] for a in expected]
-        few = Tuned(replace(asked.mode, allowed=(0, 3)), selector).select_jointly(given)
+        few = Policy(replace(asked.setting, allowed=(0, 3)), selector).select_jointly(given)
         assert set(few) <= {selector.actions[0], selector.actions[3]}
     assert asked.select_jointly([]) == []
 
@@ -217,16 +218,17 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile(), DRAFTING_LEAD)
     batches = MixedBatches(train, logged.profile(), 4)
     tuned, alike = (
-        batches.replay(decide(train, {}, mode).action_R) for mode in (rule.mode, lookup_rule(train))
+        batches.replay(decide(train, {}, setting).action_R)
+        for setting in (rule.setting, lookup_rule(train))
     )
     assert tuned.speed >= alike.speed  # as if all requests had the same text
     cases = {}
     for level, own in told[0].items():
-        alone = tune_mode(validation, {level: own}, fixed)
+        alone = tune_setting(validation, {level: own}, fixed)
         network, common = judge_jointly(validation, own, alone, rule, fixed, logged.profile())
-        mode = replace(keep_if_ahead(network, rule, fixed).mode, level=level)
-        cases[level] = Case(mode, fixed, rule.mode, network.ratio, rule.ratio, common)
-        assert mode.decider == "network" and mode.level == level and mode.joint > 0
+        setting = replace(keep_if_ahead(network, rule, fixed).setting, level=level)
+        cases[level] = Case(setting, fixed, rule.setting, network.ratio, rule.ratio, common)
+        assert setting.decider == "network" and setting.level == level and setting.joint > 0
     taken = dict.fromkeys(LOG.levels, 1e-3)
     found = list(
         gains.entries(Table(gains.measured(cases, test, told[1], logged.profile(), taken)), cases)
@@ -246,7 +248,9 @@ def test_a_sparse_log_cannot_be_replayed_and_gives_a_selector_only_by_force(tmp_
     line = arguments(tmp_path, "sparse.jsonl", "sparse")
     espalier(tmp_path, "logs", *line, "logs.force=true", config="")
     selector = load_selector(tmp_path / "runs/sparse/selector")
-    assert selector.at(0.0, batch=8).mode.decider == "network" and len(selector.tokens.keys_N) > 0
+    assert (
+        selector.at(0.0, batch=8).setting.decider == "network" and len(selector.tokens.keys_N) > 0
+    )
     said = espalier(tmp_path, "logs", *line, config="")
     assert "no other policy can be replayed" in said and "WARNING: no selector is written" in said
     assert "logs.force=true" in said and not (tmp_path / "runs/sparse/selector").exists()
@@ -331,7 +335,7 @@ def test_a_pairs_traces_give_the_same_speeds_as_a_log(
     data = replace(with_features(table), space=space)
     verifiers = (VERIFIER, "specinfer")
     times = profile_of(read_timings(clock), "clock", False, "log:draft", verifiers).at_batch(8)
-    parts = [read_texts(folder, split, ["specinfer"]).setting_of(GREEDY) for split in SPLITS]
+    parts = [read_texts(folder, split, ["specinfer"]).of_sampling(GREEDY) for split in SPLITS]
     assert sum(map(len, parts)) == len(data)
 
     def totals(timed: Timed) -> torch.Tensor:
@@ -345,7 +349,7 @@ def test_a_pairs_traces_give_the_same_speeds_as_a_log(
     assert in_log == in_pair
 
 
-def lookup_rule(train: Timed) -> Mode:
+def lookup_rule(train: Timed) -> Setting:
     return tune_lookup_rule(train, best_static(train, StaticTable.of(train)))
 
 
@@ -365,13 +369,15 @@ def test_a_model_drafts_in_a_log_only_where_it_is_clearly_ahead_of_copies_alone(
     (fixed,) = judging.statics([train])
     (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile(), DRAFTING_LEAD)
     drafted, alone = (
-        judge_mode(validation, {}, tune_lookup_rule(train, fixed, drafts=own), fixed.action)
+        judge_setting(validation, {}, tune_lookup_rule(train, fixed, drafts=own), fixed.action)
         for own in (True, False)
     )
-    assert drafted.is_ahead_of(alone) and not alone.mode.action.drafts
-    assert rule.mode == (drafted if drafts else alone).mode
+    assert drafted.is_ahead_of(alone) and not alone.setting.action.drafts
+    assert rule.setting == (drafted if drafts else alone).setting
     assert fixed.action.drafts
     if not drafts:
         # one that drafts as that rule does
-        network = replace(drafted, mode=replace(fixed, feature_levels=(TEXT,)))
-        assert judging.keep_if_ahead(network, rule, fixed, times=DRAFTING_LEAD).mode == rule.mode
+        network = replace(drafted, setting=replace(fixed, feature_levels=(TEXT,)))
+        assert (
+            judging.keep_if_ahead(network, rule, fixed, times=DRAFTING_LEAD).setting == rule.setting
+        )

@@ -34,11 +34,11 @@ from pipelines.evaluate.replays import replay
 from pipelines.evaluate.stage import turns
 from pipelines.pair.stage import recipe
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.decision import LookupRule, Mode
+from selector.decision import LookupRule, Setting
 from selector.export.writer import config_of
 from selector.latency import Verification
 from selector.runtime.network import Network
-from selector.runtime.selector import Selector, Tuned
+from selector.runtime.selector import Policy, Selector
 from selector.schema import EARLY, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.tuning import StaticTable, best_static
@@ -60,7 +60,7 @@ PROFILE = replace(profile(), verify=dict.fromkeys(VERIFIERS, Verification()))
 
 
 def static(verifier: str, tree: Action) -> Method:
-    return Method("static", verifier, Mode(SAMPLING, tree))
+    return Method("static", verifier, Setting(SAMPLING, tree))
 
 
 def test_what_the_last_step_yields_beyond_the_limit_does_not_count(pair: ModelPair) -> None:
@@ -77,7 +77,7 @@ def test_what_decodes_alike_is_decoded_once() -> None:
     keys = list(product(VERIFIERS, (EMPTY, Action(1, 2, 0))))
     fixed = {key: static(*key) for key in keys}
     copying = {
-        key: replace(method, mode=replace(method.mode, rule=LookupRule(2, 16)))
+        key: replace(method, setting=replace(method.setting, rule=LookupRule(2, 16)))
         for key, method in fixed.items()
     }
     for methods in (copying, fixed):
@@ -97,10 +97,12 @@ def test_static_trees_are_the_fastest_of_their_kind() -> None:
         "specinfer": 0.95 * data.survivals["traversal"],
     }
     methods = {method.name: method for method in static_methods(data, VERIFIERS, PROFILE)}
-    assert next(iter(methods)) == PLAIN and methods[PLAIN].mode.action == EMPTY
+    assert next(iter(methods)) == PLAIN and methods[PLAIN].setting.action == EMPTY
     speed_A = StaticTable.of(Timed(data, "traversal", PROFILE)).speeds()
     best = methods[BEST_STATIC]
-    assert best.verifier == "traversal" and SPACE.index(best.mode.action) == int(speed_A.argmax())
+    assert best.verifier == "traversal" and SPACE.index(best.setting.action) == int(
+        speed_A.argmax()
+    )
     assert "static tree, traversal" not in methods and "static tree, specinfer" in methods
     kinds: dict[str, Callable[[Action], bool]] = {
         BRANCHING: lambda tree: tree.K > 1,
@@ -109,7 +111,7 @@ def test_static_trees_are_the_fastest_of_their_kind() -> None:
     }
     for name, belongs in kinds.items():
         fastest = max(float(speed_A[a]) for a, tree in enumerate(SPACE.trees) if belongs(tree))
-        assert float(speed_A[SPACE.index(methods[name].mode.action)]) == fastest, name
+        assert float(speed_A[SPACE.index(methods[name].setting.action)]) == fastest, name
 
 
 @pytest.fixture(scope="module")
@@ -127,20 +129,22 @@ def methods_of(data: Texts) -> dict[str, Method]:
     best = best_static(timed, StaticTable.of(timed))
     chains = tuple(SPACE.index(SPACE.chain(length)) for length in range(0, 17, 2))
     lookups = tuple(range(len(SPACE.trees), len(SPACE)))
-    mode = Mode(timed.sampling, best.action, (EARLY, LIGHT), best.speed, 0.5, (*chains, *lookups))
+    setting = Setting(
+        timed.sampling, best.action, (EARLY, LIGHT), best.speed, 0.5, (*chains, *lookups)
+    )
     module = opinionated()
-    tuned = Tuned(
-        mode,
+    policy = Policy(
+        setting,
         Selector(
-            Network(module.state_dict(), config_of(module, "traversal", best.action, [mode])),
+            Network(module.state_dict(), config_of(module, "traversal", best.action, [setting])),
             PROFILE,
-            [mode],
+            [setting],
         ),
     )
     return {
         "chain": static("specinfer", Action(1, 5, 0)),
         "tree": static("traversal", ACTION),
-        "selector": Method("selector", "traversal", mode, module, tuned),
+        "selector": Method("selector", "traversal", setting, module, policy),
         "lookups": Method("lookups", "traversal", replace(best, rule=LookupRule(1, 8))),
     }
 
@@ -164,7 +168,7 @@ def test_replay_says_what_decoding_does(
     for number, prompt in enumerate(prompts):
         tokens = pair.tokenizer(prompt.text)["input_ids"][: CONFIG.prompts.tokens]
         decoded.append(method.decode(pair, SAMPLING, tokens, TOKENS, seed=number))
-    replayed = replay(Timed(data, method.verifier, PROFILE), method.mode, method.network)
+    replayed = replay(Timed(data, method.verifier, PROFILE), method.setting, method.network)
     # what is beyond the end does not count
     tokens_per_text = [min(text.block_tokens, TOKENS) for text in decoded]
     value, error = quotient(tokens_per_text, [text.steps for text in decoded])
@@ -174,7 +178,7 @@ def test_replay_says_what_decoding_does(
     # or else the comparison says nothing
     assert math.hypot(error, other_error) < 0.1 * value
     actions = {action for text in decoded for action in text.drafted}
-    assert (len(actions) == 1) == (method.mode.decider == "static")
+    assert (len(actions) == 1) == (method.setting.decider == "static")
 
 
 def test_every_method_takes_every_place_over_as_many_rounds_as_there_are_methods() -> None:

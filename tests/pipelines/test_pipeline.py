@@ -29,9 +29,9 @@ from pipelines.evaluate.methods import (
 from pipelines.evaluate.table import DECODED, ORIGINS, REPLAYED, SHARE, Table
 from pipelines.train.result import RESULT, build, load_result
 from selector.actions import Action, ActionSpace
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.runtime.artefact import Features
-from selector.runtime.selector import Tuned, load_selector
+from selector.runtime.selector import Policy, load_selector
 from selector.schema import HIDDEN_STATES
 from tests.pipelines import runs
 from tests.pipelines.small_logs import as_steps, record, small, write
@@ -65,11 +65,11 @@ def test_the_snippets_of_the_pages_run(
     """Where the demo has been run, and a log's selector trained, as the pages suppose; networks
     decide in programs."""
     decided: list[bool] = []
-    select = Tuned.select
+    select = Policy.select
 
-    def observed(self: Tuned, features: Features | None) -> Action | None:
+    def observed(self: Policy, features: Features | None) -> Action | None:
         action = select(self, features)
-        decided.append(self.mode.decider == "network" and None not in (features, action))
+        decided.append(self.setting.decider == "network" and None not in (features, action))
         return action
 
     Path("configs").symlink_to(runs.ROOT / "configs")
@@ -83,7 +83,7 @@ def test_the_snippets_of_the_pages_run(
         options = ["--timings", str(clock), "--name", "llama_eagle3", "logs.force=true"]
         network = ["train.epochs=1", "train.hidden=[8]"]
         runs.espalier(inside, "logs", str(log), *options, *network, config="")
-    monkeypatch.setattr(Tuned, "select", observed)
+    monkeypatch.setattr(Policy, "select", observed)
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         block = block.replace("smollm2", runs.TARGET)  # the pair of this demo
         block = block.replace("pipelines/pair/shipped/draft", runs.DRAFT)
@@ -97,7 +97,7 @@ def let_the_network_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config.model_validate(record["provenance"]["config"])
     result = load_result(config)
     cases = [
-        replace(case, mode=replace(case.mode, feature_levels=("light",), rule=None, rho=1.0))
+        replace(case, setting=replace(case.setting, feature_levels=("light",), rule=None, rho=1.0))
         for case in result.best.cases
     ]
     best = replace(result.best, cases=cases)
@@ -118,12 +118,12 @@ def test_the_evaluation_holds_every_figure(demo: tuple[Path, str]) -> None:
     assert summary["ratio_vs_best_static_delayed"] == pytest.approx(mean)
     methods = {PLAIN, SELECTOR, BEST_STATIC, COPYING, AT_ROOT, CHAIN}
     for row, temperature in zip(summary["by_setting"], (0, 1), strict=True):
-        setting = f"T={temperature}"
+        sampling_name = f"T={temperature}"
         assert (row["temperature"], row["top_p"]) == (temperature, 1)
         low, high = row["wall_interval_95"]
         assert 0 < low <= row["wall_ratio"] <= high
         assert row["replay_ratio"] > 0 and row["replay_error"] >= 0
-        of_selector = {"setting": setting, "method": SELECTOR}
+        of_selector = {"setting": sampling_name, "method": SELECTOR}
         for rival, basis in product((PLAIN, COPYING, BEST_STATIC, AT_ROOT), (DECODED, REPLAYED)):
             figure = table.of(**of_selector, rival=rival, basis=basis)
             assert figure.low and figure.high and 0 < figure.low <= figure.value <= figure.high
@@ -140,7 +140,7 @@ def test_the_evaluation_holds_every_figure(demo: tuple[Path, str]) -> None:
             assert 1 <= entry["block_efficiency"] <= 17
             assert entry["verifier"] and entry["top_p"] == 1
             assert entry["prompts"] == 3 and entry["tokens"] > 0
-        replayed = table.select(setting=setting, rival=BEST_STATIC, basis=REPLAYED)
+        replayed = table.select(setting=sampling_name, rival=BEST_STATIC, basis=REPLAYED)
         others = {figure.method for figure in replayed} - methods
         # of them two are of other verifiers
         assert {BRANCHING, NETWORK} <= others and len(others) == 4
@@ -153,9 +153,9 @@ def test_what_training_decided_is_what_is_evaluated_and_exported(demo: tuple[Pat
     assert set(training.selectors) == {"regressor-light", "policy-light"}
     for selector in training.selectors.values():
         assert (run / "training" / selector.checkpoint).exists()
-    modes = [case.mode for case in training.best.cases]
-    assert [Mode.of(row) for row in runs.evaluation_of(demo[0])["decisions"]] == modes
-    assert load_selector(run / "selector").modes == modes
+    settings = [case.setting for case in training.best.cases]
+    assert [Setting.of(row) for row in runs.evaluation_of(demo[0])["decisions"]] == settings
+    assert load_selector(run / "selector").settings == settings
 
 
 def test_what_decoding_accepted_is_what_the_labels_say(demo: tuple[Path, str]) -> None:

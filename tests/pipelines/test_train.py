@@ -21,25 +21,25 @@ from pipelines.train.fitting import module_of as new_module
 from pipelines.train.judging import judge, judge_rules, keep_if_ahead, statics, step_times
 from pipelines.train.result import TrainedSelector, count_differing
 from pipelines.train.stage import choose, decided, trained
-from selector.decision import NETWORK, LookupRule, Mode
+from selector.decision import NETWORK, LookupRule, Setting
 from selector.export.torchscript import load_script
 from selector.export.writer import write_artefact
-from selector.runtime.selector import Tuned, load_selector
+from selector.runtime.selector import Policy, load_selector
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, Replayed
-from selector.train.tuning import Judged, StaticTable, best_static, replay_mode, tune_lookup_rule
+from selector.train.tuning import Judged, StaticTable, best_static, replay_setting, tune_lookup_rule
 from tests.selector.exported import FALLBACK, SOME, efficiencies, module_of, roots_of
 from tests.selector.synthetic import (
     SPACE,
     WIDTHS,
     joined,
-    mode_row,
     opinionated,
     profile,
-    static_mode,
+    setting_row,
+    static_setting,
     texts,
     timed,
 )
@@ -60,14 +60,14 @@ def splits(is_told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
     does."""
     by_split = {}
     for seed, split in ((0, "train"), (10, "validation")):
-        hot = texts(12, 60, seed=seed, setting=HOT, told=is_told[0])
-        cold = texts(12, 60, seed=seed + 1, setting=COLD, told=is_told[1])
+        hot = texts(12, 60, seed=seed, sampling=HOT, told=is_told[0])
+        cold = texts(12, 60, seed=seed + 1, sampling=COLD, told=is_told[1])
         by_split[split] = joined([hot, cold])
     return by_split
 
 
-def by_setting(data: Texts) -> list[Timed]:
-    return [timed(data.setting_of(setting)) for setting in (HOT, COLD)]
+def timed_cases(data: Texts) -> list[Timed]:
+    return [timed(data.of_sampling(sampling)) for sampling in (HOT, COLD)]
 
 
 def no_rules(judged: list[Judged]) -> list[Judged]:
@@ -75,7 +75,7 @@ def no_rules(judged: list[Judged]) -> list[Judged]:
     return [
         replace(
             each,
-            mode=replace(each.mode.static_only(), rule=LookupRule(4, 8)),
+            setting=replace(each.setting.static_only(), rule=LookupRule(4, 8)),
             ratio=Ratio(0.9, 0.01),
             replayed=replace(each.replayed, seconds_X=1.5 * each.replayed.seconds_X),
         )
@@ -94,8 +94,8 @@ def client(store: str) -> Any:
 def test_decisions_are_kept_where_they_pay(tmp_path: Path, client: Any) -> None:
     """A scalar tells easy roots under one of two settings; under the other, nothing does."""
     data = splits(is_told=(True, False))
-    bases = statics(by_setting(data["train"]))
-    validation = by_setting(data["validation"])
+    bases = statics(timed_cases(data["train"]))
+    validation = timed_cases(data["validation"])
     new = new_module(CONFIG, "regressor", LIGHT, data["train"])
     with mlflow.start_run() as run:
         run_id = run.info.run_id
@@ -107,9 +107,9 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, client: Any) -> None:
     assert judged[0].ratio.value > 1.2
     rules = no_rules(judged)
     (hot, cold), kept = decided(module, validation, rules, bases, profile(), source_of(CONFIG))
-    assert hot.mode.longest == module.longest == int(data["train"].length_R.max())
-    assert hot.mode.decider == "network" and hot.mode.rule == LookupRule(4, 8)
-    assert cold.mode.decider == "static" and cold.mode.action == bases[1].action
+    assert hot.setting.longest == module.longest == int(data["train"].length_R.max())
+    assert hot.setting.decider == "network" and hot.setting.rule == LookupRule(4, 8)
+    assert cold.setting.decider == "static" and cold.setting.action == bases[1].action
     # the static tree is kept under the other setting
     assert kept.value == pytest.approx((judged[0].ratio.value + 1) / 2)
     assert kept.error == pytest.approx(judged[0].ratio.error / 2)
@@ -131,65 +131,65 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, client: Any) -> None:
 def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(
     network: float, rule: float, what: str
 ) -> None:
-    static = Mode(HOT, SPACE.chain(3))
+    static = Setting(HOT, SPACE.chain(3))
     tokens_X = torch.full((4,), 10.0)
 
-    def judged(mode: Mode, speed: float, times: list[float]) -> Judged:
+    def judged(setting: Setting, speed: float, times: list[float]) -> Judged:
         seconds_X = tokens_X / speed * torch.tensor(times)
         replayed = Replayed(tokens_X, seconds_X, tokens_X / 2, torch.zeros(0))
-        return Judged(mode, Ratio(speed, 0.01), replayed, torch.arange(4))
+        return Judged(setting, Ratio(speed, 0.01), replayed, torch.arange(4))
 
     by_network = judged(replace(static, feature_levels=(EARLY,)), network, [1.1, 0.9, 1.0, 1.0])
     by_rule = judged(replace(static, rule=LookupRule(4, 8)), rule, [1.0, 1.0, 1.1, 0.9])
     # beyond 200 tokens the rule decides
-    both = replace(by_network.mode, rule=by_rule.mode.rule, longest=200)
-    kept = keep_if_ahead(by_network, by_rule, static, 200).mode
-    assert kept == {"network": both, "rule": by_rule.mode, "static": static}[what]
+    both = replace(by_network.setting, rule=by_rule.setting.rule, longest=200)
+    kept = keep_if_ahead(by_network, by_rule, static, 200).setting
+    assert kept == {"network": both, "rule": by_rule.setting, "static": static}[what]
     # few long texts decide how far both are ahead of the tree
     by_network = replace(by_network, ratio=Ratio(1.33, 0.18))
-    kept = keep_if_ahead(by_network, replace(by_rule, ratio=Ratio(1.28, 0.17)), static).mode
+    kept = keep_if_ahead(by_network, replace(by_rule, ratio=Ratio(1.28, 0.17)), static).setting
     assert kept.decider == (NETWORK if what == "network" else "rule")
 
 
 def test_trees_and_rules_are_tuned_on_the_training_texts_and_judged_on_others() -> None:
-    train, validation = (by_setting(data) for data in splits().values())
+    train, validation = (timed_cases(data) for data in splits().values())
     bases = statics(train)
     rules = judge_rules(train, validation, bases, train[0].profile)
     for rule, train_texts, others, base in zip(rules, train, validation, bases, strict=True):
         assert base == best_static(train_texts, StaticTable.of(train_texts))
-        assert rule.mode == tune_lookup_rule(train_texts, base)
-        speed = replay_mode(others, {}, rule.mode).speed
-        assert rule.ratio.value == pytest.approx(speed / replay_mode(others, {}, base).speed)
+        assert rule.setting == tune_lookup_rule(train_texts, base)
+        speed = replay_setting(others, {}, rule.setting).speed
+        assert rule.ratio.value == pytest.approx(speed / replay_setting(others, {}, base).speed)
 
 
 def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
     data = splits()["train"]
-    bases = statics(by_setting(data))
+    bases = statics(timed_cases(data))
     seconds_RA, speed_R = step_times(opinionated("policy"), data, bases, "traversal", profile())
     for base in bases:
-        in_setting_R = data.setting_X[data.text_R] == data.settings.index(base.sampling)
-        case = timed(data.setting_of(base.sampling))
-        assert torch.equal(seconds_RA[in_setting_R], case.seconds((LIGHT,)))
+        is_sampled_so_R = data.sampling_X[data.text_R] == data.samplings.index(base.sampling)
+        case = timed(data.of_sampling(base.sampling))
+        assert torch.equal(seconds_RA[is_sampled_so_R], case.seconds((LIGHT,)))
         static = SPACE.index(base.action)
         labels_RS = case.texts.labels("traversal", slice(None), SPACE)
         # without the time of a decision
-        tokens_R = speed_R[in_setting_R] * case.seconds()[:, static]
+        tokens_R = speed_R[is_sampled_so_R] * case.seconds()[:, static]
         assert torch.allclose(tokens_R, SPACE.efficiencies(labels_RS)[:, static])
         # what the tree yields at each root, not one speed for all
-        assert len(speed_R[in_setting_R].unique()) > 10
+        assert len(speed_R[is_sampled_so_R].unique()) > 10
 
 
 def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(
     tmp_path: Path,
 ) -> None:
-    mode = replace(SOME, sampling=Sampling(1.0, top_k=7, min_p=0.1))
+    setting = replace(SOME, sampling=Sampling(1.0, top_k=7, min_p=0.1))
     pair = {"target": "t", "draft": "d", "fingerprint": profile().pair}
     facts = {"pair": pair, "metrics": {"evaluation": None}}
     module = module_of("regressor")
-    row = mode_row(mode, efficiencies(4))
+    row = setting_row(setting, efficiencies(4))
     write_artefact(tmp_path / "a", module, profile(), "traversal", FALLBACK, [row], facts)
-    artefact = Tuned(mode, load_selector(tmp_path / "a")), load_script(tmp_path / "a")
-    data = roots_of(mode, LIGHT, count=2)[0]
+    artefact = Policy(setting, load_selector(tmp_path / "a")), load_script(tmp_path / "a")
+    data = roots_of(setting, LIGHT, count=2)[0]
     assert count_differing(module, *artefact, data) == 0
     assert count_differing(opinionated(seed=9), *artefact, data) > 0
 
@@ -225,7 +225,9 @@ def fit(folder: Path, objective: str, level: str) -> tuple[SelectorModule, str]:
             speed_R = torch.full((len(data.length_R),), 300.0)
             times[name] = timed(data).seconds((LIGHT,)), speed_R
     validation = timed(splits["validation"])
-    judged = [(validation, replace(static_mode(validation), feature_levels=module.asked, rho=1.0))]
+    judged = [
+        (validation, replace(static_setting(validation), feature_levels=module.asked, rho=1.0))
+    ]
     with mlflow.start_run() as run:
         run_id = run.info.run_id
         kept = fitted(SHORT, module, splits, "traversal", judged, folder, run_id, times)
@@ -256,11 +258,11 @@ def test_all_epochs_are_trained_and_the_best_one_by_replay_is_kept(
     assert len(set(rates)) == EPOCHS
     assert [file.name for file in (tmp_path / "fitted").iterdir()] == ["best.ckpt"]
     data = timed(texts(8, seed=2, level=level))
-    static = static_mode(data)
-    mode = replace(static, feature_levels=kept.asked, rho=1.0)
-    predictions = kept.predictions(data.texts, mode)
-    replayed = replay_mode(data, predictions, mode, policy=objective != "regressor")
-    ratio = replayed.speed / replay_mode(data, {}, static).speed
+    static = static_setting(data)
+    setting = replace(static, feature_levels=kept.asked, rho=1.0)
+    predictions = kept.predictions(data.texts, setting)
+    replayed = replay_setting(data, predictions, setting, are_logits=objective != "regressor")
+    ratio = replayed.speed / replay_setting(data, {}, static).speed
     assert ratio == pytest.approx(max(speeds), rel=1e-5)
     assert not kept.training and kept.hparams["level"] == level
 

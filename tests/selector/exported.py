@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
-from selector.decision import NEVER, LookupRule, Mode
+from selector.decision import NEVER, LookupRule, Setting
 from selector.export.torchscript import load_script, net_tokens
 from selector.export.writer import write_artefact
 from selector.runtime.artefact import Features
@@ -22,9 +22,9 @@ from selector.train.data import Timed
 from selector.train.module import SelectorModule
 from tests.selector.synthetic import (
     SPACE,
-    mode_row,
     opinionated,
     profile,
+    setting_row,
     survivals_of,
     texts,
     timed,
@@ -37,17 +37,19 @@ LIMITED = tuple(
         map(SPACE.index, [*map(SPACE.chain, range(17)), *BRANCHED, Action.copy(4), Action.copy(16)])
     )
 )
-STATIC = Mode(Sampling(0.2), Action(1, 4, 0), speed=180.0)
-COPIES = Mode(Sampling(0.4), Action(1, 4, 0), speed=190.0, rule=LookupRule(5, 8))
-ANY = Mode(Sampling(0.6), Action(1, 3, 0), (LIGHT,), speed=200.0, rho=0.0)
-KNOWN_EARLY = Mode(Sampling(0.8), Action(1, 3, 0), (EARLY,), speed=210.0, rho=0.25)
-SOME = Mode(Sampling(1.0), Action(2, 2, 3), (LIGHT,), speed=220.0, rho=0.5, allowed=LIMITED)
-NUCLEUS = Mode(Sampling(1.0, 0.9), Action(1, 5, 0), (LIGHT,), speed=150.0, rho=1.0, allowed=LIMITED)
-IN_TURN = Mode(Sampling(1.4), Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.5)
-SOME_IN_TURN = Mode(
+STATIC = Setting(Sampling(0.2), Action(1, 4, 0), speed=180.0)
+COPIES = Setting(Sampling(0.4), Action(1, 4, 0), speed=190.0, rule=LookupRule(5, 8))
+ANY = Setting(Sampling(0.6), Action(1, 3, 0), (LIGHT,), speed=200.0, rho=0.0)
+KNOWN_EARLY = Setting(Sampling(0.8), Action(1, 3, 0), (EARLY,), speed=210.0, rho=0.25)
+SOME = Setting(Sampling(1.0), Action(2, 2, 3), (LIGHT,), speed=220.0, rho=0.5, allowed=LIMITED)
+NUCLEUS = Setting(
+    Sampling(1.0, 0.9), Action(1, 5, 0), (LIGHT,), speed=150.0, rho=1.0, allowed=LIMITED
+)
+IN_TURN = Setting(Sampling(1.4), Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.5)
+SOME_IN_TURN = Setting(
     Sampling(1.4, 0.9), Action(2, 2, 3), (EARLY, LIGHT), speed=220.0, rho=0.25, allowed=LIMITED
 )
-SHORT = Mode(
+SHORT = Setting(
     Sampling(1.8),
     Action(1, 3, 0),
     (EARLY, LIGHT),
@@ -56,24 +58,26 @@ SHORT = Mode(
     rule=LookupRule(5, 8),
     longest=70,
 )
-MODES = STATIC, COPIES, ANY, KNOWN_EARLY, SOME, NUCLEUS, IN_TURN, SOME_IN_TURN, SHORT
+SETTINGS = STATIC, COPIES, ANY, KNOWN_EARLY, SOME, NUCLEUS, IN_TURN, SOME_IN_TURN, SHORT
 KINDS = [(objective, level) for objective in ("policy", "regressor") for level in (LIGHT, FULL)]
 
 
 def efficiencies(at: int) -> Tensor:
-    """Of the static trees under a mode's sampling setting: the text is harder in one than in
+    """Of the static trees under a setting's sampling: the text is harder in one than in
     another."""
     return ActionSpace.recorded().efficiencies(survivals_of(torch.tensor([0.55 + 0.05 * at])))[0]
 
 
-def modes_of(level: str) -> list[Mode]:
+def settings_of(level: str) -> list[Setting]:
     """Of a selector that sees so much."""
     return [
         replace(
-            mode,
-            feature_levels=tuple(level if each == LIGHT else each for each in mode.feature_levels),
+            setting,
+            feature_levels=tuple(
+                level if each == LIGHT else each for each in setting.feature_levels
+            ),
         )
-        for mode in MODES
+        for setting in SETTINGS
     ]
 
 
@@ -90,28 +94,29 @@ def export(
         "metrics": metrics,
         "run_id": "none",
     }
-    rows = [mode_row(mode, efficiencies(at)) for at, mode in enumerate(modes_of(level))]
+    rows = [setting_row(setting, efficiencies(at)) for at, setting in enumerate(settings_of(level))]
     module = module_of(objective, level)
     return write_artefact(folder, module, profile(), "traversal", FALLBACK, rows, facts, check)
 
 
 @cache
 def module_of(objective: str, level: str = LIGHT) -> SelectorModule:
-    """One whose choices vary under every mode, and which asks for the draft at some roots alone."""
+    """One whose choices vary under every setting, and which asks for the draft at some roots
+    alone."""
     return opinionated(objective, level, seed=7)
 
 
 loaded, scripted = cache(load_selector), cache(load_script)
 
 
-def roots_of(mode: Mode, level: str, count: int = 5) -> tuple[Timed, Tensor]:
-    """Fresh texts of a mode's setting, and their roots that have features."""
-    data = timed(texts(count, 12, seed=9, level=level, setting=mode.sampling, repeats=0.3))
+def roots_of(setting: Setting, level: str, count: int = 5) -> tuple[Timed, Tensor]:
+    """Fresh texts of a setting's sampling, and their roots that have features."""
+    data = timed(texts(count, 12, seed=9, level=level, sampling=setting.sampling, repeats=0.3))
     return data, (~data.texts.unknown_R).nonzero()[:, 0]
 
 
-def setting_of(mode: Mode) -> tuple[float, float]:
-    return mode.sampling.temperature, mode.sampling.top_p
+def coordinates_of(setting: Setting) -> tuple[float, float]:
+    return setting.sampling.temperature, setting.sampling.top_p
 
 
 def batch_of(data: Timed, rows: Tensor, level: str) -> Features:
@@ -128,53 +133,53 @@ def early_of(features: Features) -> Features:
     return {SCALARS_KEY: features[SCALARS_KEY][..., : len(EARLY_SCALARS)]}
 
 
-def mask_of(mode: Mode, data: Timed) -> Tensor:
+def mask_of(setting: Setting, data: Timed) -> Tensor:
     """What may be chosen at every root, bool [R, A]."""
     matches = data.texts.scalar("match").tolist()
     by_rule = torch.tensor(
-        [[action == mode.copied(match) for action in SPACE] for match in matches]
+        [[action == setting.copied(match) for action in SPACE] for match in matches]
     )
-    if not mode.feature_levels:
+    if not setting.feature_levels:
         return by_rule
-    beyond_R1 = (data.texts.length_R > (mode.longest or torch.inf)).unsqueeze(-1)
+    beyond_R1 = (data.texts.length_R > (setting.longest or torch.inf)).unsqueeze(-1)
     allowed_A = torch.zeros(len(SPACE), dtype=torch.bool)
-    allowed_A[mode.positions(SPACE)] = True
+    allowed_A[setting.positions(SPACE)] = True
     return torch.where(beyond_R1, by_rule, allowed_A)
 
 
-def worth(made: SelectorModule, data: Timed, mode: Mode, early: bool = False) -> Tensor:
+def worth(made: SelectorModule, data: Timed, setting: Setting, early: bool = False) -> Tensor:
     """What the module and the decision rule say of every action at every root, [R, A]; with all
-    features, or with the early ones alone. The others are not looked at where the mode does not ask
-    for them."""
-    early = early or mode.feature_levels in ((), (EARLY,))
+    features, or with the early ones alone. The others are not looked at where the setting does not
+    ask for them."""
+    early = early or setting.feature_levels in ((), (EARLY,))
     scores_RA = made.scores(data.texts, EARLY if early else None)
     if not made.is_regressor:
-        return scores_RA.masked_fill(~mask_of(mode, data), NEVER)
-    g, rho = torch.tensor([[mode.speed]]), torch.tensor([[mode.rho]])
+        return scores_RA.masked_fill(~mask_of(setting, data), NEVER)
+    g, rho = torch.tensor([[setting.speed]]), torch.tensor([[setting.rho]])
     seconds_RA = data.seconds(
-        [level for level in mode.feature_levels if level == EARLY or not early]
+        [level for level in setting.feature_levels if level == EARLY or not early]
     )
-    return net_tokens(scores_RA, seconds_RA, g, rho, mask_of(mode, data))
+    return net_tokens(scores_RA, seconds_RA, g, rho, mask_of(setting, data))
 
 
 DRAFTS = SPACE.needs_draft_A
 
 
 def most_lost(
-    made: SelectorModule, data: Timed, mode: Mode, rows: Tensor, chosen: list[int]
+    made: SelectorModule, data: Timed, setting: Setting, rows: Tensor, chosen: list[int]
 ) -> float:
-    """By how many tokens the worst of some choices falls short of the best. Of a mode that is asked
-    in turn a choice without a draft may be that of the early features; any other is the one with
-    all, where the early one would draft.
+    """By how many tokens the worst of some choices falls short of the best. Of a setting that is
+    asked in turn a choice without a draft may be that of the early features; any other is the one
+    with all, where the early one would draft.
     """
 
     def lost(early: bool) -> Tensor:
-        worth_BA = worth(made, data, mode, early)[rows]
+        worth_BA = worth(made, data, setting, early)[rows]
         return worth_BA.amax(-1, keepdim=True) - worth_BA
 
     chosen_B1 = torch.tensor(chosen).unsqueeze(-1)
     late_B = lost(early=False).gather(-1, chosen_B1)[:, 0]
-    if len(mode.feature_levels) < 2:
+    if len(setting.feature_levels) < 2:
         return float(late_B.max())
     early_BA = lost(early=True)
     asks_again_B = early_BA[:, DRAFTS].amin(-1)
@@ -182,10 +187,10 @@ def most_lost(
     return float(torch.minimum(early_B, torch.maximum(late_B, asks_again_B)).max())
 
 
-def in_turn(ask: Callable[[Features], Action | None], mode: Mode, features: Features) -> int:
+def in_turn(ask: Callable[[Features], Action | None], setting: Setting, features: Features) -> int:
     """What an engine drafts: where the early features will do, the rest is never computed."""
-    action = ask(early_of(features)) if EARLY in mode.feature_levels else None
-    if action is None or (len(mode.feature_levels) > 1 and action.drafts):
+    action = ask(early_of(features)) if EARLY in setting.feature_levels else None
+    if action is None or (len(setting.feature_levels) > 1 and action.drafts):
         action = ask(features)
     assert action is not None
     return SPACE.index(action)

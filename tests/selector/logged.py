@@ -56,9 +56,9 @@ def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
     length_R = torch.cat([20 + torch.arange(size) for size in size_X.tolist()])
     scalars_RF[:, PAIR.index("context_length")] = length_R.float()
     return Texts(
-        settings=[Sampling(0.0)],
+        samplings=[Sampling(0.0)],
         size_X=size_X,
-        setting_X=torch.zeros(count, dtype=torch.int64),
+        sampling_X=torch.zeros(count, dtype=torch.int64),
         kind_X=["code" if x % 2 else "prose" for x in range(count)],
         source_X=[f"source {x}" for x in range(count)],
         prompt_X=[f"text {x}" for x in range(count)],

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.latency import UNCUT, LatencyProfile, Table, Verification
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, PAIR
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.tuning import replay_mode
+from selector.train.tuning import replay_setting
 
 WIDTHS = [6, 4, 4]
 SPACE = ActionSpace.of_pairs()
@@ -62,7 +62,7 @@ def texts(
     roots: int = 20,
     seed: int = 0,
     level: str = LIGHT,
-    setting: Sampling = UNCUT,
+    sampling: Sampling = UNCUT,
     told: bool = True,
     repeats: float = 0.0,
 ) -> Texts:
@@ -94,8 +94,8 @@ def texts(
     known = {
         "context_length": length_R,
         "batch": 1.0,
-        "temperature": setting.temperature,
-        "top_p": setting.top_p,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
     }
     for name, values in known.items():
         scalars_RF[:, PAIR.index(name)] = values if isinstance(values, Tensor) else float(values)
@@ -106,9 +106,9 @@ def texts(
     scalars_RF[number_R == 0] = 0
     known_R = number_R > 0
     return Texts(
-        settings=[setting],
+        samplings=[sampling],
         size_X=size_X,
-        setting_X=torch.zeros(count, dtype=torch.int64),
+        sampling_X=torch.zeros(count, dtype=torch.int64),
         kind_X=["code" if x % 2 else "prose" for x in range(count)],
         source_X=[f"source {x // 2}" for x in range(count)],
         prompt_X=[f"prompt {x}" for x in range(count)],
@@ -127,10 +127,10 @@ def timed(data: Texts, own: LatencyProfile | None = None) -> Timed:
     return Timed(data, "traversal", own or profile())
 
 
-def static_mode(data: Timed) -> Mode:
-    """The mode of a chain of three, with its speed."""
-    mode = Mode(data.sampling, Action(1, 3, 0))
-    return replace(mode, speed=replay_mode(data, {}, mode).speed)
+def static_setting(data: Timed) -> Setting:
+    """The setting of a chain of three, with its speed."""
+    setting = Setting(data.sampling, Action(1, 3, 0))
+    return replace(setting, speed=replay_setting(data, {}, setting).speed)
 
 
 def module(objective: str = "regressor", level: str = LIGHT, seed: int = 0) -> SelectorModule:
@@ -162,15 +162,15 @@ def opinionated(objective: str = "regressor", level: str = LIGHT, seed: int = 0)
     return made
 
 
-def mode_row(mode: Mode, efficiency_A: Tensor) -> dict:
+def setting_row(setting: Setting, efficiency_A: Tensor) -> dict:
     """As an artefact has it."""
-    return {**mode.row(), "mean_efficiency": efficiency_A.tolist()}
+    return {**setting.row(), "mean_efficiency": efficiency_A.tolist()}
 
 
 def joined(parts: Sequence[Texts]) -> Texts:
     """Texts of several sampling settings as one split; light features alone."""
     lists, tensors = (
-        ("settings", "kind_X", "source_X", "prompt_X"),
+        ("samplings", "kind_X", "source_X", "prompt_X"),
         ("size_X", "scalars_RF", "length_R", "lookup_R"),
     )
     made = {name: [each for part in parts for each in getattr(part, name)] for name in lists}
@@ -179,8 +179,8 @@ def joined(parts: Sequence[Texts]) -> Texts:
     }
     return replace(
         parts[0],
-        setting_X=torch.cat(
-            [torch.full((len(part),), made["settings"].index(part.settings[0])) for part in parts]
+        sampling_X=torch.cat(
+            [torch.full((len(part),), made["samplings"].index(part.samplings[0])) for part in parts]
         ),
         survivals={"traversal": torch.cat([part.survivals["traversal"] for part in parts])},
         hidden={},

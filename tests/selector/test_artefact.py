@@ -35,9 +35,9 @@ from tests.selector.exported import (
     early_of,
     export,
     loaded,
-    modes_of,
     roots_of,
     scripted,
+    settings_of,
 )
 from tests.selector.synthetic import SPACE, profile
 
@@ -58,7 +58,7 @@ def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], P
         assert names == list(PAIR.names) and states == list(HIDDEN_STATES if level == FULL else ())
         assert [Action.of(action) for action in config["actions"]] == list(SPACE)
         selector = load_selector(folder)
-        assert selector.modes == modes_of(level) and selector.fallback == FALLBACK
+        assert selector.settings == settings_of(level) and selector.fallback == FALLBACK
         assert (selector.config.objective, selector.feature_levels) == (objective, (level,))
         readme = (folder / "README.md").read_text()
         assert all(f"`{name}`" in readme for name in names + states)
@@ -87,8 +87,8 @@ def test_an_environment_with_nothing_else_will_do(
 ) -> None:
     """The runtime needs torch and NumPy; it decides as the TorchScript does here."""
     folder = artefacts["regressor", level]
-    mode = next(mode for mode in modes_of(level) if mode.feature_levels == (level,))
-    batch = batch_of(*roots_of(mode, level, count=1), level)
+    setting = next(setting for setting in settings_of(level) if setting.feature_levels == (level,))
+    batch = batch_of(*roots_of(setting, level, count=1), level)
     np.savez(tmp_path / "batch.npz", **{name: values.numpy() for name, values in batch.items()})
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder), str(tmp_path / "batch.npz")],

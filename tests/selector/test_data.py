@@ -129,11 +129,11 @@ def test_rows_follow_texts_and_their_roots(full: bool) -> None:
 def test_settings_are_those_that_were_meant() -> None:
     """0.7 and 0.9 are not what single precision makes of them."""
     data = some()
-    assert data.settings == [Sampling(0.7), Sampling(0.0), Sampling(0.7, 0.9, 20, 0.05, 0.3)]
-    assert data.setting_X.tolist() == [0, 1, 2, 0]
-    assert data.setting_of(Sampling(0.7)).prompt_X == ["prompt 0", "prompt 3"]
+    assert data.samplings == [Sampling(0.7), Sampling(0.0), Sampling(0.7, 0.9, 20, 0.05, 0.3)]
+    assert data.sampling_X.tolist() == [0, 1, 2, 0]
+    assert data.of_sampling(Sampling(0.7)).prompt_X == ["prompt 0", "prompt 3"]
     with pytest.raises(InputError, match=r"no texts of T=1, top-p=0\.9"):
-        data.setting_of(Sampling(1.0, 0.9))
+        data.of_sampling(Sampling(1.0, 0.9))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_texts_that_are_taken_keep_all_that_is_theirs() -> None:
         taken = data.take(torch.tensor(asked))
         places = [place for place in PLACES if place[0] in kept]
         belongs(taken, places)
-        for name in ("prompt_X", "kind_X", "source_X", "setting_X", "size_X"):
+        for name in ("prompt_X", "kind_X", "source_X", "sampling_X", "size_X"):
             of_all = list(getattr(data, name))
             assert list(getattr(taken, name)) == [of_all[x] for x in kept], name
         rows = (taken.hidden_R >= 0).nonzero()[:, 0]

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.decision import NETWORK, RHOS, RULE, STATIC, LookupRule, Mode, choices, nearest
+from selector.decision import NETWORK, RHOS, RULE, STATIC, LookupRule, Setting, choices, nearest
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, EARLY, LIGHT, MATCH, TEXT
 
 SPACE = ActionSpace(2, 1, 2, (4,))
 CHAIN = SPACE.chain(2)
-DECIDED = Mode(Sampling(0.7, 0.9), CHAIN, (LIGHT,), speed=120.0, rho=0.5)
-COPIES = Mode(Sampling(0.7, 0.9), CHAIN, rule=LookupRule(least=3, length=4))
+DECIDED = Setting(Sampling(0.7, 0.9), CHAIN, (LIGHT,), speed=120.0, rho=0.5)
+COPIES = Setting(Sampling(0.7, 0.9), CHAIN, rule=LookupRule(least=3, length=4))
 
 
 @pytest.mark.parametrize("rho", RHOS)
@@ -25,18 +25,18 @@ def test_the_action_with_the_most_net_tokens_is_chosen(
     rho: float, allowed: tuple[int, ...]
 ) -> None:
     """`E - price T`, by hand. Others are not chosen, nor do they move the price."""
-    mode = replace(DECIDED, rho=rho, allowed=allowed)
+    setting = replace(DECIDED, rho=rho, allowed=allowed)
     may = set(allowed or range(len(SPACE)))
     generator, shape = torch.Generator().manual_seed(1), (200, len(SPACE))
     efficiency_BA = 1 + 4 * torch.rand(shape, generator=generator)
     seconds_BA = 0.01 + 0.04 * torch.rand(shape, generator=generator)
-    chosen_B = choices(efficiency_BA.numpy(), seconds_BA.numpy(), mode, SPACE)
+    chosen_B = choices(efficiency_BA.numpy(), seconds_BA.numpy(), setting, SPACE)
     assert set(chosen_B.tolist()) == may
     for efficiency, seconds, chosen in zip(
         efficiency_BA.tolist(), seconds_BA.tolist(), chosen_B.tolist(), strict=True
     ):
         own = max(efficiency[a] / seconds[a] for a in may)
-        price = mode.speed ** (1 - rho) * own**rho
+        price = setting.speed ** (1 - rho) * own**rho
         worth = {a: efficiency[a] - price * seconds[a] for a in may}
         assert worth[chosen] == pytest.approx(max(worth.values()), abs=1e-5)
 
@@ -53,9 +53,9 @@ def test_on_longer_texts_a_network_gives_way_to_the_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    "mode",
+    "setting",
     [
-        Mode(Sampling(0.0), EMPTY),
+        Setting(Sampling(0.0), EMPTY),
         DECIDED,
         replace(DECIDED, allowed=(0, 3, 4), rho=0.25),
         DECIDED.static_only(),
@@ -68,25 +68,25 @@ def test_on_longer_texts_a_network_gives_way_to_the_rule() -> None:
     ],
     ids=str,
 )
-def test_a_mode_survives_json(mode: Mode) -> None:
-    row = json.loads(json.dumps({**mode.row(), "mean_efficiency": [1.0], "further": None}))
-    back = Mode.of(row)
-    assert back == mode
+def test_a_setting_survives_json(setting: Setting) -> None:
+    row = json.loads(json.dumps({**setting.row(), "mean_efficiency": [1.0], "further": None}))
+    back = Setting.of(row)
+    assert back == setting
     assert (
         type(back.action) is Action
         and type(back.allowed) is tuple
         and type(back.feature_levels) is tuple
     )
     assert back.rule is None or type(back.rule) is LookupRule
-    assert row["decides"] == (mode.decider == NETWORK)  # said for those who read the file
+    assert row["decides"] == (setting.decider == NETWORK)  # said for those who read the file
 
 
-def test_the_nearest_setting_is_taken_and_of_its_modes_the_nearest_number_of_requests() -> None:
-    """By how often the number doubles; none makes up for another sampling setting."""
-    modes = [
-        Mode(Sampling(t, p), EMPTY) for t, p in ((0.0, 1.0), (0.6, 1.0), (1.0, 1.0), (1.0, 0.9))
+def test_the_nearest_sampling_is_taken_and_of_its_settings_the_nearest_number_of_requests() -> None:
+    """By how often the number doubles; none makes up for another sampling."""
+    settings = [
+        Setting(Sampling(t, p), EMPTY) for t, p in ((0.0, 1.0), (0.6, 1.0), (1.0, 1.0), (1.0, 0.9))
     ]
-    for setting, wanted in (
+    for numbers, wanted in (
         ((0.1, 1.0), 0),
         ((0.55, 1.0), 1),
         ((0.9, 1.0), 2),
@@ -94,8 +94,10 @@ def test_the_nearest_setting_is_taken_and_of_its_modes_the_nearest_number_of_req
         ((1.0, 0.96), 2),
         ((9.0, 0.1), 3),
     ):
-        assert nearest(modes, Sampling(*setting)) == modes[wanted], setting
-    modes = [Mode(Sampling(t), EMPTY, batch=batch) for t in (0.0, 0.1) for batch in (1, 4, 64)]
+        assert nearest(settings, Sampling(*numbers)) == settings[wanted], numbers
+    settings = [
+        Setting(Sampling(t), EMPTY, batch=batch) for t in (0.0, 0.1) for batch in (1, 4, 64)
+    ]
     for T, batch, wanted in (
         (0.0, 1, 0),
         (0.0, 3, 1),
@@ -105,4 +107,4 @@ def test_the_nearest_setting_is_taken_and_of_its_modes_the_nearest_number_of_req
         (0.06, 1, 3),
         (0.1, 64, 5),
     ):
-        assert nearest(modes, Sampling(T), batch) == modes[wanted], (T, batch)
+        assert nearest(settings, Sampling(T), batch) == settings[wanted], (T, batch)

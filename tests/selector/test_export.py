@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from selector.actions import Action
-from selector.decision import NEVER, Mode
+from selector.decision import NEVER, Setting
 from selector.runtime.artefact import Features
-from selector.runtime.selector import Tuned
+from selector.runtime.selector import Policy
 from selector.schema import LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
 from selector.train.tuning import decide
 from tests.selector import exported
@@ -27,28 +27,28 @@ def test_all_ways_to_ask_choose_as_the_trained_module(
     the static tree."""
     folder, made = artefacts[objective, level], exported.module_of(objective, level)
     selector, script = exported.loaded(folder), exported.scripted(folder)
-    for mode in exported.modes_of(level):
-        data, rows = exported.roots_of(mode, level, count=3)
+    for setting in exported.settings_of(level):
+        data, rows = exported.roots_of(setting, level, count=3)
         batch = exported.batch_of(data, rows, level)
-        predictions = made.predictions(data.texts, mode)
-        tuned = selector.at(*exported.setting_of(mode))
-        assert tuned.mode == mode and tuned.feature_levels == mode.asked
-        assert tuned.select(None) == mode.action and selector.select(None) == exported.FALLBACK
+        predictions = made.predictions(data.texts, setting)
+        policy = selector.at(*exported.coordinates_of(setting))
+        assert policy.setting == setting and policy.feature_levels == setting.asked
+        assert policy.select(None) == setting.action and selector.select(None) == exported.FALLBACK
         roots = exported.one_by_one(batch)
 
         def scripted(features: Features) -> Action:
             return SPACE.actions[int(script(features)[0])]
 
-        trained = decide(data, predictions, mode, objective == "policy").action_R[rows].tolist()
+        trained = decide(data, predictions, setting, objective == "policy").action_R[rows].tolist()
         asked = {"module": trained}
-        for name, ask in (("script", scripted), ("all", selector.select), ("at", tuned.select)):
-            asked[name] = [exported.in_turn(ask, mode, features) for features in roots]
+        for name, ask in (("script", scripted), ("all", selector.select), ("at", policy.select)):
+            asked[name] = [exported.in_turn(ask, setting, features) for features in roots]
         for name, chosen in asked.items():
-            assert exported.most_lost(made, data, mode, rows, chosen) < 1e-4, name
+            assert exported.most_lost(made, data, setting, rows, chosen) < 1e-4, name
             same = [a == b for a, b in zip(chosen, trained, strict=True)]
             assert sum(same) >= 0.95 * len(rows), name
         kinds = len(set(asked["at"]))
-        assert kinds > 2 if mode.feature_levels else kinds == (1 if mode.rule is None else 2)
+        assert kinds > 2 if setting.feature_levels else kinds == (1 if setting.rule is None else 2)
 
 
 @pytest.mark.parametrize(("objective", "level"), exported.KINDS)
@@ -60,15 +60,15 @@ def test_scores_are_what_the_trained_module_and_the_torchscript_say(
     chosen, and what may not be drafted has `NEVER`."""
     folder, made = artefacts[objective, level], exported.module_of(objective, level)
     selector, script = exported.loaded(folder), exported.scripted(folder)
-    for mode in exported.modes_of(level):
-        data, rows = exported.roots_of(mode, level, count=2)
-        may_BA = exported.mask_of(mode, data)[rows]
+    for setting in exported.settings_of(level):
+        data, rows = exported.roots_of(setting, level, count=2)
+        may_BA = exported.mask_of(setting, data)[rows]
         whole = exported.batch_of(data, rows, level)
         for batch, early in ((whole, False), (exported.early_of(whole), True)):
             scores_BA = selector.scores(batch)
             assert scores_BA.shape == (len(rows), 453) and scores_BA.dtype == torch.float32
             assert torch.allclose(
-                scores_BA, exported.worth(made, data, mode, early)[rows], atol=1e-3, rtol=1e-5
+                scores_BA, exported.worth(made, data, setting, early)[rows], atol=1e-3, rtol=1e-5
             )
             assert torch.allclose(scores_BA, script(batch)[1], atol=1e-3, rtol=1e-5)
             assert (scores_BA[~may_BA] == NEVER).all() and (scores_BA[may_BA] > NEVER / 2).all()
@@ -77,35 +77,39 @@ def test_scores_are_what_the_trained_module_and_the_torchscript_say(
             assert selector.select(features) == SPACE.actions[int(scores_BA[1].argmax())]
 
 
-@pytest.mark.parametrize("mode", [exported.IN_TURN, exported.SOME_IN_TURN], ids=["any", "limited"])
+@pytest.mark.parametrize(
+    "setting", [exported.IN_TURN, exported.SOME_IN_TURN], ids=["any", "limited"]
+)
 @pytest.mark.parametrize("objective", ["policy", "regressor"])
 def test_the_draft_is_asked_for_where_the_early_choice_needs_it(
-    artefacts: dict[tuple[str, str], Path], objective: str, mode: Mode
+    artefacts: dict[tuple[str, str], Path], objective: str, setting: Setting
 ) -> None:
     """And nowhere else; both happen. Who has all features may give them at once."""
     selector = exported.loaded(artefacts[objective, LIGHT])
-    tuned = selector.at(*exported.setting_of(mode))
+    policy = selector.at(*exported.coordinates_of(setting))
     asked_again = []
-    for features in exported.one_by_one(exported.batch_of(*exported.roots_of(mode, LIGHT), LIGHT)):
+    for features in exported.one_by_one(
+        exported.batch_of(*exported.roots_of(setting, LIGHT), LIGHT)
+    ):
         early = exported.early_of(features)
         known = selector.select(early)
-        assert tuned.select(early) == (None if known.drafts else known)
-        assert tuned.select(features) is not None
+        assert policy.select(early) == (None if known.drafts else known)
+        assert policy.select(features) is not None
         asked_again.append(known.drafts)
     assert 0.05 < sum(asked_again) / len(asked_again) < 0.95
 
 
 def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
     selector, chosen = exported.loaded(artefact), set()
-    tuned = selector.at(0.4)
+    policy = selector.at(0.4)
     for features in exported.one_by_one(
         exported.batch_of(*exported.roots_of(exported.COPIES, LIGHT), LIGHT)
     ):
         match = features[SCALARS_KEY][PAIR.index("match")]
         action = exported.COPIES.copied(float(match))
-        for own in (tuned, Tuned(exported.COPIES)):
+        for own in (policy, Policy(exported.COPIES)):
             assert own.select({MATCH: match}) == action
-        assert tuned.select(exported.early_of(features)) == selector.select(features) == action
+        assert policy.select(exported.early_of(features)) == selector.select(features) == action
         chosen.add(action)
     assert chosen == {exported.COPIES.action, Action.copy(8)}
 
@@ -116,20 +120,20 @@ def test_on_long_texts_the_match_alone_will_do_without_the_rules_lookup_too(arte
         exported.loaded(artefact).at(1.8, shapes=shapes)
         for shapes in (None, [(1, 3, 0), (1, 2, 0)])
     )
-    assert fewer.mode.rule is None and fewer.longest == whole.longest == exported.SHORT.longest
+    assert fewer.setting.rule is None and fewer.longest == whole.longest == exported.SHORT.longest
     for match in (0.0, 9.0):
-        assert fewer.select({MATCH: torch.tensor(match)}) == fewer.mode.action
+        assert fewer.select({MATCH: torch.tensor(match)}) == fewer.setting.action
         assert whole.select({MATCH: torch.tensor(match)}) == exported.SHORT.copied(match)
 
 
-def test_a_mode_without_a_network_needs_no_selector() -> None:
-    static, copies = Tuned(exported.STATIC), Tuned(exported.COPIES)
+def test_a_setting_without_a_network_needs_no_selector() -> None:
+    static, copies = Policy(exported.STATIC), Policy(exported.COPIES)
     assert static.select(None) == static.select({}) == exported.STATIC.action
     assert copies.select(None) == exported.COPIES.action
     with pytest.raises(InputError, match="match is missing"):
         copies.select({})
     with pytest.raises(InputError, match="its selector"):
-        Tuned(exported.SOME)
+        Policy(exported.SOME)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.selector.synthetic import SPACE, profile
 LIMITS = [
     [action for action in SPACE if action.nodes <= 5],
     [(1, 2, 0), (2, 3, 2), (3, 0, 4)],
-    [(4, 8, 8), (4, 8, 7)],  # none of the limited mode's own
+    [(4, 8, 8), (4, 8, 7)],  # none of the limited setting's own
     [(1, 3, 0), (2, 0, 4), (1, 8, 0, COPY), (1, 16, 0, COPY)],
     [(1, 4, 0), (1, 3, 0), (2, 2, 3), (1, 8, 0, COPY)],  # the rule's own tree, and faster ones
     [EMPTY],
@@ -33,27 +33,27 @@ def test_only_allowed_trees_are_chosen(
     worth less. A rule whose lookup is not among them is left out."""
     selector, made = exported.loaded(artefacts[objective, LIGHT]), exported.module_of(objective)
     can = sorted(SPACE.index(Action.of(shape)) for shape in shapes)
-    for mode in exported.MODES:
-        tuned = selector.at(*exported.setting_of(mode), shapes=shapes)
+    for setting in exported.SETTINGS:
+        policy = selector.at(*exported.coordinates_of(setting), shapes=shapes)
         speed_A = selector.config.static_speeds(
-            selector.modes[exported.MODES.index(mode)], selector.latency
+            selector.settings[exported.SETTINGS.index(setting)], selector.latency
         )
         best = max((a for a in can if a < len(SPACE.trees)), key=lambda a: float(speed_A[a]))
-        copies = mode.rule is not None and SPACE.index(Action.copy(mode.rule.length)) in can
-        if copies and SPACE.index(mode.action) in can:
-            best = SPACE.index(mode.action)  # the tree that goes with the rule
-        assert tuned.mode.feature_levels == mode.feature_levels
-        assert tuned.mode.rule == (mode.rule if copies else None)
-        assert tuned.select(None) == SPACE.actions[best]
-        may = {a for a in can if a in (mode.allowed or range(len(SPACE)))} or set(can)
-        assert set(tuned.mode.allowed) == {*may, best}
-        factor = float(speed_A[best] / speed_A[SPACE.index(mode.action)])
-        assert tuned.mode.speed == pytest.approx(factor * mode.speed)
-        data, rows = exported.roots_of(mode, LIGHT, count=1)
+        copies = setting.rule is not None and SPACE.index(Action.copy(setting.rule.length)) in can
+        if copies and SPACE.index(setting.action) in can:
+            best = SPACE.index(setting.action)  # the tree that goes with the rule
+        assert policy.setting.feature_levels == setting.feature_levels
+        assert policy.setting.rule == (setting.rule if copies else None)
+        assert policy.select(None) == SPACE.actions[best]
+        may = {a for a in can if a in (setting.allowed or range(len(SPACE)))} or set(can)
+        assert set(policy.setting.allowed) == {*may, best}
+        factor = float(speed_A[best] / speed_A[SPACE.index(setting.action)])
+        assert policy.setting.speed == pytest.approx(factor * setting.speed)
+        data, rows = exported.roots_of(setting, LIGHT, count=1)
         roots = exported.one_by_one(exported.batch_of(data, rows, LIGHT))
-        chosen = [exported.in_turn(tuned.select, tuned.mode, features) for features in roots]
+        chosen = [exported.in_turn(policy.select, policy.setting, features) for features in roots]
         assert set(chosen) <= set(can)
-        assert exported.most_lost(made, data, tuned.mode, rows, chosen) < 1e-4
+        assert exported.most_lost(made, data, policy.setting, rows, chosen) < 1e-4
 
 
 def test_limits_that_leave_no_tree_are_refused(artefact: Path) -> None:
@@ -76,28 +76,28 @@ def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Pat
     here = load_selector(artefact)
     there = load_selector(artefact, latency=slow)
     made = exported.module_of("regressor")
-    for at, (mode, moved) in enumerate(zip(here.modes, there.modes, strict=True)):
+    for at, (setting, moved) in enumerate(zip(here.settings, there.settings, strict=True)):
         speeds = []
         for own in (profile(), slow):
             seconds = [
-                own.action_seconds(action, 100, "traversal", (), mode.sampling)
+                own.action_seconds(action, 100, "traversal", (), setting.sampling)
                 for action in SPACE.trees
             ]
             speeds.append(exported.efficiencies(at) / torch.tensor(seconds))
         before_A, speed_A = speeds
         best = int(speed_A.argmax())
-        ratio = float(speed_A[best] / before_A[SPACE.index(mode.action)])
-        assert moved.speed == pytest.approx(mode.speed * ratio) and ratio < 1
-        assert moved == replace(mode, action=SPACE.actions[best], speed=moved.speed, allowed=())
-        assert there.at(*exported.setting_of(mode)).select(None) == moved.action
+        ratio = float(speed_A[best] / before_A[SPACE.index(setting.action)])
+        assert moved.speed == pytest.approx(setting.speed * ratio) and ratio < 1
+        assert moved == replace(setting, action=SPACE.actions[best], speed=moved.speed, allowed=())
+        assert there.at(*exported.coordinates_of(setting)).select(None) == moved.action
         data, rows = exported.roots_of(moved, LIGHT, count=1)
         data = Timed(data.texts, "traversal", slow)
         scores_BA = there.scores(exported.batch_of(data, rows, LIGHT))
         expected_BA = exported.worth(made, data, moved)[rows]
         assert torch.allclose(scores_BA, expected_BA, atol=1e-3, rtol=1e-5)
-    assert here.modes[0].action != there.modes[0].action
+    assert here.settings[0].action != there.settings[0].action
 
 
 def test_the_same_machine_changes_nothing(artefact: Path) -> None:
     for same in (None, str(artefact / "latency.json"), profile()):
-        assert load_selector(artefact, latency=same).modes == list(exported.MODES)
+        assert load_selector(artefact, latency=same).settings == list(exported.SETTINGS)

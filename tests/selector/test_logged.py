@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from selector.actions import Action, ActionSpace
-from selector.decision import LookupRule, Mode
+from selector.decision import LookupRule, Setting
 from selector.runtime.joint import Shapes, joint_choice
 from selector.sampling import Sampling
 from selector.schema import InputError
 from selector.train.mixed import PARTS, MixedBatches
 from selector.train.replay import fastest_possible
-from selector.train.tuning import replay_mode
+from selector.train.tuning import replay_setting
 from tests.selector import synthetic
 from tests.selector.logged import SIZES, SPACE, committed, profile, ten_lines, timed
 
@@ -33,7 +33,7 @@ def test_fixed_lengths_and_rules_of_a_log_are_a_walk_to_the_last_token(batch: in
             return Action.copy(4) if match_R[row] >= least else chain
 
         steps, tokens, seconds = ten_lines(data, choice)
-        found = replay_mode(data, {}, Mode(Sampling(0.0), chain, rule=LookupRule(least, 4)))
+        found = replay_setting(data, {}, Setting(Sampling(0.0), chain, rule=LookupRule(least, 4)))
         assert float(found.steps_X.sum()) == steps and float(found.tokens_X.sum()) == tokens
         assert float(found.seconds_X.sum()) == pytest.approx(seconds, rel=1e-6)
 

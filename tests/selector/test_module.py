@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Timed
 from selector.train.module import (
@@ -17,14 +17,14 @@ from selector.train.module import (
     policy_ratios,
     survival_loss,
 )
-from selector.train.tuning import StaticTable, best_static, replay_mode, tune_mode
+from selector.train.tuning import StaticTable, best_static, replay_setting, tune_setting
 from tests.selector.exported import KINDS
-from tests.selector.synthetic import SPACE, module, opinionated, static_mode, texts, timed
+from tests.selector.synthetic import SPACE, module, opinionated, static_setting, texts, timed
 
 STEPS = 500
 
 
-def whole_batch(data: Timed, static: Mode, level: str) -> Batch:
+def whole_batch(data: Timed, static: Setting, level: str) -> Batch:
     rows = learned_rows(data.texts, 1)
     return Batch(
         *data.texts.features(rows, level == FULL),
@@ -69,22 +69,24 @@ def test_training_finds_what_a_feature_tells(objective: str, level: str, rate: f
     def asked(own: Timed) -> dict[str, Tensor]:
         return {each: made.scores(own.texts, each) for each in made.asked}
 
-    mode = tune_mode(data, asked(data), static, policy).mode
+    setting = tune_setting(data, asked(data), static, policy).setting
     ratio = (
-        replay_mode(fresh, asked(fresh), mode, policy).speed / replay_mode(fresh, {}, static).speed
+        replay_setting(fresh, asked(fresh), setting, policy).speed
+        / replay_setting(fresh, {}, static).speed
     )
-    truth = tune_mode(fresh, {level: SPACE.efficiencies(fresh.survivals_RS)}, static).ratio.value
+    truth = tune_setting(fresh, {level: SPACE.efficiencies(fresh.survivals_RS)}, static).ratio.value
     assert ratio > 1 + 0.5 * (truth - 1) > 1.1
-    assert tune_mode(fresh, asked(fresh), static, policy).pays
+    assert tune_setting(fresh, asked(fresh), static, policy).pays
     if not policy:
-        assert mode.feature_levels == (EARLY, level)  # repeats are known early, and save the pass
+        # repeats are known early, and save the pass
+        assert setting.feature_levels == (EARLY, level)
 
 
 def test_each_objective_has_its_own_loss() -> None:
     """A regressor's is that before and that after the draft has passed the root, a policy's that
     after it."""
     data = timed(texts(4, 10, 1))
-    batch = whole_batch(data, static_mode(data), LIGHT)
+    batch = whole_batch(data, static_setting(data), LIGHT)
     passed_B1 = torch.ones(36, 1)
     regressor, policy = opinionated("regressor"), opinionated("policy")
     late, early = (

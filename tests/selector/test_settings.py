@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from selector.decision import Mode
+from selector.decision import Setting
 from selector.runtime.artefact import checked
-from selector.runtime.selector import Tuned, load_selector
+from selector.runtime.selector import Policy, load_selector
 from selector.sampling import Sampling
 from selector.schema import (
     EARLY_SCALARS,
@@ -45,7 +45,7 @@ LIGHT_WIDTHS = {SCALARS_KEY: F}
 FULL_WIDTHS = {SCALARS_KEY: F, **dict.fromkeys(HIDDEN_STATES, D)}
 
 
-def test_a_mode_decides_near_its_setting_alone() -> None:
+def test_a_setting_decides_near_its_sampling_alone() -> None:
     trained, own = Sampling(1.0, 0.9), Sampling(1.0, 0.9, 5, 0.1)
     for near in ((1.1, 0.9), (0.9, 0.95), (1.0, 0.85), (1.0, 0.9, 50), (1.0, 0.9, 0, 0.02)):
         assert trained.covers(Sampling(*near)), near
@@ -68,7 +68,7 @@ def test_a_mode_decides_near_its_setting_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "mode", "words"),
+    ("asked", "setting", "words"),
     [
         ({"temperature": 1.2}, SOME, "T=1.2: too far from the trained T=1; "),
         ({"temperature": 1.0, "top_k": 5}, SOME, "T=1, top-k=5: too far"),
@@ -79,27 +79,28 @@ def test_a_mode_decides_near_its_setting_alone() -> None:
     ids=["temperature", "top-k", "min-p", "top-p", "with a rule"],
 )
 def test_far_from_every_trained_setting_the_rule_and_the_static_tree_decide(
-    artefact: Path, asked: dict[str, float], mode: Mode, words: str
+    artefact: Path, asked: dict[str, float], setting: Setting, words: str
 ) -> None:
-    """And one line says so, once in a process. Of the modes that cover a setting the nearest one
+    """And one line says so, once in a process. Of the settings that cover a sampling the nearest
+    one
     decides: SOME is farther from (0.91, 0.96) than NUCLEUS, whose top-p is too far."""
     selector = load_selector(artefact)
-    asked_setting = replace(mode, sampling=Sampling(asked["temperature"]))
-    roots = one_by_one(batch_of(*roots_of(asked_setting, LIGHT), LIGHT))
+    asked_sampling = replace(setting, sampling=Sampling(asked["temperature"]))
+    roots = one_by_one(batch_of(*roots_of(asked_sampling, LIGHT), LIGHT))
     with pytest.warns(UserWarning, match=words) as warned:
-        tuned = selector.at(**asked)
+        policy = selector.at(**asked)
     assert len(warned) == 1 and "\n" not in str(warned[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert selector.at(**asked).mode == tuned.mode
-        assert selector.at(0.91, 0.96).mode == SOME
+        assert selector.at(**asked).setting == policy.setting
+        assert selector.at(0.91, 0.96).setting == SOME
         assert selector.at(**asked, shapes=[(1, 2, 0)]).select(None) == (1, 2, 0, "iid")
-    assert tuned.select(None) == mode.action
-    chosen = {tuned.select(features) for features in roots}
-    if mode.rule is None:
-        assert tuned.feature_levels == () and chosen == {mode.action}
+    assert policy.select(None) == setting.action
+    chosen = {policy.select(features) for features in roots}
+    if setting.rule is None:
+        assert policy.feature_levels == () and chosen == {setting.action}
     else:
-        assert tuned.feature_levels == (MATCH,) and chosen == {mode.action, mode.rule.lookup}
+        assert policy.feature_levels == (MATCH,) and chosen == {setting.action, setting.rule.lookup}
 
 
 @pytest.mark.parametrize(
@@ -107,9 +108,10 @@ def test_far_from_every_trained_setting_the_rule_and_the_static_tree_decide(
 )
 @torch.inference_mode()
 def test_features_far_from_every_setting_give_the_rule_in_every_form(
-    artefact: Path, far: float, nearest: Mode
+    artefact: Path, far: float, nearest: Setting
 ) -> None:
-    """TorchScript, the selector, and a mode that was asked for another setting; both may say so."""
+    """TorchScript, the selector, and a setting that was asked for another sampling; both may say
+    so."""
     selector = load_selector(artefact)
     batch = batch_of(*roots_of(replace(SOME, sampling=Sampling(far)), LIGHT), LIGHT)
     if nearest is COPIES:
@@ -120,7 +122,7 @@ def test_features_far_from_every_setting_give_the_rule_in_every_form(
         warnings.simplefilter("always")
         assert [selector.select(root) for root in one_by_one(batch)] == expected
         assert [SPACE.actions[a] for a in selector.scores(batch).argmax(-1)] == expected
-        assert {Tuned(SOME, selector).select(root) for root in one_by_one(batch)} == {SOME.action}
+        assert {Policy(SOME, selector).select(root) for root in one_by_one(batch)} == {SOME.action}
     if nearest.feature_levels:
         assert 0 < len(warned) < 3 and "too far from the trained" in str(warned[0].message)
 
@@ -196,7 +198,9 @@ def test_a_match_that_is_not_finite_and_no_number_of_requests_are_refused(artefa
             loaded(artefact).at(1.0, batch=batch)
     for match in (NAN, INF):
         with pytest.raises(InputError, match="features: match is not finite"):
-            loaded(artefact).at(*exported.setting_of(COPIES)).select({MATCH: torch.tensor(match)})
+            loaded(artefact).at(*exported.coordinates_of(COPIES)).select(
+                {MATCH: torch.tensor(match)}
+            )
 
 
 def test_another_pair_other_weights_and_another_machine_are_named_once(artefact: Path) -> None:
@@ -232,8 +236,8 @@ def test_no_form_gives_its_network_an_input_beyond_its_range_in_training(
     up_F = torch.arange(len(PAIR.scalars)) % 2 == 0
     edge_F = torch.where(up_F, high_F, low_F)
     beyond_F = torch.where(up_F, high_F + 1e3, low_F - 1e3)
-    for mode in exported.modes_of(level)[2:]:
-        batch = batch_of(*roots_of(mode, level, count=1), level)
+    for setting in exported.settings_of(level)[2:]:
+        batch = batch_of(*roots_of(setting, level, count=1), level)
         scalars_BF = batch[SCALARS_KEY]
         edge = {**batch, SCALARS_KEY: torch.where(kept_F, scalars_BF, edge_F)}
         beyond = {**batch, SCALARS_KEY: torch.where(kept_F, scalars_BF, beyond_F)}

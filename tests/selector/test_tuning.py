@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import EMPTY, Action
-from selector.decision import RHOS, RULE, LookupRule, Mode
+from selector.decision import RHOS, RULE, LookupRule, Setting
 from selector.latency import Table
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, MATCH
@@ -21,9 +21,9 @@ from selector.train.tuning import (
     StaticTable,
     best_static,
     decide,
-    replay_mode,
+    replay_setting,
     tune_lookup_rule,
-    tune_mode,
+    tune_setting,
 )
 from tests.selector.synthetic import REPEATED, SPACE, profile, survivals_of, texts, timed
 
@@ -36,7 +36,7 @@ def data() -> Timed:
 
 
 @pytest.fixture(scope="module")
-def static(data: Timed) -> Mode:
+def static(data: Timed) -> Setting:
     return best_static(data, StaticTable.of(data))
 
 
@@ -59,7 +59,7 @@ def alike(data: Timed) -> Timed:
     )
 
 
-def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Mode) -> None:
+def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Setting) -> None:
     """Every tree replayed by itself: its speed, its tokens per step, and which is the fastest of
     all or of some. No lookup is one for all places: where nothing repeats there is nothing to
     copy."""
@@ -77,20 +77,20 @@ def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Mode) 
     allowed_A = torch.zeros(TREES, dtype=torch.bool)
     allowed_A[few] = True
     assert table.best(allowed_A=allowed_A) == max(few, key=speeds.__getitem__) != best
-    assert static == Mode(
+    assert static == Setting(
         Sampling(), SPACE.actions[best], speed=pytest.approx(speeds[best], rel=1e-5)
     )
-    found = replay_mode(data, {}, static)
+    found = replay_setting(data, {}, static)
     assert found.speed == pytest.approx(speeds[best], rel=1e-5)
     assert found.block_efficiency == pytest.approx(replays[best].block_efficiency, rel=1e-5)
 
 
 def priced(
-    data: Timed, predictions: dict[str, Tensor], static: Mode, feature_levels: tuple[str, ...]
-) -> list[Mode]:
+    data: Timed, predictions: dict[str, Tensor], static: Setting, feature_levels: tuple[str, ...]
+) -> list[Setting]:
     """Every price of time that is tried for one way to ask."""
     own = replace(static, feature_levels=feature_levels, rho=1.0)
-    speed = replay_mode(data, predictions, own).speed
+    speed = replay_setting(data, predictions, own).speed
     return [replace(own, rho=rho, speed=factor * speed) for rho in RHOS for factor in tuning.SPEEDS]
 
 
@@ -102,7 +102,7 @@ def test_no_gain_does_not_pay(data: Timed, policy: bool) -> None:
     noise_RA = noise_RA.log() if policy else noise_RA
     for own, scores_RA in ((data, noise_RA), (alike(data), true_scores(alike(data)))):
         static = best_static(own, StaticTable.of(own))
-        judged = tune_mode(own, {LIGHT: scores_RA}, static, policy)
+        judged = tune_setting(own, {LIGHT: scores_RA}, static, policy)
         assert not judged.pays
         assert judged.ratio.value < 1
 
@@ -130,21 +130,25 @@ def test_only_trees_that_are_never_missed_are_left_out(data: Timed) -> None:
 
 
 def by_loop(
-    data: Timed, predictions: dict[str, Tensor], mode: Mode, policy: bool
+    data: Timed, predictions: dict[str, Tensor], setting: Setting, policy: bool
 ) -> tuple[list[int], list[float], list[int]]:
-    """What a mode does, root by root: the action, its seconds, and how often it has been asked."""
-    may = list(mode.allowed) or list(range(len(SPACE)))
+    """What a setting does, root by root: the action, its seconds, and how often it has been
+    asked."""
+    may = list(setting.allowed) or list(range(len(SPACE)))
     times = [
-        data.seconds(mode.feature_levels[: number + 1]).tolist()
-        for number in range(len(mode.feature_levels))
+        data.seconds(setting.feature_levels[: number + 1]).tolist()
+        for number in range(len(setting.feature_levels))
     ]
     actions, seconds, asked = [], [], []
     for r, first in enumerate(data.texts.unknown_R.tolist()):
-        for number, level in enumerate(mode.feature_levels):
+        for number, level in enumerate(setting.feature_levels):
             own, tokens = times[number][r], predictions[level][r].tolist()
-            price = mode.speed ** (1 - mode.rho) * max(tokens[a] / own[a] for a in may) ** mode.rho
+            price = (
+                setting.speed ** (1 - setting.rho)
+                * max(tokens[a] / own[a] for a in may) ** setting.rho
+            )
             best = max(may, key=lambda a: tokens[a] if policy else tokens[a] - price * own[a])
-            action = SPACE.index(mode.action) if first else best
+            action = SPACE.index(setting.action) if first else best
             if first or SPACE.actions[action] == EMPTY or SPACE.actions[action].copies:
                 break
         actions.append(action)
@@ -162,7 +166,7 @@ def by_loop(
 )
 def test_roots_are_decided_one_after_the_other(
     data: Timed,
-    static: Mode,
+    static: Setting,
     feature_levels: tuple[str, ...],
     allowed: tuple[int, ...],
     policy: bool,
@@ -171,9 +175,9 @@ def test_roots_are_decided_one_after_the_other(
     with all that is known then, and pay for both decisions. A lookup that is chosen only then has
     paid for the pass."""
     predictions = {each: noisy_scores(data, seed) for seed, each in enumerate(feature_levels)}
-    mode = replace(static, feature_levels=feature_levels, rho=0.25, allowed=allowed)
-    found = decide(data, predictions, mode, policy)
-    actions, seconds, asked = by_loop(data, predictions, mode, policy)
+    setting = replace(static, feature_levels=feature_levels, rho=0.25, allowed=allowed)
+    found = decide(data, predictions, setting, policy)
+    actions, seconds, asked = by_loop(data, predictions, setting, policy)
     assert found.action_R.tolist() == actions
     firsts = data.texts.unknown_R.tolist()
     assert found.passes_R.tolist() == [
@@ -200,14 +204,16 @@ def noisy_scores(data: Timed, seed: int) -> Tensor:
     return scores_RA
 
 
-def test_drafts_that_come_too_late_to_pay_are_left_out(data: Timed, static: Mode) -> None:
+def test_drafts_that_come_too_late_to_pay_are_left_out(data: Timed, static: Setting) -> None:
     """A dear draft pays at easy roots alone, and not even there if it has to pass all tokens since
     the last one."""
     drafts = {}
     for extra in (0.0, 0.5):
         own = data.on(replace(profile(draft=3e-3), lag=Table([0], [0, 1], [[0.0, extra]])))
-        mode = tune_mode(own, {EARLY: true_scores(data)}, replace(static, action=EMPTY)).mode
-        drafts[extra] = any(SPACE.actions[a].drafts for a in mode.allowed)
+        setting = tune_setting(
+            own, {EARLY: true_scores(data)}, replace(static, action=EMPTY)
+        ).setting
+        drafts[extra] = any(SPACE.actions[a].drafts for a in setting.allowed)
     assert drafts == {0.0: True, 0.5: False}
 
 
@@ -217,7 +223,7 @@ def of_lookups(data: Timed) -> Tensor:
     return torch.cat([scores_RA[:, :TREES].mean(0).expand(150, -1), scores_RA[:, TREES:]], dim=-1)
 
 
-def test_the_best_way_to_ask_is_found(data: Timed, static: Mode) -> None:
+def test_the_best_way_to_ask_is_found(data: Timed, static: Setting) -> None:
     """In turn, where the early features tell when to copy and the others how far to draft; with the
     early ones alone where these tell as much; without them where they tell nothing. It pays, and no
     way or price that was tried is better: multiples of the speed at each root's own price."""
@@ -228,36 +234,36 @@ def test_the_best_way_to_ask_is_found(data: Timed, static: Mode) -> None:
     )
     for early, level in ((of_lookups(data), (EARLY, LIGHT)), (truth, (EARLY,)), (noise, (LIGHT,))):
         predictions = {EARLY: early, LIGHT: truth}
-        judged = tune_mode(data, predictions, static)
-        assert judged.pays and (judged.mode.feature_levels, judged.mode.action) == (
+        judged = tune_setting(data, predictions, static)
+        assert judged.pays and (judged.setting.feature_levels, judged.setting.action) == (
             level,
             static.action,
         )
         speeds = {
             asked: max(
-                replay_mode(data, predictions, mode).speed
-                for mode in priced(data, predictions, static, asked)
+                replay_setting(data, predictions, setting).speed
+                for setting in priced(data, predictions, static, asked)
             )
             for asked in ((EARLY,), (LIGHT,), (EARLY, LIGHT))
         }
         assert max(speeds, key=speeds.__getitem__) == level
         # rare trees are left out
         assert judged.ratio.value == pytest.approx(speeds[level] / static.speed, rel=5e-3)
-        assert replay_mode(data, predictions, judged.mode).speed == pytest.approx(
+        assert replay_setting(data, predictions, judged.setting).speed == pytest.approx(
             judged.ratio.value * static.speed
         )
 
 
-def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: Mode) -> None:
+def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: Setting) -> None:
     """And drafts the static tree elsewhere, and at first roots even where its least match is none
     at all. It pays for its decisions whether it copies or not, and for nothing else."""
     seconds_RA = data.seconds()
     for least, taken in ((0, 0.0), (3, 0.0), (4, 0.002), (6, 0.0), (9, 0.0)):
-        mode, decides = (
+        setting, decides = (
             replace(static, rule=LookupRule(least, 8)),
             {**data.profile.decide, MATCH: taken},
         )
-        found = decide(data.on(replace(data.profile, decide=decides)), {}, mode)
+        found = decide(data.on(replace(data.profile, decide=decides)), {}, setting)
         for r, first in enumerate(data.texts.unknown_R.tolist()):
             copies = not first and float(data.texts.scalar("match")[r]) >= least
             action = Action.copy(8) if copies else static.action
@@ -267,7 +273,7 @@ def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: 
             )
 
 
-def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static: Mode) -> None:
+def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static: Setting) -> None:
     """It copies where the text repeats itself, as far as it does; by far the fastest here, of all
     rules and trees."""
 
@@ -277,11 +283,13 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
             data, torch.where(copies_R, SPACE.index(Action.copy(length)), SPACE.index(tree))
         ).speed
 
-    mode = tune_lookup_rule(data, static)
-    assert (mode.decider, mode.sampling) == (RULE, data.sampling)
-    assert mode.rule == (REPEATED, 16)
+    setting = tune_lookup_rule(data, static)
+    assert (setting.decider, setting.sampling) == (RULE, data.sampling)
+    assert setting.rule == (REPEATED, 16)
     trees = {static.action, EMPTY, *map(SPACE.chain, range(17))}
     every = {each: speed(*each) for each in product(tuning.LEASTS, SPACE.lookups, trees)}
-    assert (*mode.rule, mode.action) == max(every, key=every.__getitem__)
-    assert replay_mode(data, {}, mode).speed == pytest.approx(speed(*mode.rule, mode.action))
-    assert replay_mode(data, {}, mode).speed > 1.1 * static.speed
+    assert (*setting.rule, setting.action) == max(every, key=every.__getitem__)
+    assert replay_setting(data, {}, setting).speed == pytest.approx(
+        speed(*setting.rule, setting.action)
+    )
+    assert replay_setting(data, {}, setting).speed > 1.1 * static.speed

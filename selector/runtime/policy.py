@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from selector.actions import Action
-from selector.decision import NETWORK, NEVER, STATIC, Mode, choices, worth
+from selector.decision import NETWORK, NEVER, STATIC, Setting, choices, worth
 from selector.files import Array
 from selector.latency import LatencyProfile, StepTimes
 from selector.runtime.artefact import Features, checked
@@ -44,53 +44,54 @@ class Loaded:
         self.schema = config.schema
         self.verifier = config.verifier
         self.actions = config.space.actions
-        self.is_policy = not config.regressor
+        self.has_logits = not config.regressor
         self.widths = {SCALARS_KEY: len(config.schema.scalars), **config.hidden_states}
 
 
-class Tuned:
+class Policy:
     """A selector under one sampling setting, for one root or several; a lookup rule or a static
     tree needs no selector.
 
     Call `select` with the features of each of `feature_levels` in turn until it returns an action.
-    On texts of more than `longest` tokens, if it is not 0, a network's mode needs the match alone.
+    On texts of more than `longest` tokens, if it is not 0, a network's setting needs the match
+    alone.
     """
 
-    def __init__(self, mode: Mode, selector: Loaded | None = None) -> None:
-        if mode.decider == NETWORK and selector is None:
+    def __init__(self, setting: Setting, selector: Loaded | None = None) -> None:
+        if setting.decider == NETWORK and selector is None:
             raise InputError("a network's decisions need its selector")
-        self.mode = mode
-        self.feature_levels = mode.asked
-        self.longest = mode.longest
+        self.setting = setting
+        self.feature_levels = setting.asked
+        self.longest = setting.longest
         self._selector = selector
         self._tables: dict[bool, tuple[Array, Array]] = {}
-        self._covers = lru_cache(self._covers_setting)
+        self._covers = lru_cache(self._covers_sampling)
 
     def select(self, features: Features | None) -> Action | None:
         """The action at a root; the static tree without features; None where the features of the
         next one of `feature_levels` are needed, which are known after the draft's forward pass over
         the root.
 
-        Outside the text lengths and the sampling settings of the training, the lookup rule and the
-        static tree decide; outside the settings a warning says so, once. Raises InputError where a
+        Outside the text lengths and the sampling of the training, the lookup rule and the
+        static tree decide; outside the sampling a warning says so, once. Raises InputError where a
         feature is missing, of another shape or dtype, or not finite.
         """
-        mode = self.mode
-        if features is None or self.mode.decider == STATIC:
-            return mode.action
-        if MATCH in features and (mode.rule is not None or mode.longest > 0):
+        setting = self.setting
+        if features is None or self.setting.decider == STATIC:
+            return setting.action
+        if MATCH in features and (setting.rule is not None or setting.longest > 0):
             match = float(features[MATCH])
             if not math.isfinite(match):
                 raise InputError("features: match is not finite")
-            return mode.copied(match)
+            return setting.copied(match)
         read = self._read(features)
         if self._is_beyond(read):
-            return mode.copied(self._scalar(read, MATCH))
+            return setting.copied(self._scalar(read, MATCH))
         loaded = self._loaded
         early = self._is_early(read)
-        best = choices(*self._predicted(read, early), mode, loaded.space, loaded.is_policy)
+        best = choices(*self._predicted(read, early), setting, loaded.space, loaded.has_logits)
         action = loaded.actions[best]
-        if early and len(mode.feature_levels) > 1 and action.drafts:
+        if early and len(setting.feature_levels) > 1 and action.drafts:
             return None
         return action
 
@@ -99,19 +100,19 @@ class Tuned:
         `select`."""
         loaded = self._loaded
         read = self._read(features)
-        positions_K = self.mode.positions(loaded.space)
+        positions_K = self.setting.positions(loaded.space)
         if self._is_beyond(read):
-            action = self.mode.copied(self._scalar(read, MATCH))
+            action = self.setting.copied(self._scalar(read, MATCH))
             positions_K = np.array([loaded.space.index(action)])
         predicted = self._predicted(read, self._is_early(read))
         scores_A = np.full(len(loaded.space), NEVER, np.float32)
-        scores_A[positions_K] = worth(*predicted, self.mode, positions_K, loaded.is_policy)
+        scores_A[positions_K] = worth(*predicted, self.setting, positions_K, loaded.has_logits)
         return scores_A
 
     def select_jointly(self, features: Sequence[Features]) -> list[Action]:
         """The choices of requests that share draft passes, from the features of each; InputError as
         `select`."""
-        if not self.mode.joint:
+        if not self.setting.joint:
             choices_B = map(self.select, features)
             return [action for action in choices_B if action is not None]
         if not features:
@@ -125,12 +126,12 @@ class Tuned:
         loaded = self._loaded
         read = checked({SCALARS_KEY: scalars_BF}, loaded.widths, 2, loaded.schema.first)
         tokens_BA = loaded.network.predictions(read, self._is_early(read))
-        positions_K = self.mode.positions(loaded.space)
+        positions_K = self.setting.positions(loaded.space)
         tokens_BK = tokens_BA[:, positions_K].astype(np.float64)
         mean_length = float(scalars_BF[:, loaded.schema.index("context_length")].mean())
         shapes, times = self._shared
-        prices = times.prices(mean_length, self.mode.batch)
-        chosen_B = joint_choice(tokens_BK, shapes, self.mode.joint, *prices)
+        prices = times.prices(mean_length, self.setting.batch)
+        chosen_B = joint_choice(tokens_BK, shapes, self.setting.joint, *prices)
         return [loaded.actions[a] for a in positions_K[chosen_B]]
 
     @property
@@ -142,8 +143,8 @@ class Tuned:
     @cached_property
     def _shared(self) -> tuple[Shapes, StepTimes]:
         loaded = self._loaded
-        shapes = Shapes.of([loaded.actions[a] for a in self.mode.positions(loaded.space)])
-        return shapes, loaded.latency.step_times(self.mode.batch)
+        shapes = Shapes.of([loaded.actions[a] for a in self.setting.positions(loaded.space)])
+        return shapes, loaded.latency.step_times(self.setting.batch)
 
     def _read(self, features: Features) -> Features:
         return checked(features, self._loaded.widths, 1, self._loaded.schema.first)
@@ -153,7 +154,7 @@ class Tuned:
 
     def _is_early(self, read: Features) -> bool:
         """Whether the network sees the scalars of the schema's first level alone."""
-        return read[SCALARS_KEY].shape[-1] == self._loaded.schema.first or not self.mode.sees_all
+        return read[SCALARS_KEY].shape[-1] == self._loaded.schema.first or not self.setting.sees_all
 
     def _predicted(self, read: Features, early: bool) -> tuple[Array, Array]:
         # what the network predicts of the actions at a root, and seconds of a step there, [A] each
@@ -173,31 +174,31 @@ class Tuned:
         levels = self.feature_levels
         if early:
             levels = tuple(level for level in levels if level == loaded.schema.levels[0])
-        times = loaded.latency.at_batch(self.mode.batch)
+        times = loaded.latency.at_batch(self.setting.batch)
         lengths_L, seconds_LA = times.table(
-            loaded.actions, loaded.verifier, levels, self.mode.sampling
+            loaded.actions, loaded.verifier, levels, self.setting.sampling
         )
         return lengths_L.double().numpy(), seconds_LA.double().numpy()
 
     def _is_beyond(self, read: Features) -> bool:
-        if self.mode.decider != NETWORK:
+        if self.setting.decider != NETWORK:
             return True
         if not self._covers(self._scalar(read, "temperature"), self._scalar(read, "top_p")):
             return True
         return 0 < self.longest < self._scalar(read, "context_length")
 
-    def _covers_setting(self, temperature: float, top_p: float) -> bool:
-        asked = replace(self.mode.sampling, temperature=temperature, top_p=top_p)
-        return covered(self.mode, asked, "features: ")
+    def _covers_sampling(self, temperature: float, top_p: float) -> bool:
+        asked = replace(self.setting.sampling, temperature=temperature, top_p=top_p)
+        return covered(self.setting, asked, "features: ")
 
 
-def covered(mode: Mode, asked: Sampling, where: str = "") -> bool:
-    """Whether a mode was trained for a setting like this one; a warning says, once, where it was
-    not."""
-    near = mode.sampling.covers(asked)
+def covered(setting: Setting, asked: Sampling, where: str = "") -> bool:
+    """Whether a setting was trained for a sampling like this one; a warning says, once, where it
+    was not."""
+    near = setting.sampling.covers(asked)
     if not near:
-        words = f"{where}{asked}: too far from the trained {mode.sampling}"
-        warn_once(f"{words}; its lookup rule and {mode.action} decide")
+        words = f"{where}{asked}: too far from the trained {setting.sampling}"
+        warn_once(f"{words}; its lookup rule and {setting.action} decide")
     return near
 
 
