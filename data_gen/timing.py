@@ -190,7 +190,7 @@ def parts_of(sample: Sample) -> Counter[str]:
         parts[f"token {name}"] = action.nodes
         if action.K > 1:
             parts[f"branching {name}"] = 1
-            parts[f"level {name}"] = action.L2
+            parts[f"depth {name}"] = action.L2
     return parts
 
 

@@ -173,11 +173,11 @@ class DraftTree:
         return groups
 
     @cached_property
-    def levels(self) -> list[list[int]]:
-        levels = []
+    def nodes_by_depth(self) -> list[list[int]]:
+        nodes_by_depth = []
         for depth in range(max(self._depths) + 1):
-            levels.append((self.depths_N == depth).nonzero()[:, 0].tolist())
-        return levels
+            nodes_by_depth.append((self.depths_N == depth).nonzero()[:, 0].tolist())
+        return nodes_by_depth
 
 
 class NodeGroup(NamedTuple):

@@ -141,7 +141,7 @@ class Verification(NamedTuple):
 
     token: float = 0.0  # for each drafted token
     branching: float = 0.0  # once, where there are branches
-    level: float = 0.0  # for each depth of branches, however many branches there are
+    depth: float = 0.0  # for each depth of branches, however many branches there are
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ class LatencyProfile:
             verification = self.verify.get(action.style, self.verify[verifier])
             seconds += self.drafting.at(length, 0) + verification.token * action.nodes
             if action.K > 1:
-                seconds += verification.branching + verification.level * action.L2
+                seconds += verification.branching + verification.depth * action.L2
         if sampling.top_p < 1:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
         return seconds

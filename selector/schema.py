@@ -38,8 +38,8 @@ class Scalar:
 DECAYS = (0.5, 0.8, 0.95, 0.99)
 LONGEST_MATCH = 32  # tokens at which matches and runs are cut
 LONGEST_LOOKUP = 16  # tokens at which lookups are cut
-SOURCE_LENGTHS = (1, 2, 4, 8, 16)  # tokens of the source
-HIT_LENGTHS = (1, 2, 4, 8)  # tokens of the source
+AFTER_MATCH_LENGTHS = (1, 2, 4, 8, 16)  # tokens after the match
+HIT_LENGTHS = (1, 2, 4, 8)  # tokens after the match
 PRECEDENT_LENGTHS = (1, 2, 3, 4)  # tokens at the text's end
 MOST_SEEN = 32  # times that such tokens count as seen
 LONGEST_COUNTED = 8  # tokens in the statistics by token
@@ -69,8 +69,9 @@ def _precedents() -> Iterator[Scalar]:
 # `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the
 # draft's distributions after temperature and nucleus filtering; entropies are at temperature 1,
 # because they would be 0 at temperature 0. A model's distributions are known from the last prompt
-# token on, because engines do not compute logits of the whole prompt. The *source* is the place
-# that a lookup would copy from. Every scalar that the network sees is bounded, so that long texts
+# token on, because engines do not compute logits of the whole prompt. The *match* is the
+# longest suffix of the text that occurs before, where it occurred last; a lookup copies the tokens
+# after it. Every scalar that the network sees is bounded, so that long texts
 # stay in the range of the training data.
 TEXT_SCALARS = (  # known from token ids alone
     Scalar("context_length", "tokens", "committed tokens, the root token included", learned=False),
@@ -91,28 +92,30 @@ TEXT_SCALARS = (  # known from token ids alone
         f"latest tokens in a row that a lookup predicted; {LONGEST_MATCH} at most",
     ),
     Scalar(
-        "source_steady",
+        "match_steady",
         "tokens",
-        f"latest tokens in a row where the source moved by one; {LONGEST_MATCH} at most",
+        f"latest tokens in a row where the match moved by one; {LONGEST_MATCH} at most",
     ),
-    Scalar("source_in_prompt", "1", "1 where the source is in the prompt, 0 elsewhere"),
+    Scalar("match_in_prompt", "1", "1 where the match ends in the prompt, 0 elsewhere"),
     Scalar(
-        "source_predicted",
+        "after_match_predicted",
         "tokens",
-        f"predicted tokens in a row at the source's start; {LONGEST_LOOKUP} at most",
+        f"predicted tokens in a row right after the match; {LONGEST_LOOKUP} at most",
     ),
     *(
-        Scalar(f"source_copied_{n}", "1", f"share of predicted ones in the source's first {n}")
-        for n in SOURCE_LENGTHS
+        Scalar(f"after_match_copied_{n}", "1", f"share of predicted ones in the first {n} after it")
+        for n in AFTER_MATCH_LENGTHS
     ),
-    Scalar("second_match", "tokens", f"match of the source's own source; {LONGEST_MATCH} at most"),
+    Scalar("second_match", "tokens", f"length of the match's own match; {LONGEST_MATCH} at most"),
     Scalar(
         "second_agrees",
         "tokens",
-        f"common first tokens of the two sources; {LONGEST_LOOKUP} at most",
+        f"common tokens right after these two matches; {LONGEST_LOOKUP} at most",
     ),
     Scalar(
-        "third_agrees", "tokens", "common first tokens of these two and of the second's own source"
+        "third_agrees",
+        "tokens",
+        "common tokens right after these two and the second one's own match",
     ),
     *_precedents(),
     *_means("new", "1", "1 where the text's token did not occur before, 0 elsewhere"),
@@ -159,10 +162,12 @@ DRAFTER_SCALARS = (
     *_means("hit", "1", "1 where the drafter's first token was the text's, 0 elsewhere"),
     Scalar("hits", "tokens", f"latest hits in a row; {LONGEST_MATCH} at most"),
     Scalar(
-        "source_hits", "tokens", f"hits in a row at the source's start; {LONGEST_LOOKUP} at most"
+        "after_match_hits",
+        "tokens",
+        f"hits in a row right after the match; {LONGEST_LOOKUP} at most",
     ),
     *(
-        Scalar(f"source_hit_{n}", "1", f"share of hits among the source's first {n} tokens")
+        Scalar(f"after_match_hit_{n}", "1", f"share of hits in the first {n} tokens after it")
         for n in HIT_LENGTHS
     ),
     *(
@@ -188,17 +193,17 @@ TARGET_SCALARS = (
     *_means("target_entropy", "nats", "the target's entropy at temperature 1"),
     *(
         Scalar(
-            f"source_entropy_{count}",
+            f"after_match_entropy_{count}",
             "nats",
-            f"mean of the target's known entropies before each of the source's first {count} "
-            "tokens; target_entropy_mean_0.8 where none is known",
+            f"mean of the target's known entropies before each of the first {count} "
+            "tokens after the match; target_entropy_mean_0.8 where none is known",
         )
-        for count in SOURCE_LENGTHS
+        for count in AFTER_MATCH_LENGTHS
     ),
     Scalar(
-        "source_known",
+        "after_match_known",
         "1",
-        f"share of the source's first {LONGEST_LOOKUP} tokens with a known entropy",
+        f"share of the first {LONGEST_LOOKUP} tokens after the match with a known entropy",
     ),
 )
 DRAFT_SCALARS = (  # known after the draft's forward pass over the root

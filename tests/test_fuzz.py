@@ -29,7 +29,7 @@ from pipelines.latency.timings import profile_of, read_timings
 from pipelines.run import read_record, record_path
 from selector.actions import Action, ActionSpace
 from selector.schema import InputError
-from tests.pipelines.small_logs import CLOCK, as_steps, record
+from tests.pipelines.small_logs import STEP_TIMES, as_steps, record
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "configs" / "demo.yaml"
@@ -133,7 +133,7 @@ def test_logs_of_engines(data: st.DataObject, entry: dict[str, Any]) -> None:
 @MANY
 @given(st.data())
 def test_step_times(data: st.DataObject) -> None:
-    header, *rows = (line.split(",") for line in CLOCK.splitlines())
+    header, *rows = (line.split(",") for line in STEP_TIMES.splitlines())
     cells = st.text(max_size=8) | st.integers().map(str) | st.floats().map(str)
     at = data.draw(st.integers(0, len(rows) - 1))
     rows[at][data.draw(st.integers(0, len(header) - 1))] = data.draw(cells)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from data_gen.decoding.loop import Chooser, Clock, Decoded, Step
+from data_gen.decoding.loop import Chooser, Decoded, Step, Stopwatch
 from data_gen.drafting.lookup import LookupIndex
 from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
 from data_gen.features.root import BLOCK, RootKnowledge
@@ -123,22 +123,22 @@ class Decoder:
             text.draft.check()
 
     def _step(self, text: Text) -> tuple[Step, list[int]]:
-        clock = Clock(self.pair.device, self.timed)
+        stopwatch = Stopwatch(self.pair.device, self.timed)
         length = len(text.tokens)
-        action = self._choose(text, clock)
-        clock.lap("select")
-        drafted = self._draft(text, action, clock)
-        clock.lap("draft")
+        action = self._choose(text, stopwatch)
+        stopwatch.lap("select")
+        drafted = self._draft(text, action, stopwatch)
+        stopwatch.lap("draft")
         rows = self._target(text, drafted)
-        clock.lap("target")
+        stopwatch.lap("target")
         verdict = self._verify(text, action, drafted, rows)
-        clock.lap("verify")
+        stopwatch.lap("verify")
         tokens = self._commit(text, drafted, rows, verdict)
-        clock.lap("commit")
-        step = Step(length, action, len(tokens) - 1, len(drafted.tree), clock.seconds)
+        stopwatch.lap("commit")
+        step = Step(length, action, len(tokens) - 1, len(drafted.tree), stopwatch.seconds)
         return step, tokens
 
-    def _choose(self, text: Text, clock: Clock) -> Action:
+    def _choose(self, text: Text, stopwatch: Stopwatch) -> Action:
         knowledge = text.knowledge
         levels = self.chooser.feature_levels
         if knowledge is not None and len(text.tokens) > text.prompt_length:
@@ -147,8 +147,8 @@ class Decoder:
                 knowledge.keep_match_alone()
             for level in levels:
                 if level in (LIGHT, FULL):
-                    self._forward_root(text, clock)
-                    clock.lap("draft")
+                    self._forward_root(text, stopwatch)
+                    stopwatch.lap("draft")
                 action = self.chooser.select(knowledge.features(level))
                 if action is not None:
                     return action
@@ -156,13 +156,13 @@ class Decoder:
         assert action is not None
         return action
 
-    def _forward_root(self, text: Text, clock: Clock) -> None:
+    def _forward_root(self, text: Text, stopwatch: Stopwatch) -> None:
         """The draft's forward pass up to the root, which a decision may need."""
         draft = text.draft
         prompt = text.tokens[draft.committed : text.prompt_length - 1]
         if prompt:
             draft.fill(prompt)
-            clock.skip()  # the prompt does not count as time of the step
+            stopwatch.skip()  # the prompt does not count as time of the step
         if text.knowledge is None or not text.knowledge.needs_draft:
             draft.fill(text.tokens[draft.committed : -BLOCK])
         # after many copies, the draft may lack more than memory holds
@@ -182,9 +182,9 @@ class Decoder:
             self.draft_sampling, lambda: [text.tokens[: n + 1] for n in range(first, end)]
         )
 
-    def _draft(self, text: Text, action: Action, clock: Clock) -> Draft:
+    def _draft(self, text: Text, action: Action, stopwatch: Stopwatch) -> Draft:
         if action.drafts:
-            self._forward_root(text, clock)
+            self._forward_root(text, stopwatch)
             return draft_tree(
                 text.draft,
                 text.root_probs_V,

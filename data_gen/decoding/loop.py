@@ -91,7 +91,7 @@ class Decoded:
     steps: list[Step] = field(default_factory=list)
 
 
-class Clock:
+class Stopwatch:
     """Seconds by part of a step. If it `waits`, a lap begins with a host synchronisation."""
 
     def __init__(self, device: torch.device, waits: bool) -> None:

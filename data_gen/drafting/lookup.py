@@ -27,14 +27,14 @@ class LookupIndex:
     Attributes:
         tokens: the text.
         predicted: for each token, 1 if it was the first one of the proposal before it, else 0.
-        sources, matches: after each token, the position of the match's last token and the match's
-            length, which may overlap the text's end; -1 and 0 where the token is new.
+        match_ends, matches: after each token, the position of the match's last token and the
+            match's length, which may overlap the text's end; -1 and 0 where the token is new.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
         self.tokens: list[int] = []
         self.predicted: list[int] = []
-        self.sources: list[int] = []
+        self.match_ends: list[int] = []
         self.matches: list[int] = []
         # by state: the next state by token, the suffix link, the longest string's length, where it
         # was last a match
@@ -53,16 +53,16 @@ class LookupIndex:
         return self.matches[-1] if self.matches else 0
 
     @property
-    def source(self) -> int:
-        return self.sources[-1] if self.sources else -1
+    def match_end(self) -> int:
+        return self.match_ends[-1] if self.match_ends else -1
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
-            was_predicted = self.source >= 0 and self.tokens[self.source + 1] == token
+            was_predicted = self.match_end >= 0 and self.tokens[self.match_end + 1] == token
             self.predicted.append(int(was_predicted))
-            source, match = self._grow(token)
+            match_end, match = self._grow(token)
             self.tokens.append(token)
-            self.sources.append(source)
+            self.match_ends.append(match_end)
             self.matches.append(match)
 
     def _grow(self, token: int) -> tuple[int, int]:
@@ -80,19 +80,21 @@ class LookupIndex:
             state = link[state]
         if state < 0:
             return -1, 0
-        match = after[state][token]
-        if longest[match] > longest[state] + 1:  # its shorter strings also end here: they split off
+        matched = after[state][token]
+        if (
+            longest[matched] > longest[state] + 1
+        ):  # its shorter strings also end here: they split off
             short = len(link)
-            self._add_state(after[match].copy(), link[match], longest[state] + 1, end[match])
-            while state >= 0 and after[state].get(token) == match:
+            self._add_state(after[matched].copy(), link[matched], longest[state] + 1, end[matched])
+            while state >= 0 and after[state].get(token) == matched:
                 after[state][token] = short
                 state = link[state]
-            link[match] = short
-            match = short
-        link[new] = match
-        source = end[match]
-        end[match] = here
-        return source, longest[match]
+            link[matched] = short
+            matched = short
+        link[new] = matched
+        match_end = end[matched]
+        end[matched] = here
+        return match_end, longest[matched]
 
     def _add_state(self, after: dict[int, int], link: int, longest: int, end: int) -> None:
         self._next.append(after)
@@ -103,19 +105,19 @@ class LookupIndex:
     def proposal(self, length: int) -> list[int]:
         """The next `length` tokens, if the text continues as after the match; none where there is
         no match."""
-        return copied(self.tokens, self.source, length)
+        return copied(self.tokens, self.match_end, length)
 
     def agreement(self, following: Sequence[int]) -> int:
         """How many of the following tokens the proposal predicts, up to its first error."""
         return common(self.proposal(len(following)), following)
 
 
-def copied(values: Sequence[T], source: int, length: int) -> list[T]:
-    """The values after the source, which may continue into their own copy; none where the source is
+def copied(values: Sequence[T], match_end: int, length: int) -> list[T]:
+    """The values after a match, which may continue into their own copy; none where its end is
     -1."""
-    if source < 0:
+    if match_end < 0:
         return []
-    continuation = list(values[source + 1 : source + 1 + length])
+    continuation = list(values[match_end + 1 : match_end + 1 + length])
     while len(continuation) < length:
         continuation += continuation[: length - len(continuation)]
     return continuation

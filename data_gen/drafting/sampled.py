@@ -123,10 +123,10 @@ def distinct_nodes(
             (probs_V,) = probabilities(draft.extend(tokens[root : root + 1]).logits_WV, sampling)
             drafted = draft_tree(draft, probs_V, action, sampling, generator)
             draft.keep([])
-            levels = list(zip(*drafted.tree.branch_nodes, strict=True))[1:]
+            nodes_by_depth = list(zip(*drafted.tree.branch_nodes, strict=True))[1:]
             root_counts = []
             for K in space.branch_counts:
-                root_counts.append([len(set(level[:K])) for level in levels])
+                root_counts.append([len(set(nodes[:K])) for nodes in nodes_by_depth])
             counts.append(root_counts)
     means_KD = torch.tensor(counts, dtype=torch.float64).mean(0)
     return {

@@ -61,20 +61,20 @@ class TargetHistory:
         """The early scalars at the newest token, which are the text's and then the target's;
         arguments as those of `TextHistory.scalars`. At least one token must have been added."""
         means = self._means.values()
-        source = self.text.index.source
-        copied_entropies = copied(self._entropies, source, schema.LONGEST_LOOKUP)
-        source_means: list[float] = []
-        share = 0.0  # of the longest source's entropies, how many are known
-        for length in schema.SOURCE_LENGTHS:
-            source_nats = [nats for nats in copied_entropies[:length] if nats is not None]
-            if source_nats:
-                source_means.append(sum(source_nats) / len(source_nats))
+        match_end = self.text.index.match_end
+        copied_entropies = copied(self._entropies, match_end, schema.LONGEST_LOOKUP)
+        means_after: list[float] = []
+        share = 0.0  # of the most entropies after the match, how many are known
+        for length in schema.AFTER_MATCH_LENGTHS:
+            nats_after = [nats for nats in copied_entropies[:length] if nats is not None]
+            if nats_after:
+                means_after.append(sum(nats_after) / len(nats_after))
             else:
-                source_means.append(means[USUAL])
-            share = len(source_nats) / schema.LONGEST_LOOKUP
+                means_after.append(means[USUAL])
+            share = len(nats_after) / schema.LONGEST_LOOKUP
         text_scalars = self.text.scalars(sampling, batch)
         newest = self._entropies[-1] or 0.0
-        return [*text_scalars, newest, *means, *source_means, share]
+        return [*text_scalars, newest, *means, *means_after, share]
 
 
 class DraftHistory:

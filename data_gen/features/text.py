@@ -81,7 +81,7 @@ class TextHistory:
         self._predicted = RunningMeans()
         self._new = RunningMeans()
         self._copied = 0  # the latest tokens in a row that were predicted
-        self._steady = 0  # the latest tokens in a row whose source moved by one
+        self._steady = 0  # the latest tokens in a row whose match moved by one
         # times, by run of a few tokens
         self._seen: defaultdict[tuple[int, ...], int] = defaultdict(int)
         # by class of match, of lookups' first tokens
@@ -92,7 +92,7 @@ class TextHistory:
 
     def _count(self, here: int) -> None:
         tokens = self.index.tokens
-        sources = self.index.sources
+        match_ends = self.index.match_ends
         matches = self.index.matches
         predicted = self.index.predicted[here]
         self._predicted.add(predicted)
@@ -101,7 +101,7 @@ class TextHistory:
             self._copied += 1
         else:
             self._copied = 0
-        if here > 0 and 0 <= sources[here - 1] == sources[here] - 1:
+        if here > 0 and 0 <= match_ends[here - 1] == match_ends[here] - 1:
             self._steady += 1
         else:
             self._steady = 0
@@ -112,7 +112,7 @@ class TextHistory:
             self._right[bisect(SIMILAR, matches[here - 1])].add(predicted)
         before = here - schema.LONGEST_COUNTED  # the lookup there can be judged now
         if before >= 0 and matches[before]:
-            begin = sources[before] + 1
+            begin = match_ends[before] + 1
             lookup = tokens[begin : begin + schema.LONGEST_COUNTED]
             right = common(lookup, tokens[before + 1 : here + 1])
             self._lengths[bisect(SIMILAR, matches[before])].add(right / schema.LONGEST_COUNTED)
@@ -124,21 +124,23 @@ class TextHistory:
             self._count(here)
         self._counted = len(self.index)
         tokens = self.index.tokens
-        sources = self.index.sources
+        match_ends = self.index.match_ends
         match = self.index.matches[-1]
         copied_means = self._predicted.values()
-        source = sources[-1]
+        match_end = match_ends[-1]
         second = third = -1
-        source_predicted: list[int] = []
-        source_match = 0
-        if source >= 0:
-            source_predicted = self.index.predicted[source + 1 : source + 1 + schema.LONGEST_LOOKUP]
+        predicted_after: list[int] = []
+        second_match = 0
+        if match_end >= 0:
+            predicted_after = self.index.predicted[
+                match_end + 1 : match_end + 1 + schema.LONGEST_LOOKUP
+            ]
             # no earlier match is longer than `match`
-            source_match = min(match, self.index.matches[source], schema.LONGEST_MATCH)
-            second = sources[source]
+            second_match = min(match, self.index.matches[match_end], schema.LONGEST_MATCH)
+            second = match_ends[match_end]
         if second >= 0:
-            third = sources[second]
-        proposal = copied(tokens, source, schema.LONGEST_LOOKUP)
+            third = match_ends[second]
+        proposal = copied(tokens, match_end, schema.LONGEST_LOOKUP)
         agrees_second = common(proposal, copied(tokens, second, schema.LONGEST_LOOKUP))
         agrees_third = common(proposal, copied(tokens, third, schema.LONGEST_LOOKUP))
         similar = bisect(SIMILAR, match)
@@ -151,10 +153,10 @@ class TextHistory:
             *copied_means,
             min(self._copied, schema.LONGEST_MATCH),
             min(self._steady, schema.LONGEST_MATCH),
-            0 <= source < self.start - 1,
-            in_a_row(source_predicted),
-            *means_of_first(source_predicted, schema.SOURCE_LENGTHS, 0.0),
-            source_match,
+            0 <= match_end < self.start - 1,
+            in_a_row(predicted_after),
+            *means_of_first(predicted_after, schema.AFTER_MATCH_LENGTHS, 0.0),
+            second_match,
             agrees_second,
             min(agrees_second, agrees_third),
             *self._precedents(proposal),
@@ -179,10 +181,10 @@ class TextHistory:
     def keys(self) -> list[int]:
         """The keys that group training roots at the newest token, in the order of `schema.KEYS`."""
         tokens = self.index.tokens
-        source = self.index.source
+        match_end = self.index.match_end
         last = tokens[-1]
         before = tokens[-2] if len(tokens) > 1 else -1
-        first = tokens[source + 1] if source >= 0 else -1
+        first = tokens[match_end + 1] if match_end >= 0 else -1
         seen = 2 * min(self.index.match, 3) + self.index.predicted[-1]
         pairs = ((last, -1), (before, last), (last, seen), (last, first), (first, -1))
         return [key_of(kind, *pair) for kind, pair in enumerate(pairs)]
@@ -226,11 +228,11 @@ class HitHistory:
         those by key. All tokens after the prompt must have been added."""
         tokens = self.text.index.tokens
         means = self._means.values()
-        # the source's first token, among the hits
-        first = self.text.index.source + 1 - self.text.start
-        source_hits: list[float] = []
+        # the first token after the match, among the hits
+        first = self.text.index.match_end + 1 - self.text.start
+        hits_after: list[float] = []
         if first > 0:
-            source_hits = self._hits[first : first + schema.LONGEST_LOOKUP]
+            hits_after = self._hits[first : first + schema.LONGEST_LOOKUP]
         after: list[Share] = []
         for count in schema.PRECEDENT_LENGTHS:
             after.append(self._after.get(tuple(tokens[-count:]), NOTHING))
@@ -238,8 +240,8 @@ class HitHistory:
         return [
             *means,
             in_a_row(newest_first),
-            in_a_row(source_hits),
-            *means_of_first(source_hits, schema.HIT_LENGTHS, means[-1]),
+            in_a_row(hits_after),
+            *means_of_first(hits_after, schema.HIT_LENGTHS, means[-1]),
             *(share.value(means[-1]) for share in after),
             min(after[0].count, schema.MOST_SEEN),
             self._of_copied.value(means[-1]),

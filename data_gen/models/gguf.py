@@ -115,13 +115,13 @@ def _load(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     for key in reader.fields:
         if key.endswith((".pre", ".scaling.type")):
             fields[key] = reader.fields[key].contents()
-    source: dict[str, Any] = {
+    location: dict[str, Any] = {
         "pretrained_model_name_or_path": path.parent,
         "gguf_file": str(path.absolute()),
     }
     with _silent():  # given a bare name, transformers looks in the current folder
-        model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model: Any = AutoModelForCausalLM.from_pretrained(**location, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(**location)
     stored = sum(int(tensor.n_elements) for tensor in reader.tensors)
     loaded = model.num_parameters()
     # transformers drops tensors that it has no place for, and makes up those that it misses

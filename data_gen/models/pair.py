@@ -128,16 +128,16 @@ class CachedModel:
         kept = self.committed + len(path)
         in_place = list(path) == list(range(len(path)))
         if not in_place or len(path) < sum(map(len, self._offsets)):
-            source = torch.tensor(path, dtype=torch.int64) + self.committed
+            kept_rows = torch.tensor(path, dtype=torch.int64) + self.committed
             cached: list[Any] = self.cache.layers
             layers = [layer for layer in cached if layer.is_initialized]
             devices = {layer.keys.device for layer in layers}
-            sources = {device: source.to(device) for device in devices}
+            kept_rows_on = {device: kept_rows.to(device) for device in devices}
             for layer in layers:
                 for name in ("keys", "values"):  # [1, heads, rows, head width] each
                     rows = getattr(layer, name)
                     if not in_place:
-                        rows[:, :, self.committed : kept] = rows[:, :, sources[rows.device]]
+                        rows[:, :, self.committed : kept] = rows[:, :, kept_rows_on[rows.device]]
                     setattr(layer, name, rows[:, :, :kept])
         self.committed = kept
         self._offsets = []

@@ -1,6 +1,6 @@
 """How far a verifier accepts walks along a text, whose drafts are given.
 
-*Top-down*, the solver must yield the text's token at every level.
+*Top-down*, the solver must yield the text's token at every depth.
 
 *Bottom-up*, the siblings that are visited before the text's token must reject, and the walk goes on
 with that token's entry weight. A subtree accepts with its entry weight on average over the drafts
@@ -48,13 +48,13 @@ class Acceptance(ABC):
 
     @abstractmethod
     def after_one_branch(self, p_M1: Tensor, q_M1: Tensor) -> Self:
-        """After a level with one branch, which is the text's token."""
+        """After a depth with one branch, which is the text's token."""
 
     @abstractmethod
     def after_branches(
         self, node: NodeDistributions, entries_Mk: Tensor, is_text_Mk: Tensor
     ) -> Self:
-        """After a level with several branches, of which some are the text's token."""
+        """After a depth with several branches, of which some are the text's token."""
 
 
 @dataclass

@@ -54,7 +54,7 @@ class Siblings:
     generator: torch.Generator | None
 
     def iid(self, rows: SortedRows, following: NextTokens, k: int, is_first: bool) -> ChildLists:
-        """Child lists of k i.i.d. draws; at the first level of a tree's branches, or below."""
+        """Child lists of k i.i.d. draws; at the first depth of a tree's branches, or below."""
         if self.count is None:
             lists = _all_lists(rows, following, k)
         else:
@@ -129,9 +129,9 @@ class Siblings:
         return walk_m.repeat_interleave(self.count), sibling_m, chance_m
 
     def _uniform(self, rows: int, columns: int, device: torch.device) -> Tensor:
-        source = torch.device("cpu") if self.generator is None else self.generator.device
+        drawn_on = torch.device("cpu") if self.generator is None else self.generator.device
         uniform_mn = torch.rand(
-            rows, columns, generator=self.generator, dtype=torch.float64, device=source
+            rows, columns, generator=self.generator, dtype=torch.float64, device=drawn_on
         )
         return uniform_mn.to(device)
 

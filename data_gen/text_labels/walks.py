@@ -1,7 +1,7 @@
 """Branches along a text: walks down from the position where a tree's branches begin.
 
 A *cell* is such a position and a K. Its walks begin with K branches, go one token of the text
-further at every level, and keep the branches that still agree with the text. Walks with equally
+further at every depth, and keep the branches that still agree with the text. Walks with equally
 many branches take a step together, and all walks share one sort of each distribution.
 
 Legend: M walks, m walks after their siblings are drawn, B positions, V vocabulary, k child-list
@@ -88,23 +88,23 @@ class Branches:
         cell_M = torch.arange(cells, device=self.rows.device)
         weight_M = torch.ones(cells, dtype=torch.float64, device=self.rows.device)
         walks = Walks(cell_M, counts_K.repeat(self.count), weight_M, list(starts))
-        levels: list[list[Tensor]] = []
-        for level in range(self.space.max_L2):
+        totals_by_depth: list[list[Tensor]] = []
+        for depth in range(self.space.max_L2):
             parts: list[Walks] = []
             for k in walks.branches_M.unique().tolist():
                 walks_m = (walks.branches_M == k).nonzero()[:, 0]
-                parts.append(self._step(walks.of(walks_m), k, level))
+                parts.append(self._step(walks.of(walks_m), k, depth))
             if parts:  # no walk is left where no greedy branch begins with the text's token
                 walks = Walks.joined(parts)
-            levels.append(walks.totals(cells))
+            totals_by_depth.append(walks.totals(cells))
         by_verifier: list[Tensor] = []
-        for totals in zip(*levels, strict=True):
+        for totals in zip(*totals_by_depth, strict=True):
             by_verifier.append(torch.stack(totals, dim=1).unflatten(0, (self.count, len(counts_K))))
         return by_verifier
 
-    def _step(self, walks: Walks, k: int, level: int) -> Walks:
+    def _step(self, walks: Walks, k: int, depth: int) -> Walks:
         """One token of the text further, for walks with k branches on it."""
-        row_M = walks.cell_M.div(len(self.space.branch_counts), rounding_mode="floor") + level
+        row_M = walks.cell_M.div(len(self.space.branch_counts), rounding_mode="floor") + depth
         token_M1 = self.tokens_B[row_M].unsqueeze(-1)
         p_M1, q_M1 = self.rows.at(row_M).at(token_M1)
         if k == 1:
@@ -115,11 +115,11 @@ class Branches:
                 [part.after_one_branch(p_M1, q_M1) for part in walks.acceptances],
             )
         following = NextTokens(row_M, token_M1, p_M1, q_M1)
-        if self.style == GREEDY:  # only the first level has several branches
+        if self.style == GREEDY:  # only the first depth has several branches
             assert self.likely_BK is not None
             lists = self.siblings.greedy(self.rows, following, self.likely_BK[row_M, :k])
         else:
-            lists = self.siblings.iid(self.rows, following, k, is_first=level == 0)
+            lists = self.siblings.iid(self.rows, following, k, is_first=depth == 0)
         walk_m, entries_mk, weight_m = lists
         walks = walks.of(walk_m)
         is_text_mk = entries_mk == token_M1[walk_m]

@@ -59,16 +59,16 @@ def seed_of(*parts: object) -> int:
 def generated_by_target(
     pair: ModelPair, prompts: Sequence[list[int]], new_tokens: int, sampling: Sampling, seed: int
 ) -> list[GeneratedText]:
-    """Continue prompts with the target alone, in one batch, or in several where memory runs out; a
-    continuation depends on its batch, and `seed` is the first one's. InputError for logits that are
+    """Continue prompts with the target alone, all at once, or in groups where memory runs out; a
+    continuation depends on its group, and `seed` is the first one's. InputError for logits that are
     not finite or for lack of memory."""
 
     def attempt() -> list[GeneratedText]:
         prompts_at_once = fewer(len(prompts))
         texts: list[GeneratedText] = []
         for number, begin in enumerate(range(0, len(prompts), prompts_at_once)):
-            batch = prompts[begin : begin + prompts_at_once]
-            texts += _written(pair, batch, new_tokens, sampling, seed + number)
+            some_prompts = prompts[begin : begin + prompts_at_once]
+            texts += _written(pair, some_prompts, new_tokens, sampling, seed + number)
         return texts
 
     return halving(attempt)

@@ -103,20 +103,20 @@ def _filled(template: str, record: dict[str, Any]) -> str | None:
 
 
 def _records(name: str, file: Path | None) -> Iterator[Any]:
-    source: dict[str, Any] = SETS[name].hub
+    location: dict[str, Any] = SETS[name].hub
     try:
         if file is not None:
             if {".json", ".jsonl"} & {*file.suffixes}:
                 yield from _json_records(file)
                 return
             file_type = "parquet" if ".parquet" in file.suffixes else "text"
-            source = {"path": file_type, "data_files": str(file)}
+            location = {"path": file_type, "data_files": str(file)}
         from datasets import load_dataset  # a second to import
 
-        arguments: dict[str, Any] = {"split": "train", **source}
+        arguments: dict[str, Any] = {"split": "train", **location}
         yield from load_dataset(**arguments, streaming=True)
     except Exception as error:  # a damaged file or a missing network may raise anything
-        origin = file or source["path"]
+        origin = file or location["path"]
         raise InputError(
             f"prompts.sets: {name}: cannot read {origin}: {first_line(error)}"
         ) from error

@@ -215,8 +215,8 @@ class BottomUp(Verifier):
         ratio_N = divide(*rows.at(parents_N).at(tokens_N.unsqueeze(-1)))[:, 0]
         finals: list[tuple[Tensor, Tensor]] = []
         orders: list[tuple[NodeGroup, Tensor]] = []
-        for level in tree.levels[:-1]:
-            for group in tree.groups(level):
+        for nodes in tree.nodes_by_depth[:-1]:
+            for group in tree.groups(nodes):
                 nodes_M, entries_Mk, children_Mk = group.to(rows.device)
                 if entries_Mk.shape[-1] == 1:
                     entry_Mk = (weights_N[nodes_M] * ratio_N[children_Mk[:, 0]]).clamp_(max=1)

@@ -1,9 +1,9 @@
-"""The replay of every method with one verifier under one sampling setting, on every clock.
+"""The replay of every method with one verifier under one sampling setting, on every machine.
 
-A *cell* is a kind of prompts under a setting. Each cell's labels are made lawful by themselves,
-static trees are chosen on its training texts, and where a selector does not decide, it drafts the
-cell's static tree, a greedy one only if it may choose these. Whether it decides is judged on the
-setting's validation texts of all kinds.
+A *cell* is a kind of prompts under a setting. Each cell's labels are projected by themselves
+(`monotone`), static trees are chosen on its training texts, and where a selector does not decide,
+it drafts the cell's static tree, a greedy one only if it may choose these. Whether it decides is
+judged on the setting's validation texts of all kinds.
 
 Legend: X texts, A actions.
 """
@@ -133,13 +133,13 @@ GREEDY_TREES = _Family(
 
 @dataclass(frozen=True)
 class _SamplingTexts:
-    """One verifier's texts of one sampling setting, with the step times of a clock."""
+    """One verifier's texts of one sampling setting, with the step times of a machine."""
 
     splits: Mapping[str, Texts]
     verifier: str
     sampling: Sampling
     profile: LatencyProfile
-    # all clocks share these, since it takes long to make labels lawful
+    # all machines share these, since the projection of the labels takes long
     cache: dict[tuple[str, str, str], Timed] = field(default_factory=dict)
 
     @property
@@ -165,21 +165,21 @@ def replays(
     verifier: str,
     sampling: Sampling,
     splits: Mapping[str, Texts],
-    clocks: Mapping[str, LatencyProfile],
-    contenders: Mapping[str, Sequence[Contender]],  # by clock
+    profiles: Mapping[str, LatencyProfile],
+    contenders: Mapping[str, Sequence[Contender]],  # by machine
 ) -> dict[tuple[str, str], Tensor]:
-    """Tokens, seconds and steps of each held-out text, float64 [X, 3], by clock and method; all of
-    one verifier."""
+    """Tokens, seconds and steps of each held-out text, float64 [X, 3], by machine and method; all
+    of one verifier."""
     families = [SAMPLED_TREES]
     if verifier in BOTTOM_UP:
         families.append(GREEDY_TREES)
-    texts = _SamplingTexts(splits, verifier, sampling, clocks[HERE])
+    texts = _SamplingTexts(splits, verifier, sampling, profiles[HERE])
     kind_X = splits["test"].of_sampling(sampling).kind_X
     totals: dict[tuple[str, str], Tensor] = {}
-    for (clock, profile), family in product(clocks.items(), families):
-        replays_by_method = _of_family(replace(texts, profile=profile), family, contenders[clock])
+    for (machine, profile), family in product(profiles.items(), families):
+        replays_by_method = _of_family(replace(texts, profile=profile), family, contenders[machine])
         for method, replays_by_kind in replays_by_method.items():
-            totals[clock, method] = _totals(replays_by_kind, kind_X)
+            totals[machine, method] = _totals(replays_by_kind, kind_X)
     return totals
 
 
@@ -222,7 +222,7 @@ def _of_family(
 
 
 class _StaticTrees(NamedTuple):
-    """Static trees on one clock."""
+    """Static trees on one machine."""
 
     replays: dict[str, Replays]  # by method
     base: Setting  # the best tree for all kinds of prompts

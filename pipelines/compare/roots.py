@@ -96,8 +96,8 @@ def _fractions(
     distances = []
     for drawn in trees:
         l1_N = (drawn.p_NV - drawn.probs_NV).abs().sum(-1)
-        levels = drawn.tree.levels[: TREE.L2]
-        distances.append(torch.stack([l1_N[nodes].mean() for nodes in levels]))
+        nodes_by_depth = drawn.tree.nodes_by_depth[: TREE.L2]
+        distances.append(torch.stack([l1_N[nodes].mean() for nodes in nodes_by_depth]))
     for depth, distance in enumerate(torch.stack(distances).mean(0).tolist()):
         columns = {"method": "drafts", "statistic": DISTANCE, "depth": depth}
         yield _Fraction({**columns, "basis": DRAFTED}, distance)

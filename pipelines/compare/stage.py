@@ -45,7 +45,7 @@ from pipelines.compare.cells import (
 from pipelines.compare.roots import drafted
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, samplings_of
-from pipelines.evaluate.stage import clocks
+from pipelines.evaluate.stage import other_profiles
 from pipelines.evaluate.table import ACCEPTANCE, ALL, EFFICIENCY, HERE, Figure, Table
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
@@ -73,7 +73,7 @@ LEAST = "least cell"  # among the kinds of a figure
 def plan(config: Config) -> list[str]:
     replayed = f"{len(config.verifiers)} verifiers x {len(config.sampling)} sampling settings"
     return [
-        f"{replayed} x {2 + len(config.evaluate.clocks)} clocks: static trees, selectors, "
+        f"{replayed} x {2 + len(config.evaluate.clocks)} machines: static trees, selectors, "
         "oracles, with networks"
     ]
 
@@ -83,7 +83,7 @@ def stage_of(config: Config) -> Stage:
     profile = load_profile(config)
     depends = {
         **inputs(config, profile),
-        "clocks": {path.stem: sha256(path) for path in clocks(config, profile)},
+        "clocks": {path.stem: sha256(path) for path in other_profiles(config, profile)},
         "verifiers": list(config.verifiers),
     }
     outputs = [config.folder / "papers.parquet", config.folder / "figure1.png"]
@@ -106,7 +106,7 @@ def run(config: Config) -> None:
         with mlflow_run(config, "compare") as mlflow:
             parts = stage.parts()
             stage.replace()
-            profiles = all_clocks(config, profile)
+            profiles = all_profiles(config, profile)
             totals = kept_replays(config, profiles, splits, parts)
             drafts = parts.get("drafts", lambda: list(drafted(config, pair, labelled)))
             figures = [
@@ -133,7 +133,7 @@ def compare_wide_trees(config: Config) -> None:
         rival, _ = rival_of(config)
         with mlflow_run(config, "compare") as mlflow:
             stage.replace()
-            profiles = wide.with_verification(all_clocks(config, profile), HERE, IDEAL)
+            profiles = wide.with_verification(all_profiles(config, profile), HERE, IDEAL)
             Table(wide.figures_of(config, splits, profiles, rival)).write(path)
             mlflow.log_artifact(str(path))
         stage.finish()
@@ -171,22 +171,22 @@ def contenders_of(
     splits: Mapping[str, Texts],
     parts: Parts,
 ) -> dict[str, list[Contender]]:
-    """A verifier's networks by clock: regressors, and unless it is bottom-up one of the policy
+    """A verifier's networks by machine: regressors, and unless it is bottom-up one of the policy
     objective."""
     regressors = {
         actions: regressor_of(config, verifier, actions, splits, parts)
         for actions in actions_of(verifier, config.data.features)
     }
     contenders: dict[str, list[Contender]] = {}
-    for clock, profile in profiles.items():
-        contenders[clock] = [
+    for machine, profile in profiles.items():
+        contenders[machine] = [
             Contender(SELECTORS[actions], actions, module) for actions, module in regressors.items()
         ]
         if verifier not in BOTTOM_UP:
             policy = policy_of_ddte(
-                config, regressors[TREES], verifier, clock, profile, splits, parts
+                config, regressors[TREES], verifier, machine, profile, splits, parts
             )
-            contenders[clock].append(Contender(PRINTED, TREES, policy))
+            contenders[machine].append(Contender(PRINTED, TREES, policy))
     return contenders
 
 
@@ -207,12 +207,12 @@ def kept_module(
     return module.eval()
 
 
-def all_clocks(config: Config, profile: LatencyProfile) -> dict[str, LatencyProfile]:
+def all_profiles(config: Config, profile: LatencyProfile) -> dict[str, LatencyProfile]:
     """Latency profiles by name: this machine's, those of `evaluate.clocks`, and DDTE's equation 11,
     by which a pass takes as long for many tokens as for one, and nothing else takes any time."""
     profiles = {HERE: profile}
-    for path, clock_profile in clocks(config, profile).items():
-        profiles[path.stem] = clock_profile
+    for path, other_profile in other_profiles(config, profile).items():
+        profiles[path.stem] = other_profile
     profiles[IDEAL] = replace(
         profile,
         drafting=latency.FREE,
@@ -253,12 +253,12 @@ def policy_of_ddte(
     config: Config,
     regressor: SelectorModule,
     name: str,
-    clock: str,
+    machine: str,
     profile: LatencyProfile,
     splits: Mapping[str, Texts],
     parts: Parts,
 ) -> SelectorModule:
-    """Equation 12, trained for one clock and a verifier's labels, with the hidden states that the
+    """Equation 12, trained for one machine and a verifier's labels, with the hidden states that the
     traces have."""
     verifier_config = config.model_copy(
         update={"train": config.train.model_copy(update={"verifier": name})}
@@ -279,7 +279,7 @@ def policy_of_ddte(
             verifier_config, module, expected, timed["validation"], bases, folder, run_id
         )
 
-    return kept_module(parts, f"{name}, policy, {clock}", module, train)
+    return kept_module(parts, f"{name}, policy, {machine}", module, train)
 
 
 @dataclass(frozen=True)
@@ -319,21 +319,21 @@ class Cells:
 def speeds(
     config: Config, texts: Texts, totals: Mapping[tuple[str, str], Totals]
 ) -> Iterator[Figure]:
-    """Tokens per step and per second of every verifier with every method, on each clock; and its
+    """Tokens per step and per second of every verifier with every method, on each machine; and its
     speed over Traversal's static trees at the root, over its own, and of selectors over that of
     i.i.d. trees alone: means over cells, the least cell, and over Traversal each cell."""
     cells = Cells.of(config, texts)
     samplings = [str(sampling) for sampling in samplings_of(config)]
     columns_X3: dict[tuple[str, str, str], Tensor] = {}
     for name in config.verifiers:
-        for clock, method in totals[name, samplings[0]]:
-            columns_X3[clock, name, method] = torch.cat(
-                [totals[name, sampling_name][clock, method] for sampling_name in samplings]
+        for machine, method in totals[name, samplings[0]]:
+            columns_X3[machine, name, method] = torch.cat(
+                [totals[name, sampling_name][machine, method] for sampling_name in samplings]
             )
     first_rival = rival_of(config)
-    for (clock, name, method), totals_X3 in columns_X3.items():
-        columns = {"method": method_of(name, method), "clock": clock}
-        if clock == HERE:
+    for (machine, name, method), totals_X3 in columns_X3.items():
+        columns = {"method": method_of(name, method), "clock": machine}
+        if machine == HERE:
             yield cells.mean(totals_X3[:, ::2], **columns, statistic=EFFICIENCY)
         if method in BY_STEPS.values():
             continue
@@ -343,7 +343,7 @@ def speeds(
             rivals.append((name, SELECTORS[TREES]))
         for rival in dict.fromkeys(rivals):
             columns["rival"] = method_of(*rival)
-            both_X4 = torch.cat([totals_X3[:, :2], columns_X3[clock, *rival][:, :2]], dim=1)
+            both_X4 = torch.cat([totals_X3[:, :2], columns_X3[machine, *rival][:, :2]], dim=1)
             yield cells.mean(both_X4, **columns)
             ratios = cells.ratios(both_X4, **columns)
             least = min(ratios, key=lambda figure: figure.value)
@@ -427,7 +427,7 @@ def draw(figures: Sequence[Figure], config: Config, path: Path) -> None:
 
 
 def show(figures: Table, config: Config) -> None:
-    """Print tokens per step, and speeds over the rival's on each clock; the other figures are in
+    """Print tokens per step, and speeds over the rival's on each machine; the other figures are in
     the file."""
     rival = method_of(*rival_of(config))
     shown: dict[str, list[Figure]] = {}

@@ -2,11 +2,11 @@
 
 For every verifier, sampling setting and number K of branches from the root: tokens per step of the
 deepest tree, the mean over all positions of all texts, and their ratio to the rival's on the same
-positions. For every verifier and clock: the fastest static tree on the training texts, replayed on
-the held-out ones. Errors are one standard error over sources.
+positions. For every verifier and machine: the fastest static tree on the training texts, replayed
+on the held-out ones. Errors are one standard error over sources.
 
-The time of verification is a CPU's, and no clock of another machine has it. So it is charged as it
-was measured here: in seconds, and by equation 11 as the same share of a plain step.
+The time of verification is a CPU's, and no latency profile of another machine has it. So it is
+charged as it was measured here: in seconds, and by equation 11 as the same share of a plain step.
 
 Legend: X texts, R roots, A actions.
 """
@@ -39,29 +39,29 @@ CHARGED = ", verification charged"
 
 
 def with_verification(
-    clocks: Mapping[str, LatencyProfile], here: str, ideal: str
+    profiles: Mapping[str, LatencyProfile], here: str, ideal: str
 ) -> dict[str, LatencyProfile]:
-    """The clocks, and those of other machines also with the times of verification of the one that
-    is called `here`."""
-    measured = clocks[here]
-    profiles = dict(clocks)
-    for name, clock in clocks.items():
+    """The latency profiles by machine, and those of others also with the times of verification of
+    the one that is called `here`."""
+    measured = profiles[here]
+    with_charges = dict(profiles)
+    for name, profile in profiles.items():
         if name == here:
             continue
         scale = 1.0
         if name == ideal:
-            scale = clock.target.at(CONTEXT, 1) / measured.target.at(CONTEXT, 1)
+            scale = profile.target.at(CONTEXT, 1) / measured.target.at(CONTEXT, 1)
         verify = {}
         for verifier, times in measured.verify.items():
             verify[verifier] = Verification(*(scale * seconds for seconds in times))
-        profiles[name + CHARGED] = replace(clock, verify=verify)
-    return profiles
+        with_charges[name + CHARGED] = replace(profile, verify=verify)
+    return with_charges
 
 
 def figures_of(
     config: Config,
     splits: Mapping[str, Texts],
-    clocks: Mapping[str, LatencyProfile],
+    profiles: Mapping[str, LatencyProfile],
     rival: str,
 ) -> Iterator[Figure]:
     """Tokens per step, and speeds of the fastest trees, both over those of the verifier `rival`."""
@@ -69,8 +69,8 @@ def figures_of(
         texts = {split: split_texts.of_sampling(sampling) for split, split_texts in splits.items()}
         for style in NAMES:
             yield from _tokens_per_step(config, list(texts.values()), style, rival)
-        for (clock, profile), style in product(clocks.items(), NAMES):
-            yield from _best_trees(config, texts, clock, profile, style, rival)
+        for (machine, profile), style in product(profiles.items(), NAMES):
+            yield from _best_trees(config, texts, machine, profile, style, rival)
 
 
 def _tokens_per_step(
@@ -114,7 +114,7 @@ def _sums(texts: Texts, verifier: str) -> Tensor:
 def _best_trees(
     config: Config,
     texts: Mapping[str, Texts],
-    clock: str,
+    machine: str,
     profile: LatencyProfile,
     style: str,
     rival: str,
@@ -136,14 +136,14 @@ def _best_trees(
             setting=str(texts["test"].samplings[int(texts["test"].sampling_X[0])]),
             method=f"{verifier}, {NAMES[style]}",
             rival=f"{rival}, {NAMES[style]}",
-            clock=clock,
+            clock=machine,
             K=best[verifier].K,
             depth=best[verifier].L1 + best[verifier].L2,
         )
 
 
 def show(figures: Table) -> None:
-    """Print tokens per step by K, and the fastest trees by clock, for each sampling setting."""
+    """Print tokens per step by K, and the fastest trees by machine, for each sampling setting."""
     rows_by_title: dict[str, dict[str, dict[str, str]]] = {}
     for figure in figures.figures:
         if figure.statistic == EFFICIENCY:

@@ -16,7 +16,15 @@ from data_gen.models.pair import DTYPES, eos_ids, resolve_device, scored
 from data_gen.models.prepack import computes_in_bfloat16, prepack
 from data_gen.models.self_check import check_model
 from pipelines.config import Config
-from pipelines.distil.texts import BEGUN, FEW, Sequences, Template, batches, held_out, write_texts
+from pipelines.distil.texts import (
+    BEGUN,
+    FEW,
+    Sequences,
+    Template,
+    file_count,
+    held_out,
+    write_texts,
+)
 from pipelines.distil.training import SEQUENCES, cost, measured, speed, train
 from pipelines.pair.stage import all_prompts, by_split, prepared_prompts, target_name
 from pipelines.run import Parts, Stage, console, provenance, read_json, table, write_json
@@ -31,7 +39,7 @@ def plan(config: Config) -> list[str]:
     settings = config.distil
     layers = ", ".join(map(str, settings.layers))
     vocabulary = f"{settings.vocabulary:,}" if settings.vocabulary else "all"
-    tokens = batches(config) * settings.batch * settings.context
+    tokens = file_count(config) * settings.batch * settings.context
     return [
         f"{tokens:,} tokens sampled from {config.pair.target}, {settings.batch} sequences of "
         f"{settings.context} at once; about {tokens / 1e3:.0f} MB for each 500 of its hidden width",
@@ -42,7 +50,7 @@ def plan(config: Config) -> list[str]:
 
 def _steps(config: Config) -> int:
     settings = config.distil
-    return max(1, settings.passes * batches(config) * settings.batch // SEQUENCES)
+    return max(1, settings.passes * file_count(config) * settings.batch // SEQUENCES)
 
 
 def run(config: Config) -> None:

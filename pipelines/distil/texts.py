@@ -1,5 +1,5 @@
 """The texts on which a draft is trained: sequences sampled from the target, with what its
-next-token distributions are computed from; and its answers to held-out prompts. Each batch is a
+next-token distributions are computed from; and its answers to held-out prompts. Each file is a
 safetensors file.
 
 A sequence is a conversation in the target's chat template. The target samples the user's first
@@ -90,7 +90,7 @@ class Start(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """The sequences of one batch; without the axis B, one sequence."""
+    """Sequences that are sampled together; without the axis B, one sequence."""
 
     tokens_BT: Tensor  # int32
     drawn_BT: Tensor  # whether the target sampled the token, bool
@@ -128,7 +128,7 @@ def write(
     length: int,
     seed: int,
 ) -> Sampled:
-    """Sample one batch of sequences of `length` tokens. Where a target without a template ends its
+    """Sample sequences of `length` tokens, all at once. Where a target without a template ends its
     text, the sequence continues with the next of the `further` beginnings. InputError where the
     target's logits are not a linear map of its last hidden state, or not finite."""
     table = target.get_output_embeddings()
@@ -235,7 +235,7 @@ class _GrowingSequence:
         return end, drawn == end
 
 
-def batches(config: Config) -> int:
+def file_count(config: Config) -> int:
     settings = config.distil
     return max(1, round(settings.tokens / (settings.batch * settings.context)))
 
@@ -247,7 +247,7 @@ def write_texts(config: Config, texts: Parts, target: PreTrainedModel, tokenizer
     template = Template.of(tokenizer, config.prompts.system)
     prompts = list(_prompts_with_room(config, tokenizer, "train").values())
 
-    def write_batch(number: int, path: Path) -> None:
+    def write_file(number: int, path: Path) -> None:
         seed = seed_of(config.seed, "distil", number)
         further = starts(template, prompts, random.Random(seed))
         begun = [next(further) for _ in range(settings.batch)]
@@ -260,8 +260,8 @@ def write_texts(config: Config, texts: Parts, target: PreTrainedModel, tokenizer
         seed = seed_of(config.seed, "distil", "held out")
         save(write(target, template, begun, further, settings.context, seed), path)
 
-    for number in watched(range(batches(config)), "sampling texts"):
-        texts.file(f"{number:05}.safetensors", partial(write_batch, number))
+    for number in watched(range(file_count(config)), "sampling texts"):
+        texts.file(f"{number:05}.safetensors", partial(write_file, number))
     texts.file(HELD_OUT, write_held_out)
 
 

@@ -81,13 +81,13 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 class Batches(Sampler[list[int]]):
-    """The sequences of every step: all of them in another order in each pass. The first steps are
+    """The sequences of every step: all of them in another order in each epoch. The first steps are
     left out where they are done."""
 
     def __init__(self, sequences: int, steps: int, done: int) -> None:
         generator = torch.Generator().manual_seed(0)
-        passes = math.ceil(steps * SEQUENCES / sequences)
-        orders = [torch.randperm(sequences, generator=generator) for _ in range(passes)]
+        epochs = math.ceil(steps * SEQUENCES / sequences)
+        orders = [torch.randperm(sequences, generator=generator) for _ in range(epochs)]
         self.batches: list[list[int]] = list(torch.cat(orders).split(SEQUENCES))[:steps]
         self.done = done
 
@@ -119,8 +119,8 @@ class DistilModule(pl.LightningModule):
         batches = Batches(len(self.data), self.steps, done=self.global_step)
         return DataLoader(self.data, batch_sampler=batches)
 
-    def training_step(self, batch: Sampled) -> Tensor:
-        loss, overlap, _ = distances(self.draft, batch)
+    def training_step(self, sequences: Sampled) -> Tensor:
+        loss, overlap, _ = distances(self.draft, sequences)
         self.log_dict({"loss": loss, "overlap": overlap}, prog_bar=True)
         return loss
 
@@ -141,21 +141,21 @@ class DistilModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def distances(draft: Any, batch: Sampled) -> tuple[Tensor, Tensor, Tensor]:
-    """Means over the counted positions of a batch: of the loss; of the overlap `sum min(p, q)`, the
-    probability that a drafted token is accepted; and of the target's probability of the tokens that
-    the draft scores (`covered`), which bounds the overlap."""
-    output = draft.base_model(batch.tokens_BT.long(), use_cache=False)
-    counted_BT = batch.counted_BT
+def distances(draft: Any, sequences: Sampled) -> tuple[Tensor, Tensor, Tensor]:
+    """Means over the counted positions of some sequences: of the loss; of the overlap `sum min(p,
+    q)`, the probability that a drafted token is accepted; and of the target's probability of the
+    tokens that the draft scores (`covered`), which bounds the overlap."""
+    output = draft.base_model(sequences.tokens_BT.long(), use_cache=False)
+    counted_BT = sequences.counted_BT
     states_ND = output.last_hidden_state[counted_BT]
     device = states_ND.device.type
     if torch.is_autocast_enabled(device):
         states_ND = states_ND.to(torch.get_autocast_dtype(device))
     rows_RD = draft.get_output_embeddings().weight.to(states_ND.dtype)
-    hidden_ND = batch.hidden_BTD[counted_BT].to(rows_RD.dtype)
+    hidden_ND = sequences.hidden_BTD[counted_BT].to(rows_RD.dtype)
     with torch.no_grad():
         means, gradient_ND = loss_and_gradient(
-            states_ND, rows_RD, hidden_ND, batch.log_total_BT[counted_BT]
+            states_ND, rows_RD, hidden_ND, sequences.log_total_BT[counted_BT]
         )
     cross_entropy, overlap, covered = means
     slope = (states_ND * gradient_ND).sum()  # has this gradient
@@ -228,8 +228,8 @@ def measured(
         if tokens == 0:
             continue
         sequence = held_out[number]._replace(drawn_BT=answer_T)
-        batch = Sampled(*(tensor.unsqueeze(0).to(draft.device) for tensor in sequence))
-        _, overlap, covered = distances(draft, batch)
+        sequences = Sampled(*(tensor.unsqueeze(0).to(draft.device) for tensor in sequence))
+        _, overlap, covered = distances(draft, sequences)
         rows.append((kind, tokens, tokens * float(overlap), tokens * float(covered)))
     sums = pd.DataFrame(rows, columns=["kind", "tokens", "overlap", "covered"])
     by_kind = sums.groupby("kind").sum()

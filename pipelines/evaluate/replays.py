@@ -50,13 +50,13 @@ def replayed(
     methods: Mapping[Sampling, list[Method]],
     texts: Texts,
     profile: LatencyProfile,
-    clock: str = HERE,
+    machine: str = HERE,
 ) -> Iterator[Figure]:
     """The speed of every method over plain decoding and the best static tree, and of the selector
-    over each of the others; `clock` is the profile's machine."""
+    over each of the others; `machine` is the profile's machine."""
     words = "replaying held-out texts"
-    if clock != HERE:
-        words += f", {clock}"
+    if machine != HERE:
+        words += f", {machine}"
     for sampling, sampling_methods in watched(methods.items(), words):
         sampling_texts = texts.of_sampling(sampling)
         replays: dict[str, Replayed] = {}
@@ -66,5 +66,5 @@ def replayed(
         source_X = sampling_texts.source_number_X
         sampling_name = sampling_name_of(sampling.temperature, sampling.top_p)
         yield from compared(
-            replays, BASES, [SELECTOR], source_X, setting=sampling_name, clock=clock
+            replays, BASES, [SELECTOR], source_X, setting=sampling_name, clock=machine
         )

@@ -2,7 +2,7 @@
 log's are only replayed.
 
 Every prompt is decoded with every method in turn, in one round or several; the order rotates from
-round to round. Replay uses this machine's latency profile and the clocks of other machines.
+round to round. Replay uses this machine's latency profile and those of other machines.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def stage_of(config: Config) -> Stage:
     inputs = {
         "evaluate": config.evaluate.model_dump(mode="json"),
         "tokens": config.data.tokens,
-        "clocks": {path.stem: sha256(path) for path in clocks(config, profile)},
+        "clocks": {path.stem: sha256(path) for path in other_profiles(config, profile)},
         "prompts": prompts_depend(config, "test"),
         "sampling": [sampling_setting.model_dump() for sampling_setting in config.sampling],
         "verifiers": list(config.verifiers),
@@ -144,9 +144,9 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
         )
     compared = _compared(config, profile, splits, module, exported)
     replay_figures = list(replayed(compared, splits["test"], profile))
-    for path, clock in clocks(config, profile).items():
-        on_clock = _compared(config, clock, splits, module)
-        replay_figures += replayed(on_clock, splits["test"], clock, path.stem)
+    for path, other_profile in other_profiles(config, profile).items():
+        there = _compared(config, other_profile, splits, module)
+        replay_figures += replayed(there, splits["test"], other_profile, path.stem)
     contenders: Contenders = {}
     only_replayed = []
     for sampling, sampling_methods in compared.items():
@@ -195,7 +195,7 @@ def _described(method: Method | Assistant, sampling: Sampling) -> dict[str, Any]
     }
 
 
-def clocks(config: Config, profile: LatencyProfile) -> dict[Path, LatencyProfile]:
+def other_profiles(config: Config, profile: LatencyProfile) -> dict[Path, LatencyProfile]:
     """The step times of other machines and pairs for single requests, with this machine's
     decisions; InputError where a file cannot be read, and where two have the same name, which is
     that of their figures."""
@@ -206,10 +206,10 @@ def clocks(config: Config, profile: LatencyProfile) -> dict[Path, LatencyProfile
     profiles = {}
     for path in config.evaluate.clocks:
         timings = read_timings(path)
-        clock_profile = profile_of(
+        other_profile = profile_of(
             timings, str(path), stepped=False, pair=profile.pair, verifiers=config.verifiers
         )
-        profiles[path] = replace(clock_profile.at_batch(1), decide=profile.decide)
+        profiles[path] = replace(other_profile.at_batch(1), decide=profile.decide)
     return profiles
 
 

@@ -53,7 +53,7 @@ FIGURES = {
     "ratio_vs_best_static_delayed": BEST_STATIC,
     "ratio_vs_static_traversal_wall": AT_ROOT,
 }
-LEVEL = 0.95
+CONFIDENCE = 0.95
 
 
 def paired(logs_XR: Tensor, source_X: Tensor) -> tuple[float, list[float]]:
@@ -75,7 +75,7 @@ def paired(logs_XR: Tensor, source_X: Tensor) -> tuple[float, list[float]]:
             return value, [1.0, 1.0]
         return value, [0.0, math.inf]
     error = float(means_G.std()) / math.sqrt(len(names))
-    factor = math.exp(stats.t.isf((1 - LEVEL) / 2, len(names) - 1) * error)
+    factor = math.exp(stats.t.isf((1 - CONFIDENCE) / 2, len(names) - 1) * error)
     return value, [value / factor, value * factor]
 
 

@@ -23,7 +23,7 @@ from selector.latency import LatencyProfile, interpolated_at, places
 from selector.runtime.tokens import TokenStatistics
 from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, Schema, survival_column
-from selector.train.replay import lawful
+from selector.train.replay import monotone
 
 SPLITS = ("train", "validation", "test")
 
@@ -156,7 +156,7 @@ class Timed:
     @cached_property
     def survivals_RS(self) -> Tensor:
         """Labels as laws of tau, float32."""
-        return lawful(self.texts.labels(self.verifier, slice(None), self.space), self.space)
+        return monotone(self.texts.labels(self.verifier, slice(None), self.space), self.space)
 
     def seconds(self, feature_levels: Sequence[str] = ()) -> Tensor:
         """Predicted step times in seconds, float32 [R, A]; `feature_levels` as in

@@ -71,9 +71,9 @@ class Replayed:
         return float(self.tokens_X.sum() / self.steps_X.sum())
 
 
-def lawful(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
-    """Labels as laws of tau: between 0 and 1, never rising along a path; each column keeps its
-    mean; float32 [R, S].
+def monotone(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
+    """The monotone projection of labels, which makes them laws of tau: between 0 and 1, never
+    rising along a path; each column keeps its mean; float32 [R, S].
 
     Labels of branches carry the noise of which siblings were drawn. They are right on average, yet
     one of 1.6 makes a probability of -0.6, and a walk along the text multiplies such noise at every
@@ -237,11 +237,13 @@ class Ratio:
         return self.value - errors * self.error > of
 
 
-def ratio_of_speeds(mine: Replayed, other: Replayed, source_X: Tensor | None = None) -> Ratio:
+def ratio_of_speeds(replayed: Replayed, rival: Replayed, source_X: Tensor | None = None) -> Ratio:
     """Speed over another's on the same texts; the standard error is by the jackknife over the
     texts' sources, since texts of one source are not independent. Without sources, each text is
     one."""
-    sums_XC = torch.stack([mine.tokens_X, mine.seconds_X, other.tokens_X, other.seconds_X], dim=-1)
+    sums_XC = torch.stack(
+        [replayed.tokens_X, replayed.seconds_X, rival.tokens_X, rival.seconds_X], dim=-1
+    )
     if source_X is None:
         source_X = torch.arange(len(sums_XC))
     return jackknifed(sums_XC, source_X)

@@ -34,11 +34,11 @@ def in_a_row(values: Sequence[float]) -> int:
     return in_common(values, [1.0] * len(values))
 
 
-def continued(tokens: list[int], source: int) -> list[int]:
+def continued(tokens: list[int], match_end: int) -> list[int]:
     """What a lookup copies from a place; it may run on into its own copy."""
     whole = list(tokens)
-    for n in range(schema.LONGEST_LOOKUP if source >= 0 else 0):
-        whole.append(whole[source + 1 + n])
+    for n in range(schema.LONGEST_LOOKUP if match_end >= 0 else 0):
+        whole.append(whole[match_end + 1 + n])
     return whole[len(tokens) :]
 
 
@@ -68,20 +68,23 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
     for token in tokens:
         predicted.append(float(index.proposal(1) == [token]))
         index.extend([token])
-    sources, matches = index.sources, [longest_match(tokens[: n + 1]) for n in range(len(tokens))]
-    source, proposal = sources[-1], continued(tokens, sources[-1])
-    second = sources[source] if source >= 0 else -1
-    third = sources[second] if second >= 0 else -1
-    there = predicted[source + 1 :] if source >= 0 else []
+    match_ends, matches = (
+        index.match_ends,
+        [longest_match(tokens[: n + 1]) for n in range(len(tokens))],
+    )
+    match_end, proposal = match_ends[-1], continued(tokens, match_ends[-1])
+    second = match_ends[match_end] if match_end >= 0 else -1
+    third = match_ends[second] if second >= 0 else -1
+    there = predicted[match_end + 1 :] if match_end >= 0 else []
     agrees = [in_common(proposal, continued(tokens, place)) for place in (second, third)]
-    moved = [float(now == before + 1 and before >= 0) for before, now in pairwise(sources)]
+    moved = [float(now == before + 1 and before >= 0) for before, now in pairwise(match_ends)]
     result = {
         "context_length": len(tokens),
         "match": min(matches[-1], schema.LONGEST_MATCH),
         "copied": min(in_a_row(predicted[::-1]), schema.LONGEST_MATCH),
-        "source_steady": min(in_a_row(moved[::-1]), schema.LONGEST_MATCH),
-        "source_in_prompt": float(0 <= source < prompt - 1),
-        "source_predicted": min(in_a_row(there), schema.LONGEST_LOOKUP),
+        "match_steady": min(in_a_row(moved[::-1]), schema.LONGEST_MATCH),
+        "match_in_prompt": float(0 <= match_end < prompt - 1),
+        "after_match_predicted": min(in_a_row(there), schema.LONGEST_LOOKUP),
         "second_match": min(
             in_common(tokens[::-1], tokens[: second + 1][::-1]), schema.LONGEST_MATCH
         ),
@@ -90,8 +93,10 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
         **running("copied", predicted),
         **running("new", [float(token not in tokens[:n]) for n, token in enumerate(tokens)]),
     }
-    for count in schema.SOURCE_LENGTHS:
-        result[f"source_copied_{count}"] = sum(there[:count]) / len(there[:count]) if there else 0.0
+    for count in schema.AFTER_MATCH_LENGTHS:
+        result[f"after_match_copied_{count}"] = (
+            sum(there[:count]) / len(there[:count]) if there else 0.0
+        )
     for count in schema.PRECEDENT_LENGTHS:
         ends = earlier_ends(tokens, count) if proposal and count <= len(tokens) else []
         result[f"seen_{count}"] = min(len(ends), schema.MOST_SEEN)
@@ -107,7 +112,7 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
     alike = [
         n for n, match in enumerate(matches[:-1]) if match and like(match) == like(matches[-1])
     ]
-    following = [(continued(tokens[: n + 1], sources[n]), tokens[n + 1 :]) for n in alike]
+    following = [(continued(tokens[: n + 1], match_ends[n]), tokens[n + 1 :]) for n in alike]
     right = [
         in_common(copy[: schema.LONGEST_COUNTED], then) / schema.LONGEST_COUNTED
         for copy, then in following
@@ -123,12 +128,14 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
 def of_hits(tokens: list[int], prompt: int, hits: list[float]) -> dict[str, float]:
     """What a drafter's hits on the tokens after the prompt say."""
     result = running("hit", hits)
-    usual, source = result["hit_mean_0.99"], LookupIndex(tokens).source
-    there = hits[source + 1 - prompt :] if source >= prompt else []
+    usual, match_end = result["hit_mean_0.99"], LookupIndex(tokens).match_end
+    there = hits[match_end + 1 - prompt :] if match_end >= prompt else []
     result["hits"] = min(in_a_row(hits[::-1]), schema.LONGEST_MATCH)
-    result["source_hits"] = min(in_a_row(there), schema.LONGEST_LOOKUP)
+    result["after_match_hits"] = min(in_a_row(there), schema.LONGEST_LOOKUP)
     for count in schema.HIT_LENGTHS:
-        result[f"source_hit_{count}"] = sum(there[:count]) / len(there[:count]) if there else usual
+        result[f"after_match_hit_{count}"] = (
+            sum(there[:count]) / len(there[:count]) if there else usual
+        )
     for count in schema.PRECEDENT_LENGTHS:
         ends = earlier_ends(tokens, count) if count <= len(tokens) else []
         after = [hits[end - prompt] for end in ends if end >= prompt]
@@ -146,18 +153,21 @@ def of_hits(tokens: list[int], prompt: int, hits: list[float]) -> dict[str, floa
 def of_target(tokens: list[int], prompt: int, entropies: list[float]) -> dict[str, float]:
     """What the target's entropies before each token after the prompt say."""
     result = {"target_entropy_prev": entropies[-1], **running("target_entropy", entropies)}
-    source = LookupIndex(tokens).source
+    match_end = LookupIndex(tokens).match_end
     ats = (
-        [source + 1 + n % (len(tokens) - 1 - source) - prompt for n in range(schema.LONGEST_LOOKUP)]
-        if source >= 0
+        [
+            match_end + 1 + n % (len(tokens) - 1 - match_end) - prompt
+            for n in range(schema.LONGEST_LOOKUP)
+        ]
+        if match_end >= 0
         else []
     )
-    for count in schema.SOURCE_LENGTHS:
+    for count in schema.AFTER_MATCH_LENGTHS:
         there = [entropies[at] for at in ats[:count] if at >= 0]
-        result[f"source_entropy_{count}"] = (
+        result[f"after_match_entropy_{count}"] = (
             sum(there) / len(there) if there else result["target_entropy_mean_0.8"]
         )
-    return result | {"source_known": sum(at >= 0 for at in ats) / schema.LONGEST_LOOKUP}
+    return result | {"after_match_known": sum(at >= 0 for at in ats) / schema.LONGEST_LOOKUP}
 
 
 def of_draft(p: list[float], q: list[float], entropies: list[float]) -> dict[str, float]:

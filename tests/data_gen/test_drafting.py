@@ -134,7 +134,7 @@ def test_the_longest_match_is_that_of_brute_force(
         proposal = index.proposal(length)
         assert len(proposal) == (length if index.match else 0)
         if proposal:
-            whole, end = known + proposal, index.source + 1
+            whole, end = known + proposal, index.match_end + 1
             assert (
                 end in earlier_ends(known, index.match) and proposal == whole[end : end + length]
             ), known
@@ -145,7 +145,7 @@ def test_the_longest_match_is_that_of_brute_force(
             )
             index.extend([tokens[n]])
             assert index.predicted[n] == (proposal[:1] == [tokens[n]])
-            assert (index.sources[n], index.matches[n]) == (index.source, index.match)
+            assert (index.match_ends[n], index.matches[n]) == (index.match_end, index.match)
 
 
 @pytest.mark.parametrize("name", VERIFIERS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 EASY = 7  # after tokens below this one the drafter is right more often
-CLOCK = "batch,context,verified,passes,seconds\n" + "".join(
+STEP_TIMES = "batch,context,verified,passes,seconds\n" + "".join(
     f"{batch},{context},{verified},{passes},"
     f"{0.007 + 2e-5 * batch * verified + 4e-8 * batch * context + 4e-4 * passes}\n"
     for batch in (1, 8, 32)
@@ -58,10 +58,10 @@ def write(path: Path, entries: list[dict[str, Any]]) -> Path:
 
 
 def small(folder: Path, count: int = 40) -> tuple[Path, Path]:
-    """A log of two kinds of work, and a clock."""
+    """A log of two kinds of work, and step times."""
     log = write(
         folder / "small.jsonl", [record(n, kind="prose" if n % 2 else "code") for n in range(count)]
     )
-    clock = folder / "clock.csv"
-    clock.write_text(CLOCK)
-    return log, clock
+    timings = folder / "clock.csv"
+    timings.write_text(STEP_TIMES)
+    return log, timings

@@ -30,11 +30,11 @@ from pipelines.evaluate.table import ACCEPTANCE, ALL, Table
 from selector.actions import IID
 from tests.pipelines.runs import ROOT, SMALL, at_call, espalier, outcome
 
-CLOCK = ROOT / "configs" / "clocks" / "h100_qwen2.5-32b_qwen2.5-0.5b.csv"
+STEP_TIMES = ROOT / "configs" / "clocks" / "h100_qwen2.5-32b_qwen2.5-0.5b.csv"
 
 
-def test_every_method_of_every_verifier_is_compared_on_every_clock(copy: Path) -> None:
-    words = [*SMALL, f"evaluate.clocks=[{CLOCK}]", "data.features=full", "name=full"]
+def test_every_method_of_every_verifier_is_compared_on_every_machine(copy: Path) -> None:
+    words = [*SMALL, f"evaluate.clocks=[{STEP_TIMES}]", "data.features=full", "name=full"]
     for stage in ("latency", "data", "compare"):
         output = espalier(copy, stage, *words)
     assert "least cell" in output and "reusing" in espalier(copy, "compare", *words)
@@ -42,8 +42,8 @@ def test_every_method_of_every_verifier_is_compared_on_every_clock(copy: Path) -
     assert (folder / "figure1.png").stat().st_size
     table = Table.read(folder / "papers.parquet")
     rival = method_of("traversal", AT_ROOT)
-    for clock in (HERE, CLOCK.stem, IDEAL):
-        columns = {"clock": clock, "rival": rival}
+    for machine in (HERE, STEP_TIMES.stem, IDEAL):
+        columns = {"clock": machine, "rival": rival}
         means = {f.method: f.value for f in table.select(**columns, setting=ALL, kind=ALL)}
         assert len(means) == 3 * 6 + 2 * (3 + 1 + 2 + 3) + 1
         assert method_of("specinfer", PRINTED) in means and means[rival] == 1
@@ -52,7 +52,7 @@ def test_every_method_of_every_verifier_is_compared_on_every_clock(copy: Path) -
             at_root = method_of(verifier, AT_ROOT)
             delayed = means[method_of(verifier, DELAYED)]
             assert means[method_of(verifier, ORACLE)] >= delayed > 0
-            assert table.of(clock=clock, method=at_root, rival=at_root).value == 1
+            assert table.of(clock=machine, method=at_root, rival=at_root).value == 1
         cells = {
             method: [f.value for f in table.select(**columns, method=method) if f.setting != ALL]
             for method in means

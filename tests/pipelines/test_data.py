@@ -25,7 +25,7 @@ from pipelines.pair.source import source_of
 from pipelines.pair.stage import recipe
 from selector.actions import GREEDY, Action, ActionSpace
 from selector.train.data import SPLITS
-from selector.train.replay import lawful, outcomes
+from selector.train.replay import monotone, outcomes
 from tests.pipelines.runs import SMALL, demo_config, espalier, outcome, patch, started
 
 SHARDS = 2 * (7 + 2 + 3)  # texts of the three splits under both settings, one a shard
@@ -152,7 +152,7 @@ def test_z_of_steps_that_follow_their_labels_is_normal() -> None:
     """With 25 steps, which begin wherever the last one ended; an alarm at 3 is false once in 370
     cases."""
     rng, trials = torch.Generator().manual_seed(2), 2000
-    survivals_RS = lawful(torch.rand(40, len(SPACE.sums_SA), generator=rng), SPACE)
+    survivals_RS = monotone(torch.rand(40, len(SPACE.sums_SA), generator=rng), SPACE)
     root_X, steps = torch.zeros(trials, dtype=torch.int64), []
     for action in torch.randint(len(SPACE), (25,), generator=rng):
         labels = survivals_RS[root_X], action.expand(trials)

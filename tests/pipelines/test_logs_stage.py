@@ -286,8 +286,8 @@ def test_lookups_alone_are_a_choice(tmp_path: Path) -> None:
 def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path: Path) -> None:
     log, _ = small(tmp_path, 16)
     other = write(tmp_path / "other.jsonl", [record(100 + n, kind="other") for n in range(5)])
-    clock = ROOT / "configs/clocks/h100_llama3.1-8b_eagle3.csv"
-    line = [f"logs.files=['{log}']", f"logs.test=['{other}']", f"latency.timings={clock}", *SMALL]
+    timings = ROOT / "configs/clocks/h100_llama3.1-8b_eagle3.csv"
+    line = [f"logs.files=['{log}']", f"logs.test=['{other}']", f"latency.timings={timings}", *SMALL]
     assert "batch 128" in espalier(tmp_path, "logs", *line, config="llama_eagle3.yaml")
     assert "train: reusing" in espalier(tmp_path, "train", *line, config="llama_eagle3.yaml"), (
         "a stage by itself"
@@ -329,12 +329,12 @@ def test_a_pairs_traces_give_the_same_speeds_as_a_log(
     folder = demo[0] / "runs/demo/traces"
     with pytest.raises(InputError, match=r"no texts of temperature 0\.7"):
         read_trace_log(folder, Sampling(0.7))
-    _, clock = small(tmp_path, 1)
+    _, timings = small(tmp_path, 1)
     space = ActionSpace.chains(ActionSpace.default().depth, 4)
     table = Labeller("draft", space, GREEDY).table(read_trace_log(folder, GREEDY))
     data = replace(with_features(table), space=space)
     verifiers = (VERIFIER, "specinfer")
-    times = profile_of(read_timings(clock), "clock", False, "log:draft", verifiers).at_batch(8)
+    times = profile_of(read_timings(timings), "clock", False, "log:draft", verifiers).at_batch(8)
     parts = [read_texts(folder, split, ["specinfer"]).of_sampling(GREEDY) for split in SPLITS]
     assert sum(map(len, parts)) == len(data)
 

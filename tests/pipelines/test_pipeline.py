@@ -78,9 +78,9 @@ def test_the_snippets_of_the_pages_run(
         let_the_network_decide(monkeypatch)
     # of steps alone: no other policy is compared, so that the network decides
     if page.stem == "logs":
-        _, clock = small(inside, 1)
+        _, timings = small(inside, 1)
         log = write(inside / "log.jsonl", [as_steps(record(n)) for n in range(30)])
-        options = ["--timings", str(clock), "--name", "llama_eagle3", "logs.force=true"]
+        options = ["--timings", str(timings), "--name", "llama_eagle3", "logs.force=true"]
         network = ["train.epochs=1", "train.hidden=[8]"]
         runs.espalier(inside, "logs", str(log), *options, *network, config="")
     monkeypatch.setattr(Policy, "select", observed)
@@ -113,7 +113,7 @@ def test_the_evaluation_holds_every_figure(demo: tuple[Path, str]) -> None:
     table = Table.read(demo[0] / "runs" / "demo" / "evaluation.parquet")
     summary = evaluation["summary"]
     assert summary["ratio_vs_static_traversal_wall"] > 0 and 0 <= summary["selector_time_share"] < 1
-    assert "ratio_vs_static_traversal_gpu_like" not in summary  # no clock is asked for
+    assert "ratio_vs_static_traversal_gpu_like" not in summary  # no other machine is asked for
     mean = sum(row["wall_ratio"] for row in summary["by_setting"]) / 2
     assert summary["ratio_vs_best_static_delayed"] == pytest.approx(mean)
     methods = {PLAIN, SELECTOR, BEST_STATIC, COPYING, AT_ROOT, CHAIN}
@@ -220,7 +220,7 @@ def test_a_second_run_reuses_everything_and_says_so(copy: Path) -> None:
 
 
 def test_the_results_config_runs_with_all_that_the_demo_leaves_out(tmp_path: Path) -> None:
-    """Prompts in a chat template, hidden states, a nucleus, other clocks, transformers' own
+    """Prompts in a chat template, hidden states, a nucleus, other machines, transformers' own
     methods."""
     few = (
         "prompts.chat=true",
@@ -235,14 +235,14 @@ def test_the_results_config_runs_with_all_that_the_demo_leaves_out(tmp_path: Pat
         "evaluate.prompts=2",
         "verifiers=[traversal,lifted_uniform]",
     )
-    clocks = sorted((runs.ROOT / "configs/clocks").glob("*270m.csv"))
-    few = (*few, f"evaluate.clocks={[*map(str, clocks)]}")
+    timings = sorted((runs.ROOT / "configs/clocks").glob("*270m.csv"))
+    few = (*few, f"evaluate.clocks={[*map(str, timings)]}")
     code, said = runs.outcome(tmp_path, "demo", *runs.SMALL, *few, config="results.yaml")
     assert code == 0, said
     evaluation = runs.evaluation_of(tmp_path, "results")
     found = Table.read(tmp_path / "runs" / "results" / "evaluation.parquet")
     columns = {"setting": "T=1, top-p=0.9", "method": SELECTOR, "rival": AT_ROOT}
-    ratios = [found.of(**columns, clock=clock.stem).value for clock in clocks]
+    ratios = [found.of(**columns, clock=path.stem).value for path in timings]
     assert [evaluation["summary"]["ratio_vs_static_traversal_gpu_like"]] == pytest.approx(ratios)
     for name in ("assisted generation", "prompt lookup"):
         (entry,) = (each for each in evaluation["methods"] if each["method"] == name)

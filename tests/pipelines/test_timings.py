@@ -1,4 +1,4 @@
-"""An engine's own step times, read into a profile with a batch axis; and the clocks of pairs
+"""An engine's own step times, read into a profile with a batch axis; and the step times of pairs
 without their weights."""
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def test_means_between_one_token_and_two_are_times_of_batches_in_which_some_draf
     tmp_path: Path,
 ) -> None:
     rows = "8,100,1,0,0.048\n8,100,1.25,0,0.060\n8,100,2,0,0.063\n8,100,0,2,0.002\n"
-    clock = read(tmp_path, HEAD + rows, stepped=False).step_times(8)
-    assert clock.prices(100.0, 8)[0] == pytest.approx((clock.target_LV[0, -1] - 0.048) / 63 / 8)
+    times = read(tmp_path, HEAD + rows, stepped=False).step_times(8)
+    assert times.prices(100.0, 8)[0] == pytest.approx((times.target_LV[0, -1] - 0.048) / 63 / 8)
     assert (
-        float(step_seconds(clock, 100.0, 0.25, 0)) == pytest.approx(0.060)
-        and float(step_seconds(clock, 100.0, 0.125, 0)) < 0.055
+        float(step_seconds(times, 100.0, 0.25, 0)) == pytest.approx(0.060)
+        and float(step_seconds(times, 100.0, 0.125, 0)) < 0.055
     )
 
 
@@ -156,7 +156,7 @@ def test_predictions_that_miss_the_measured_steps_are_noticed() -> None:
     assert unsteady([*near, *far]).startswith("predicted step times are 12% away")
 
 
-def test_the_clock_of_a_pair_needs_no_weights(
+def test_the_step_times_of_a_pair_need_no_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "examples" / "engines")

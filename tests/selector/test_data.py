@@ -15,7 +15,7 @@ from selector.actions import ActionSpace
 from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, survival_column
 from selector.train.data import Texts, Timed
-from selector.train.replay import lawful
+from selector.train.replay import monotone
 from tests.selector.synthetic import WIDTHS, profile
 
 NAMES = ["block", "lifted_uniform"]
@@ -195,7 +195,7 @@ def test_a_verifier_without_labels_is_named() -> None:
         texts_of(table, ["block", "traversal"])
     alone = texts_of(table, ["block"])
     assert set(alone.survivals) == {"block"}
-    labels_RS = lawful(alone.labels("block", slice(None), SPACE), SPACE)
+    labels_RS = monotone(alone.labels("block", slice(None), SPACE), SPACE)
     assert torch.equal(Timed(alone, "block", profile()).survivals_RS, labels_RS)
 
 

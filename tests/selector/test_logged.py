@@ -92,7 +92,7 @@ def test_trees_with_branches_are_refused() -> None:
     assert Shapes.of(ActionSpace.chains(3, 2)).passes_A.tolist() == [0, 1, 2, 3, 0, 0]
 
 
-def test_a_clock_without_a_batch_axis_is_refused() -> None:
+def test_a_profile_without_a_batch_axis_is_refused() -> None:
     with pytest.raises(InputError, match="one request alone"):
         synthetic.profile().step_times(4)
 

@@ -25,7 +25,7 @@ from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier
 from selector.actions import Action, ActionSpace
 from selector.jit import jit
-from selector.train.replay import Lag, Ratio, Replayed, jackknifed, lawful, outcomes, replay
+from selector.train.replay import Lag, Ratio, Replayed, jackknifed, monotone, outcomes, replay
 from tests.data_gen.worlds import normalised
 
 SPACE = ActionSpace(2, 1, 2)
@@ -239,11 +239,11 @@ def test_labels_become_laws(space: ActionSpace) -> None:
         unknown_RS = whole_RS.clone()
         unknown_RS[::7, 1:] = torch.nan
         torch.testing.assert_close(
-            lawful(unknown_RS, space), unknown_RS.float(), rtol=0, atol=0, equal_nan=True
+            monotone(unknown_RS, space), unknown_RS.float(), rtol=0, atol=0, equal_nan=True
         )
         wild_RS = whole_RS
     for labels_RS in (wild_RS, whole_RS):
-        law_RS = lawful(labels_RS, space)
+        law_RS = monotone(labels_RS, space)
         assert law_RS.shape == labels_RS.shape
         assert law_RS.dtype == torch.float32
         assert torch.equal(law_RS[:, space.tree_survivals :].double(), certain_RS)
@@ -260,7 +260,7 @@ def test_labels_that_are_laws_stay(siblings: int | None) -> None:
     labels_RS = drawn_survivals("traversal", siblings)
     if siblings is not None:
         labels_RS = labels_RS[:, : SPACE.depth]
-    law_RS = lawful(drawn_survivals("traversal", siblings), SPACE)
+    law_RS = monotone(drawn_survivals("traversal", siblings), SPACE)
     assert torch.allclose(law_RS[:, : labels_RS.shape[1]].double(), labels_RS, atol=1e-6)
 
 
@@ -269,7 +269,9 @@ def test_a_columns_mean_stays(name: str) -> None:
     """Within 2%, of labels with one draw of the siblings."""
     labels_RS = drawn_survivals(name, 1)
     mean_S = labels_RS.mean(0)
-    assert float((lawful(labels_RS, SPACE).mean(0) / mean_S - 1)[mean_S > 0.02].abs().max()) < 0.02
+    assert (
+        float((monotone(labels_RS, SPACE).mean(0) / mean_S - 1)[mean_S > 0.02].abs().max()) < 0.02
+    )
 
 
 THREE = torch.tensor([[10.0, 10.0, 10.0, 10.0], [20.0, 10.0, 10.0, 10.0], [30.0, 10.0, 10.0, 10.0]])
