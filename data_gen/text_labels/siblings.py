@@ -140,9 +140,9 @@ def _all_lists(rows: SortedRows, following: NextTokens, k: int) -> ChildLists:
     """Every place of the text's token with every choice of siblings, and their chances."""
     vocabulary = range(rows.p_NV.shape[-1])
     lists: list[tuple[int, ...]] = []
-    for place in range(k):
+    for at in range(k):
         for siblings in product(vocabulary, repeat=k - 1):
-            lists.append((*siblings[:place], -1, *siblings[place:]))
+            lists.append((*siblings[:at], -1, *siblings[at:]))
     walk_m = torch.arange(len(following.row_M), device=rows.device).repeat_interleave(len(lists))
     entries_mk = torch.tensor(lists, device=rows.device).repeat(len(following.row_M), 1)
     is_sibling_mk = entries_mk >= 0

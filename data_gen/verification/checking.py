@@ -356,13 +356,13 @@ def _needed_arguments(function: Callable[..., Any]) -> int:
     return sum(parameter.default is parameter.empty for parameter in parameters)
 
 
-def named(place: str, style: str) -> Any:
+def named(module_and_name: str, style: str) -> Any:
     """The object at MODULE:NAME, from the working directory, too; a class of verifiers is made for
     the style."""
-    module, _, name = place.partition(":")
+    module, _, name = module_and_name.partition(":")
     sys.path.insert(0, "")
     try:
-        with _errors_named(f"{place}:"):
+        with _errors_named(f"{module_and_name}:"):
             verifier = getattr(importlib.import_module(module), name)
             if isinstance(verifier, type) and issubclass(verifier, Verifier):
                 return verifier(style)

@@ -31,15 +31,15 @@ def drafter(text: list[int], length: int) -> list[int]:
 
 
 selector = load_selector("runs/example/selector")
-decision = selector.at(temperature=0.0, level="text")  # from token ids alone
+policy = selector.at(temperature=0.0, level="text")  # from token ids alone
 text = [WORDS.index(word) for word in TEXT[:4]]  # the prompt
-known = DrafterKnowledge(text, Sampling(temperature=0.0), selector.tokens)
+knowledge = DrafterKnowledge(text, Sampling(temperature=0.0), selector.tokens)
 
 while len(text) < 70:
-    action = decision.select(known.features("text"))
+    action = policy.select(knowledge.features("text"))
     assert action is not None
     if action.copies:  # what followed the longest earlier match of the text's end
-        drafted = known.text.index.proposal(action.L1)
+        drafted = knowledge.text.index.proposal(action.L1)
     else:
         drafted = drafter(text, action.L1)
     step: list[int] = []
@@ -50,7 +50,7 @@ while len(text) < 70:
     accepted = len(step)
     step.append(target(text + step))
     text += step
-    known.committed(step)
+    knowledge.committed(step)
     way = "copied" if action.copies else "drafted"
     words = " ".join(WORDS[token] for token in step)
     print(f"{accepted:2} of {action.L1:2} {way}: {words}")

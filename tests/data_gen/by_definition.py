@@ -76,7 +76,7 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
     second = match_ends[match_end] if match_end >= 0 else -1
     third = match_ends[second] if second >= 0 else -1
     there = predicted[match_end + 1 :] if match_end >= 0 else []
-    agrees = [in_common(proposal, continued(tokens, place)) for place in (second, third)]
+    agrees = [in_common(proposal, continued(tokens, match_end)) for match_end in (second, third)]
     moved = [float(now == before + 1 and before >= 0) for before, now in pairwise(match_ends)]
     result = {
         "context_length": len(tokens),
@@ -142,10 +142,15 @@ def of_hits(tokens: list[int], prompt: int, hits: list[float]) -> dict[str, floa
         result[f"hit_after_{count}"] = shrunk(after, usual, 1.0)
         if count == 1:
             result["seen_after"] = min(len(after), schema.MOST_SEEN)
-    said = LookupIndex(tokens).predicted[prompt:]
+    predicted = LookupIndex(tokens).predicted[prompt:]
     for name, value in (("hits_of_copied", 1), ("hits_of_others", 0)):
         result[name] = shrunk(
-            [hit for hit, own in zip(hits, said, strict=True) if own == value], usual
+            [
+                hit
+                for hit, is_predicted in zip(hits, predicted, strict=True)
+                if is_predicted == value
+            ],
+            usual,
         )
     return result
 
@@ -173,7 +178,7 @@ def of_target(tokens: list[int], prompt: int, entropies: list[float]) -> dict[st
 def of_draft(p: list[float], q: list[float], entropies: list[float]) -> dict[str, float]:
     """What the models' probabilities of the tokens after the prompt and the draft's entropies
     around them say."""
-    accepted = [min(1.0, its / own) for own, its in zip(p, q, strict=True)]
+    accepted = [min(1.0, of_target / of_draft) for of_draft, of_target in zip(p, q, strict=True)]
     return {
         "draft_entropy_prev": entropies[-2],
         "draft_entropy_root": entropies[-1],

@@ -107,13 +107,13 @@ def write(
     more(writer)
     names = gguf.get_tensor_name_map(FAMILIES[family], config.num_hidden_layers)
     for name, weights in model.named_parameters():
-        own = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if family == "llama" and "attn_q" in own:
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if family == "llama" and "attn_q" in gguf_name:
             weights = rotated(weights, config.num_attention_heads)
-        elif family == "llama" and "attn_k" in own:
+        elif family == "llama" and "attn_k" in gguf_name:
             weights = rotated(weights, config.num_key_value_heads)
-        if own != without:
-            writer.add_tensor(own, weights.detach().numpy())
+        if gguf_name != without:
+            writer.add_tensor(gguf_name, weights.detach().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

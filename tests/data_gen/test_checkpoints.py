@@ -42,10 +42,10 @@ def fingerprint(folders: tuple[Path, Path], **options: object) -> str:
     return load(folders, **options).fingerprint
 
 
-def next_number(weights: torch.Tensor, place: int) -> None:
+def next_number(weights: torch.Tensor, at: int) -> None:
     """A step of bfloat16."""
     flat = weights.view(-1)
-    flat[place] = (flat[place : place + 1].bfloat16().view(torch.int16) + 1).view(torch.bfloat16)[0]
+    flat[at] = (flat[at : at + 1].bfloat16().view(torch.int16) + 1).view(torch.bfloat16)[0]
 
 
 def change_json(file: Path, values: dict[str, object]) -> None:
@@ -107,8 +107,8 @@ def test_the_commit_of_a_hub_model_is_known(
 ) -> None:
     """From the place of its files in the library's own store."""
     commit = "0123456789abcdef0123456789abcdef01234567"
-    place = f"/hub/models--org--tiny/snapshots/{commit}/config.json"
-    monkeypatch.setattr("data_gen.models.checkpoints.cached_file", lambda *_: place)
+    path = f"/hub/models--org--tiny/snapshots/{commit}/config.json"
+    monkeypatch.setattr("data_gen.models.checkpoints.cached_file", lambda *_: path)
     assert revision("org/tiny") == commit
     assert revision(pair_folders[0]) is None
 
@@ -116,17 +116,17 @@ def test_the_commit_of_a_hub_model_is_known(
 def test_the_hash_of_weights_follows_every_number_and_not_the_dtype(pair: ModelPair) -> None:
     """By a step of bfloat16 at the beginning, in the middle and at the end of each tensor; and
     their places."""
-    found, model = weights_of(pair.target), deepcopy(pair.target).to(torch.bfloat16)
-    assert len(found) == 16 and found == weights_of(model) != weights_of(pair.draft)
+    hashes, model = weights_of(pair.target), deepcopy(pair.target).to(torch.bfloat16)
+    assert len(hashes) == 16 and hashes == weights_of(model) != weights_of(pair.draft)
     for weights in model.parameters():
-        for place in (0, weights.numel() // 2, weights.numel() - 1):
+        for at in (0, weights.numel() // 2, weights.numel() - 1):
             before = weights.detach().clone()
-            next_number(weights.data, place)
-            assert weights_of(model) != found
+            next_number(weights.data, at)
+            assert weights_of(model) != hashes
             weights.data.copy_(before)
     table_VD = model.get_input_embeddings().weight.data
     table_VD[[100, 200]] = table_VD[[200, 100]]
-    assert weights_of(model) != found
+    assert weights_of(model) != hashes
 
 
 def test_weights_of_any_kind_have_a_hash() -> None:
@@ -135,12 +135,12 @@ def test_weights_of_any_kind_have_a_hash() -> None:
     model = torch.nn.Linear(3, 2)
     model.register_buffer("packed", torch.arange(6, dtype=torch.int32).view(2, 3))
     model.register_parameter("scalar", torch.nn.Parameter(torch.tensor(5), requires_grad=False))
-    found = weights_of(model)  # type: ignore[arg-type]
+    hashes = weights_of(model)  # type: ignore[arg-type]
     for weights in (model.packed, model.scalar.data):
         weights += 1
-        assert weights_of(model) != found  # type: ignore[arg-type]
+        assert weights_of(model) != hashes  # type: ignore[arg-type]
         weights -= 1
-    assert weights_of(model) == found != weights_of(model.to("meta"))  # type: ignore[arg-type]
+    assert weights_of(model) == hashes != weights_of(model.to("meta"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])

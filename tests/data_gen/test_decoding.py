@@ -55,8 +55,8 @@ def test_greedy_decoding_equals_generate(
     pair: ModelPair, action: Action | None, verifier: str, prompt: list[int]
 ) -> None:
     """None: all of `ACTIONS` in turns. A prompt of one token works, too."""
-    found = decode(pair, action, verifier, temperature=0, prompt=prompt, tokens=40).tokens
-    assert found == generated(pair.target, prompt, 40)
+    decoded = decode(pair, action, verifier, temperature=0, prompt=prompt, tokens=40).tokens
+    assert decoded == generated(pair.target, prompt, 40)
 
 
 def test_decoding_stops_at_the_end_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,15 +129,15 @@ def test_the_longest_match_is_that_of_brute_force(
     what was proposed itself."""
     index = LookupIndex(tokens[:given_first])
     for n in range(len(index), len(tokens) + 1):
-        known = tokens[:n]
-        assert (index.tokens, index.match) == (known, longest_match(known))
+        begun = tokens[:n]
+        assert (index.tokens, index.match) == (begun, longest_match(begun))
         proposal = index.proposal(length)
         assert len(proposal) == (length if index.match else 0)
         if proposal:
-            whole, end = known + proposal, index.match_end + 1
+            whole, end = begun + proposal, index.match_end + 1
             assert (
-                end in earlier_ends(known, index.match) and proposal == whole[end : end + length]
-            ), known
+                end in earlier_ends(begun, index.match) and proposal == whole[end : end + length]
+            ), begun
         if n < len(tokens):
             rest = tokens[n:][: len(proposal)]
             assert index.agreement(rest) == next(

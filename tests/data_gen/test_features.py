@@ -57,12 +57,15 @@ def decoded(
     prompt: list[int] = PROMPT,
 ) -> tuple[Decoded, list[Features | None]]:
     """A text, and the features at each of its steps."""
-    own, seen = Random(actions, torch.Generator().manual_seed(1)), list[Features | None]()
+    random_actions, seen = (
+        Random(actions, torch.Generator().manual_seed(1)),
+        list[Features | None](),
+    )
 
     class Recorder(FixedTree):
         def select(self, features: Features | None) -> Action:
             seen.append(features)
-            return own.select(features)
+            return random_actions.select(features)
 
     return decode(pair, Recorder(EMPTY, (level,)), prompt, 60, sampling, "lifted_uniform"), seen
 
@@ -95,16 +98,16 @@ NUMBERS = st.tuples(
 )
 @example([(0, 1.0, 1.0, 1.0, 1.0)] * (schema.LONGEST_MATCH + 20), [0])  # the longest runs
 def test_scalars_are_what_the_schema_says(
-    known: list[tuple[int, float, float, float, float]], prompt: list[int]
+    committed: list[tuple[int, float, float, float, float]], prompt: list[int]
 ) -> None:
     """At the second root, one inside and the last one of a text. The token after a root is not
     known there."""
-    following, p, q, of_target, of_draft = map(list, zip(*known, strict=True))
+    following, p, q, of_target, of_draft = map(list, zip(*committed, strict=True))
     tokens = prompt + following[:-1]
     numbers = dict(zip(ROW_NUMBERS, map(np.array, (of_target, of_draft, p, q)), strict=True))
     scalars_RF = scalars_along(tokens, len(prompt) - 1, Sampling(0.5, 0.75), numbers)
     assert not scalars_RF[0].any()
-    for n in {1, len(known) // 2, len(known) - 1}:
+    for n in {1, len(committed) // 2, len(committed) - 1}:
         text = tokens[: len(prompt) + n]
         expected = {
             **by_definition.of_text(text, len(prompt)),
@@ -165,13 +168,13 @@ def test_features_from_a_trace_are_those_of_a_decoder_bit_by_bit(
     result, _ = decoded(pair, SHARP, [Action(1, 4, 0)])
     text = finished(pair, PROMPT, result.tokens * 3)
     scalars_RF, target, draft = replayed(pair, text, SHARP)
-    known = RootKnowledge(PROMPT, SHARP, (schema.LIGHT,))
-    known.passed([ModelRow(*(rows[0] for rows in draft))])
+    knowledge = RootKnowledge(PROMPT, SHARP, (schema.LIGHT,))
+    knowledge.passed([ModelRow(*(rows[0] for rows in draft))])
     for begin in range(0, len(scalars_RF) - together, together):
         for n in range(begin, begin + together):  # steps without a decision in between
-            known.committed(target, [n], [text.tokens[text.start + 1 + n]])
-            known.passed([ModelRow(*(rows[n + 1] for rows in draft))])
-        features = known.features(schema.LIGHT)
+            knowledge.committed(target, [n], [text.tokens[text.start + 1 + n]])
+            knowledge.passed([ModelRow(*(rows[n + 1] for rows in draft))])
+        features = knowledge.features(schema.LIGHT)
         assert (
             features is not None
             and features[schema.SCALARS_KEY].tolist() == scalars_RF[begin + together].tolist()
@@ -224,37 +227,39 @@ def text_of(seed: int, length: int = 120, vocabulary: int = 6) -> tuple[list[int
 
 def knowledge(tokens: list[int], hits: list[float], end: int, step: int = 1) -> DrafterKnowledge:
     """Of the text up to a token, in steps of so many."""
-    known = DrafterKnowledge(tokens[:START], GREEDY, TokenStatistics.empty(), batch=3)
+    root_knowledge = DrafterKnowledge(tokens[:START], GREEDY, TokenStatistics.empty(), batch=3)
     for at in range(START, end, step):
-        known.committed(
+        root_knowledge.committed(
             tokens[at : min(at + step, end)], hits[at - START : min(at + step, end) - START]
         )
-    return known
+    return root_knowledge
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("end", [START, START + 1, 40, 120])
 def test_scalars_by_definition(seed: int, end: int) -> None:
     tokens, hits = text_of(seed, vocabulary=2 + 2 * seed)
-    known = knowledge(tokens, hits, end)
-    found = dict(zip(schema.LOG.names, known.scalars(schema.DRAFTER).tolist(), strict=True))
-    assert sum(found.pop(name) for name in BY_KEY) == 0  # there are no statistics
+    root_knowledge = knowledge(tokens, hits, end)
+    scalars = dict(
+        zip(schema.LOG.names, root_knowledge.scalars(schema.DRAFTER).tolist(), strict=True)
+    )
+    assert sum(scalars.pop(name) for name in BY_KEY) == 0  # there are no statistics
     expected = by_definition.of_text(tokens[:end], START) | {
         "batch": 3,
         "temperature": 0.0,
         "top_p": 1.0,
     }
     expected |= by_definition.of_hits(tokens[:end], START, hits[: end - START])
-    assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert scalars == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def test_statistics_by_token_are_those_of_the_keys() -> None:
-    known = knowledge(*text_of(1), 80)
-    keys_RJ = np.array([known.keys()] * 3)
+    root_knowledge = knowledge(*text_of(1), 80)
+    keys_RJ = np.array([root_knowledge.keys()] * 3)
     values_RK = np.array([[1.0, 2.0], [3.0, 1.0], [0.0, 5.0]])
-    known.tokens, _ = TokenStatistics.fit(keys_RJ, values_RK, np.arange(3))
-    scalars = dict(zip(schema.LOG.names, known.scalars(schema.DRAFTER), strict=True))
-    of_keys = known.tokens.of(known.keys()).astype(np.float32)
+    root_knowledge.tokens, _ = TokenStatistics.fit(keys_RJ, values_RK, np.arange(3))
+    scalars = dict(zip(schema.LOG.names, root_knowledge.scalars(schema.DRAFTER), strict=True))
+    of_keys = root_knowledge.tokens.of(root_knowledge.keys()).astype(np.float32)
     assert [scalars[name] for name in BY_KEY] == of_keys.tolist()
     assert scalars["last_known"] == 3
 

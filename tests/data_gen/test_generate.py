@@ -282,7 +282,10 @@ def test_a_text_ends_before_a_tree_leaves_the_table_of_positions(rows: int) -> N
     line."""
     sizes = {"bos_token_id": None, "eos_token_id": None}
     pair = nameless(
-        *(model_of("GPT-2", **sizes, n_positions=own, n_layer=1 + own // 128) for own in (rows, 64))
+        *(
+            model_of("GPT-2", **sizes, n_positions=size, n_layer=1 + size // 128)
+            for size in (rows, 64)
+        )
     )
     options = {"selector": Action(2, 8, 8), "max_new_tokens": 49 - PROMPT.shape[1]}
     expected = pair.target.generate(PROMPT, do_sample=False, max_new_tokens=49 - PROMPT.shape[1])

@@ -53,9 +53,9 @@ def true_profile() -> LatencyProfile:
     """Of the kind that can be fitted exactly: contexts take a time of their own, whatever the
     size."""
 
-    def table(knots: tuple[int, ...], first: float, each: float, context: float) -> Table:
+    def table(knots: tuple[int, ...], first: float, further: float, context: float) -> Table:
         rows = [
-            [first + each * (size - 1) ** 0.7 + context * length for size in knots]
+            [first + further * (size - 1) ** 0.7 + context * length for size in knots]
             for length in LENGTHS
         ]
         return Table([*LENGTHS], [*knots], rows)
@@ -92,32 +92,34 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_times_of_other_steps_follow_from_those_that_were_timed(small: Any) -> None:
     truth = true_profile()
-    found = fitted(small, samples(truth, ACTIONS), LENGTHS, "here")
+    fit = fitted(small, samples(truth, ACTIONS), LENGTHS, "here")
     for name, action, length in product(truth.verify, ACTIONS + OTHERS, (60, 200, 390)):
-        seconds = found.action_seconds(action, length, name)
+        seconds = fit.action_seconds(action, length, name)
         assert seconds == pytest.approx(truth.action_seconds(action, length, name), rel=1e-3), (
             name,
             action,
         )
-    assert [found.lag.at(0, tokens) for tokens in LAGS] == pytest.approx(
+    assert [fit.lag.at(0, tokens) for tokens in LAGS] == pytest.approx(
         [0.0, 1e-3, 2e-3, 4e-3], rel=1e-3
     )
-    predicted, measured = times(found, [*samples(truth, OTHERS[:1], (0,))][:10])
+    predicted, measured = times(fit, [*samples(truth, OTHERS[:1], (0,))][:10])
     assert predicted == pytest.approx(measured, rel=3e-3)
-    assert set(found.verify) == {"traversal", "block"} and found.device == "here"
+    assert set(fit.verify) == {"traversal", "block"} and fit.device == "here"
 
 
 def test_times_never_fall_with_the_size(small: Any) -> None:
     """Whatever the noise of the measurements."""
     factors = random.Random(0)
     noisy = [
-        each._replace(
-            step=replace(each.step, seconds={"draft": each.step.total * factors.uniform(0.5, 1.5)})
+        sample._replace(
+            step=replace(
+                sample.step, seconds={"draft": sample.step.total * factors.uniform(0.5, 1.5)}
+            )
         )
-        for each in samples(true_profile(), ACTIONS)
+        for sample in samples(true_profile(), ACTIONS)
     ]
-    found = fitted(small, noisy, LENGTHS, "here")
-    for table in (found.target, found.draft, found.lag):
+    fit = fitted(small, noisy, LENGTHS, "here")
+    for table in (fit.target, fit.draft, fit.lag):
         for row in table.seconds:
             assert row == sorted(row) and row[0] >= 0
 
@@ -126,19 +128,19 @@ def test_every_case_has_its_steps(pair: ModelPair) -> None:
     """Of lookups those that copy; the first step of a burst only where the draft lags."""
     ticks: list[None] = []
     cases = [*product(("specinfer", "traversal"), MET)]
-    found = real_steps(pair, cases, PROMPTS, 200, 300, tick=lambda: ticks.append(None))
-    assert len(ticks) == len(found) >= 300
-    assert {(own.verifier, own.step.action) for own in found} >= {
+    steps = real_steps(pair, cases, PROMPTS, 200, 300, tick=lambda: ticks.append(None))
+    assert len(ticks) == len(steps) >= 300
+    assert {(sample.verifier, sample.step.action) for sample in steps} >= {
         case for case in cases if not case[1].copies
     }
-    for verifier, step, lag in found:
+    for verifier, step, lag in steps:
         assert step.nodes == 5 or step.action != Action.copy(4)
         assert lag == 0 or step.action.drafts
         assert step.length > 3 and step.total > 0 and verifier in ("specinfer", "traversal")
-    assert any(lag for *_, lag in found)
+    assert any(lag for *_, lag in steps)
     few = real_steps(pair, cases, PROMPTS, 200, 1)
     assert len(few) < 3 * BURST * len(cases)  # all texts together take each in turn
-    assert {(own.verifier, own.step.action) for own in few} >= {
+    assert {(sample.verifier, sample.step.action) for sample in few} >= {
         case for case in cases if not case[1].copies
     }
 
@@ -156,4 +158,4 @@ def test_texts_begin_anew_before_they_are_long(longest: int, pair: ModelPair) ->
 def test_actions_are_drafted_in_bursts() -> None:
     coming = bursts(MET, random.Random(0))
     drawn = [[*islice(coming, BURST)] for _ in range(3 * len(MET))]
-    assert sorted(each * BURST for each in map(list, zip(MET * 3))) == sorted(drawn)
+    assert sorted(burst * BURST for burst in map(list, zip(MET * 3))) == sorted(drawn)

@@ -139,8 +139,8 @@ def test_steps_beyond_the_end_of_a_text_are_cut() -> None:
 def test_what_the_recorder_adds_is_kept() -> None:
     record = record_of({**samples("llama-server")[0], "source": "user 17", "kind": "chat"})
     assert (record["source"], record["kind"]) == ("user 17", "chat")
-    own = {"prompt_token_ids": [1], "generated_token_ids": [2]}
-    assert record_of(own) is own
+    record = {"prompt_token_ids": [1], "generated_token_ids": [2]}
+    assert record_of(record) is record
 
 
 def without(answer: dict[str, Any], *path: Any) -> dict[str, Any]:
@@ -194,7 +194,8 @@ def test_beyond_what_a_text_drafted_nothing_is_known(tmp_path: Path) -> None:
     steps = {"short": [[0, 2, 2], [3, 2, 1]], "long": [[0, 4, 4], [5, 4, 0]]}
     ids = {"prompt_token_ids": [1], "generated_token_ids": list(range(9))}
     entries = [
-        {**ids, "id": name, "drafters": {"head": {"steps": own}}} for name, own in steps.items()
+        {**ids, "id": name, "drafters": {"head": {"steps": logged}}}
+        for name, logged in steps.items()
     ]
     texts = read_logs([write(tmp_path / "log.jsonl", entries)])
     space = ActionSpace.chains(4, 20)

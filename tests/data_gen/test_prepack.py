@@ -50,10 +50,10 @@ def test_every_family_computes_what_it_did(family: str, dtype: torch.dtype) -> N
     prepack(prepacked)
     for shape in ((1, 1), (1, 7), (3, 20)):
         tokens = torch.randint(3, V, shape, generator=torch.Generator().manual_seed(sum(shape)))
-        expected, found = (
-            own(tokens, use_cache=False).logits.float() for own in (model, prepacked)
+        expected, logits = (
+            one(tokens, use_cache=False).logits.float() for one in (model, prepacked)
         )
-        assert (found - expected).abs().max() <= ROUNDING[dtype] * expected.abs().max()
+        assert (logits - expected).abs().max() <= ROUNDING[dtype] * expected.abs().max()
     assert not plain_layers(prepacked) and plain_layers(model)
     assert weights_of(prepacked) == plain
     if dtype == torch.float32:
@@ -86,14 +86,14 @@ def test_a_reduced_output_layer_and_its_tables() -> None:
     expected = draft(tokens, use_cache=False).logits
     prepack(target)
     prepack(draft)
-    found, head = draft(tokens, use_cache=False).logits, draft.get_output_embeddings()
+    logits, head = draft(tokens, use_cache=False).logits, draft.get_output_embeddings()
     assert (
         isinstance(head, ReducedHead)
         and isinstance(head.rows, PrepackedLinear)
         and scored(draft) == V
     )
-    assert torch.equal(found.isinf(), expected.isinf())
-    assert torch.allclose(found[found.isfinite()], expected[expected.isfinite()], atol=1e-5)
+    assert torch.equal(logits.isinf(), expected.isinf())
+    assert torch.allclose(logits[logits.isfinite()], expected[expected.isfinite()], atol=1e-5)
     assert weights_of(draft) == plain and check_model(draft, "draft", LONGEST) < 1e-5
     assert weights_of(new_draft(target, [1], torch.arange(0, V, 3))) == plain
 

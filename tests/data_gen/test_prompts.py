@@ -70,7 +70,7 @@ def test_a_conversations_last_user_turn_is_its_text(tmp_path: Path) -> None:
 
 def test_sources_are_joined_along_chains_of_equal_texts_in_any_order() -> None:
     held = [("d", 1), ("c", 1), ("c", 2), ("b", 2), ("a", 3), ("e", 4), ("b", 3)]
-    for order in (held, held[::-1], sorted(held, key=lambda each: each[1])):
+    for order in (held, held[::-1], sorted(held, key=lambda pair: pair[1])):
         assert joined(order) == {"a": "a", "b": "a", "c": "a", "d": "a", "e": "e"}
 
 

@@ -109,18 +109,18 @@ def enumerated(
     decoder: Decoder, steps: int, draws: Scripted
 ) -> dict[tuple[tuple[int, ...], ...], float]:
     """The probability of each sequence of steps, as the tokens that each of them commits."""
-    found: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
+    chances: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
     more = True
     while more:
         draws.begin()
         with (
-            closing(decoder.steps(PROMPT, torch.Generator().manual_seed(0))) as each,
+            closing(decoder.steps(PROMPT, torch.Generator().manual_seed(0))) as decoding,
             torch.inference_mode(),
         ):
-            committed = tuple(tuple(tokens) for _, tokens in islice(each, steps))
-        found[committed] += draws.probability
+            committed = tuple(tuple(tokens) for _, tokens in islice(decoding, steps))
+        chances[committed] += draws.probability
         more = draws.advance()
-    return found
+    return chances
 
 
 def rows_along(pair: ModelPair, text: list[int]) -> Iterator[tuple[float, float]]:
@@ -137,12 +137,12 @@ def rows_along(pair: ModelPair, text: list[int]) -> Iterator[tuple[float, float]
 def survivals(rows: list[tuple[float, float]], length: int, bottom_up: bool) -> list[float]:
     """`P(tau >= t | text)` of a chain of `length` tokens, t = 0 .. length, as far as the text
     goes."""
-    found, drafted, weight = [1.0], 1.0, 1.0
+    chances, drafted, weight = [1.0], 1.0, 1.0
     for p, q in rows[:length]:
         drafted *= q / p
         weight = min(1.0, weight * p / q) if bottom_up else weight * min(1.0, p / q)
-        found.append(drafted * weight)
-    return found
+        chances.append(drafted * weight)
+    return chances
 
 
 @pytest.mark.parametrize(
@@ -156,12 +156,12 @@ def test_steps_and_text_have_the_law_of_the_labels(
     step."""
     draws = Scripted()
     monkeypatch.setattr(distributions, "invert", draws)
-    found = enumerated(made(pair, verifier, FixedTree(Action(1, length, 0))), steps, draws)
+    chances = enumerated(made(pair, verifier, FixedTree(Action(1, length, 0))), steps, draws)
     blocks = [
         block for n in range(1, length + 2) for block in product(range(pair.vocabulary), repeat=n)
     ]
     sequences = list(product(blocks, repeat=steps))
-    assert found.keys() <= set(sequences)
+    assert chances.keys() <= set(sequences)
     for committed in sequences:
         rows = list(rows_along(pair, [token for block in committed for token in block]))
         expected = math.prod(p for p, _ in rows)
@@ -169,4 +169,4 @@ def test_steps_and_text_have_the_law_of_the_labels(
             reached = [*survivals(rows[: len(block)], length, verifier != "specinfer"), 0.0]
             expected *= reached[len(block) - 1] - reached[len(block)]
             rows = rows[len(block) :]
-        assert found.get(committed, 0.0) == pytest.approx(expected, abs=1e-12)
+        assert chances.get(committed, 0.0) == pytest.approx(expected, abs=1e-12)

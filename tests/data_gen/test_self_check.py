@@ -125,11 +125,17 @@ def test_only_a_few_layers_are_copied() -> None:
 class Int8Linear(torch.nn.Module):
     """A linear map with int8 weights and a scale for each output, as quantisers make them."""
 
-    def __init__(self, own: torch.nn.Linear) -> None:
+    def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.bias = own.in_features, own.out_features, own.bias
-        scale = own.weight.detach().abs().amax(-1, keepdim=True).float() / 127
-        self.register_buffer("weight", (own.weight.detach().float() / scale).round().to(torch.int8))
+        self.in_features, self.out_features, self.bias = (
+            linear.in_features,
+            linear.out_features,
+            linear.bias,
+        )
+        scale = linear.weight.detach().abs().amax(-1, keepdim=True).float() / 127
+        self.register_buffer(
+            "weight", (linear.weight.detach().float() / scale).round().to(torch.int8)
+        )
         self.register_buffer("scale", scale)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -143,9 +149,9 @@ def quantised(family: str) -> torch.nn.Module:
     model = model_of(family).to(torch.bfloat16)
     head = model.get_output_embeddings()
     for module in list(model.modules()):
-        for name, own in list(module.named_children()):
-            if type(own) is torch.nn.Linear and own is not head:
-                setattr(module, name, Int8Linear(own))
+        for name, child in list(module.named_children()):
+            if type(child) is torch.nn.Linear and child is not head:
+                setattr(module, name, Int8Linear(child))
     return model
 
 

@@ -60,11 +60,11 @@ def labels_by_blocks(
     size: int,
     space: ActionSpace,
     siblings: int | None = None,
-    said: Any = None,
+    draft_vocabulary: Any = None,
 ) -> Tensor:
     tokens_T, p_TV, q_TV = text
     labeller = TextLabeller(
-        tokens_T, LABELLED, siblings, torch.Generator().manual_seed(0), space, said
+        tokens_T, LABELLED, siblings, torch.Generator().manual_seed(0), space, draft_vocabulary
     )
     for block in zip(p_TV.split(size), q_TV.split(size), strict=True):
         labeller.add(*block)

@@ -38,7 +38,7 @@ def chi_square(counts_V: Tensor, probs_V: Tensor) -> float:
     assert len(expected) > 3
     if expected[-1] < 5:  # even those together
         observed, expected = (
-            torch.cat([each[:-2], each[-2:].sum()[None]]) for each in (observed, expected)
+            torch.cat([counts[:-2], counts[-2:].sum()[None]]) for counts in (observed, expected)
         )
     return float(
         stats.chi2.sf(float(((observed - expected) ** 2 / expected).sum()), len(expected) - 1)

@@ -137,8 +137,8 @@ def test_a_pair_with_it_does_all_that_others_do(saved: tuple[str, str]) -> None:
     assert pair.vocabulary == VOCABULARY and check_model(pair.draft, "draft", 60) < 1e-3
     draft = does_all_that_others_do(pair).draft
     assert (draft.probs_NV[:, 1::3] == 0).all() and (draft.probs_NV[:, ::3] > 0).all()
-    own = torch.special.entr(draft.probs_NV.double()).sum(-1)
-    assert torch.tensor(entropies(draft.logits_NV)) == pytest.approx(own, abs=1e-5)
+    expected = torch.special.entr(draft.probs_NV.double()).sum(-1)
+    assert torch.tensor(entropies(draft.logits_NV)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_it_is_stored_without_the_targets_tables(saved: tuple[str, str]) -> None:

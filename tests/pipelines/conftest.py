@@ -16,14 +16,14 @@ from tests.pipelines.runs import SMALL, espalier
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Its folder, and what it said. All workers share one; the first that asks for it makes it."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "demo"
-    said = folder / "said.txt"
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "demo"
+    output_path = folder / "said.txt"
     with FileLock(f"{folder}.lock"):
-        if not said.exists():
+        if not output_path.exists():
             folder.mkdir()
-            said.write_text(espalier(folder, "demo", *SMALL))
-    return folder, said.read_text()
+            output_path.write_text(espalier(folder, "demo", *SMALL))
+    return folder, output_path.read_text()
 
 
 @pytest.fixture

@@ -82,36 +82,40 @@ def command(stage: str, *arguments: str, config: str = "demo.yaml") -> list[str]
 
 
 def environment() -> dict[str, str]:
-    return {name: own for name, own in os.environ.items() if name != "MLFLOW_TRACKING_URI"} | {
+    return {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"} | {
         "PYTHONPATH": str(ROOT)
     }
 
 
 def started(
     folder: Path,
-    said: Path,
+    output_path: Path,
     stage: str,
     *arguments: str,
     config: str = "demo.yaml",
     prepare: Prepare | None = None,
 ) -> BaseProcess:
-    """A stage in a process of its own, whose output goes to the file `said`; `prepare` is called
-    there before it."""
+    """A stage in a process of its own, whose output goes to the file `output_path`; `prepare` is
+    called there before it."""
     line = command(stage, *arguments, config=config)[3:]
-    process = SERVER.Process(target=_work, args=(folder, said, line, environment(), prepare))
+    process = SERVER.Process(target=_work, args=(folder, output_path, line, environment(), prepare))
     process.start()
     return process
 
 
 def _work(
-    folder: Path, said: Path, line: list[str], variables: dict[str, str], prepare: Prepare | None
+    folder: Path,
+    output_path: Path,
+    line: list[str],
+    variables: dict[str, str],
+    prepare: Prepare | None,
 ) -> None:
     from pipelines.cli import app as main
 
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
-    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    output = os.open(output_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the server ignores it
@@ -130,11 +134,11 @@ def outcome(
 ) -> tuple[int, str]:
     """Exit code and output of a stage in a process of its own."""
     with tempfile.TemporaryDirectory() as elsewhere:
-        said = Path(elsewhere) / "said"
-        process = started(folder, said, stage, *arguments, config=config, prepare=prepare)
+        output_path = Path(elsewhere) / "said"
+        process = started(folder, output_path, stage, *arguments, config=config, prepare=prepare)
         process.join()
         assert process.exitcode is not None
-        return process.exitcode, said.read_text()
+        return process.exitcode, output_path.read_text()
 
 
 def espalier(folder: Path, stage: str, *arguments: str, config: str = "demo.yaml") -> str:

@@ -46,8 +46,8 @@ def test_an_error_of_rounding_is_seen_and_an_option_is_no_generator(inside: Path
     law = "lambda tree, p, q, *, scale=1: torch.cat([p[:1], 0 * p[1:]]).float()"
     (inside / "mine.py").write_text(f"import torch\nlaw = {law}")
     done = CliRunner().invoke(app, ["check-verifier", "mine:law"])
-    (found,) = re.findall(r"has probability (\S+), the target gives it (\S+)", done.output)
-    assert done.exit_code == 1 and 0 < abs(float(found[0]) - float(found[1])) < 1e-6
+    (laws,) = re.findall(r"has probability (\S+), the target gives it (\S+)", done.output)
+    assert done.exit_code == 1 and 0 < abs(float(laws[0]) - float(laws[1])) < 1e-6
 
 
 @pytest.mark.parametrize(

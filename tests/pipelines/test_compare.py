@@ -82,8 +82,8 @@ def test_a_stopped_comparison_goes_on(copy: Path) -> None:
     stopped = partial(at_call, "pipelines.compare.stage.draw", 1, ended)
     assert outcome(copy, "compare", *SMALL, prepare=stopped)[0] == -signal.SIGKILL
     again = partial(at_call, "pipelines.compare.stage.replays", 1, ended)
-    code, said = outcome(copy, "compare", *SMALL, prepare=again)
-    assert code == 0, said
+    code, output = outcome(copy, "compare", *SMALL, prepare=again)
+    assert code == 0, output
     assert (copy / "runs/demo/papers.parquet").exists()
 
 
@@ -92,9 +92,9 @@ def test_means_are_over_cells_and_errors_over_sources() -> None:
     # tokens, seconds; the rival's
     columns = torch.tensor([[4.0, 2, 2, 2], [2, 2, 2, 2], [9, 3, 3, 3], [3, 1, 1, 1]])
     cells, sources = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
-    found = over_cells(columns, cells, sources)
-    assert found.value == pytest.approx(((6 / 4) / (4 / 4) + (12 / 4) / (4 / 4)) / 2)
+    mean = over_cells(columns, cells, sources)
+    assert mean.value == pytest.approx(((6 / 4) / (4 / 4) + (12 / 4) / (4 / 4)) / 2)
     without = torch.tensor([(2 / 2 + 3) / 2, (4 / 2 + 3) / 2])  # the first source, the second one
-    assert found.error == pytest.approx(
+    assert mean.error == pytest.approx(
         float((0.5 * (without - without.mean()).square().sum()).sqrt())
     )

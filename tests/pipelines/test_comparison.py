@@ -105,18 +105,20 @@ def evaluated(data: Rows | None = None) -> Evaluation:
         sampling_name = sampling_name_of(temperature, 1.0)
         figures.append(Figure.of_ratio(ratio, setting=sampling_name, method=method, rival=rival))
     table = Table(figures)
-    found = {
+    contents = {
         "summary": tables.summary(CONFIG, table, data),
         "methods": tables.entries(table, data),
         "replayed": [],
-        "decisions": [Setting(each.build(), Action(1, 4, 0)).row() for each in CONFIG.sampling],
+        "decisions": [
+            Setting(sampling.build(), Action(1, 4, 0)).row() for sampling in CONFIG.sampling
+        ],
     }
-    return Evaluation(found, table)
+    return Evaluation(contents, table)
 
 
 def test_ratios_are_to_the_tree_that_training_texts_promise_the_most_of() -> None:
-    found = evaluated().contents
-    summary = found["summary"]
+    contents = evaluated().contents
+    summary = contents["summary"]
     # not to the fastest one here
     assert summary["ratio_vs_best_static_delayed"] == pytest.approx(1.25)
     assert summary["ratio_vs_static_traversal_wall"] == pytest.approx(125 / 110)
@@ -127,11 +129,11 @@ def test_ratios_are_to_the_tree_that_training_texts_promise_the_most_of() -> Non
         assert row["wall_interval_95"] == pytest.approx([row["wall_ratio"]] * 2)
         assert row["wall_ratio"] == row["replay_ratio"] == pytest.approx(1.25)
         assert row["replay_error"] == pytest.approx(ERROR)
-    first = found["methods"][0]
+    first = contents["methods"][0]
     # tokens beyond the limit do not count
     assert (first["method"], first["block_efficiency"]) == (PLAIN, 64 / 16)
     assert (first["prompts"], first["tokens"]) == (12, 12 * 64)
-    assert len(found["methods"]) == 2 * len(SPEEDS)
+    assert len(contents["methods"]) == 2 * len(SPEEDS)
 
 
 def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_there() -> None:
@@ -155,16 +157,16 @@ def test_a_rival_that_is_slower_than_plain_decoding_under_one_setting_is_seen_th
         assert cells["selector over it, replayed"] == cells["replayed"] == ""
         assert by_method[BEST_STATIC]["selector over it, replayed"] == "1.250 ±0.010"
         assert by_method[BEST_STATIC]["replayed"] == "2.00 ±0.01"
-    found = metrics(evaluation)
+    logged = metrics(evaluation)
     name = f"decoded_over_{ASSISTED.replace(' ', '_')}/T 0.2 top-p 1"
-    assert found[name] == pytest.approx(125 / 150)
-    assert found["exported_ratio"] == pytest.approx(1.25)
+    assert logged[name] == pytest.approx(125 / 150)
+    assert logged["exported_ratio"] == pytest.approx(1.25)
 
 
 def test_rounds_and_prompts_are_compared_each_with_its_own() -> None:
     """By hand, with two rounds of one prompt and of another: (2 * 8)^(1/2) and (1 * 4)^(1/2), in
     any order."""
-    mine = [
+    ours = [
         {"prompt": "a", "source": "a", "rounds": [[2, 2], [4, 4]]},
         {"prompt": "b", "source": "b", "rounds": [[2, 6], [4, 8]]},
     ]
@@ -172,8 +174,8 @@ def test_rounds_and_prompts_are_compared_each_with_its_own() -> None:
         {"prompt": "b", "source": "b", "rounds": [[2, 6], [2, 16]]},
         {"prompt": "a", "source": "a", "rounds": [[2, 4], [2, 16]]},
     ]
-    logs_XR = tables.log_ratios(mine, others)
-    value = tables.paired_figure(mine, logs_XR, method=SELECTOR).value
+    logs_XR = tables.log_ratios(ours, others)
+    value = tables.paired_figure(ours, logs_XR, method=SELECTOR).value
     assert value == pytest.approx(math.sqrt(4 * math.sqrt(1 * 4)))
 
 
@@ -235,7 +237,7 @@ SETTING = "T=0.2, top-p=0.9"
 Interval = tuple[float, float | None, float | None]
 
 
-def told(
+def evaluation_where(
     exported: str,
     decoded_speed: Interval = (2.45, 2.1, 2.9),
     over_rule: Interval = (1.04, 0.99, 1.09),
@@ -262,20 +264,32 @@ def told(
     ("evaluation", "words"),
     [
         (
-            told(NETWORK),
+            evaluation_where(NETWORK),
             "is 2.50 ±0.04 times as fast as plain decoding in replay and 2.45 [2.10, 2.90]",
         ),
-        (told(NETWORK, (1.9, None, None)), "and 1.90 times"),
-        (told(NETWORK, lookup_rule=2.6), "lookup rule is faster in replay: 2.60 ±0.04 times."),
-        (told(COPYING, network=2.3), "lookup rule is exported. It is 2.40 ±0.04 times"),
-        (told(STATIC), "static tree is exported. It is 1.80 ±0.04 times"),
-        (told(COPYING, (0.8, 0.7, 0.9)), "A LOSS, so plain decoding is exported: the lookup rule"),
-        (told(PLAIN), "nothing was surely faster. The network is faster"),
-        (told(NETWORK, over_rule=(1.06, 1.01, 1.11)), "rule is there (1.060 [1.010, 1.110])"),
-        (told(NETWORK), "rule cannot be told from none (1.040 [0.990, 1.090])"),
-        (told(NETWORK, over_rule=(0.9, 0.85, 0.95)), "rule is a loss (0.900 [0.850, 0.950])"),
-        (told(NETWORK, over_rule=(1.0, 1.0, 1.0)), "rule is zero (both decode alike)"),
-        (told(NETWORK, over_rule=(1.1, None, None)), "rule has no interval (1.100)"),
+        (evaluation_where(NETWORK, (1.9, None, None)), "and 1.90 times"),
+        (
+            evaluation_where(NETWORK, lookup_rule=2.6),
+            "lookup rule is faster in replay: 2.60 ±0.04 times.",
+        ),
+        (evaluation_where(COPYING, network=2.3), "lookup rule is exported. It is 2.40 ±0.04 times"),
+        (evaluation_where(STATIC), "static tree is exported. It is 1.80 ±0.04 times"),
+        (
+            evaluation_where(COPYING, (0.8, 0.7, 0.9)),
+            "A LOSS, so plain decoding is exported: the lookup rule",
+        ),
+        (evaluation_where(PLAIN), "nothing was surely faster. The network is faster"),
+        (
+            evaluation_where(NETWORK, over_rule=(1.06, 1.01, 1.11)),
+            "rule is there (1.060 [1.010, 1.110])",
+        ),
+        (evaluation_where(NETWORK), "rule cannot be told from none (1.040 [0.990, 1.090])"),
+        (
+            evaluation_where(NETWORK, over_rule=(0.9, 0.85, 0.95)),
+            "rule is a loss (0.900 [0.850, 0.950])",
+        ),
+        (evaluation_where(NETWORK, over_rule=(1.0, 1.0, 1.0)), "rule is zero (both decode alike)"),
+        (evaluation_where(NETWORK, over_rule=(1.1, None, None)), "rule has no interval (1.100)"),
     ],
 )
 def test_what_is_exported_is_told_with_what_is_faster(evaluation: Evaluation, words: str) -> None:
@@ -289,11 +303,11 @@ def test_what_is_exported_is_told_with_what_is_faster(evaluation: Evaluation, wo
 def test_plain_decoding_is_exported_where_decoding_shows_a_loss(copy: Path) -> None:
     path = Path("runs/demo/evaluation.parquet")
     result = Path("runs/demo/training/result.json")
-    found = json.loads(result.read_text())
+    trained = json.loads(result.read_text())
     before = sha256(result)
-    for case in found["selectors"][found["chosen"]]["cases"]:  # as if it were a static tree
+    for case in trained["selectors"][trained["chosen"]]["cases"]:  # as if it were a static tree
         case["setting"] |= {"action": [1, 4, 0, "iid"], "feature_levels": [], "rule": None}
-    result.write_text(json.dumps(found))
+    result.write_text(json.dumps(trained))
     signed(result, "train")
     record = Path("runs/demo/stages/evaluate.json")
     record.write_text(record.read_text().replace(before, sha256(result)))
@@ -312,13 +326,16 @@ def test_plain_decoding_is_exported_where_decoding_shows_a_loss(copy: Path) -> N
 
 def test_the_next_step_is_named(inside: Path) -> None:
     config = Config.model_validate({"name": "x", "sampling": [{"temperature": 0.2, "top_p": 0.9}]})
-    advice, program = next_step(config, told(PLAIN))
+    advice, program = next_step(config, evaluation_where(PLAIN))
     assert advice.startswith("Decode without a draft") and not program
-    assert next_step(config, told(NETWORK)) == ("`espalier export` packages the selector.", "")
+    assert next_step(config, evaluation_where(NETWORK)) == (
+        "`espalier export` packages the selector.",
+        "",
+    )
     folder = inside / "runs" / "x" / "selector"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    advice, program = next_step(config, told(NETWORK))
+    advice, program = next_step(config, evaluation_where(NETWORK))
     assert str(folder) in advice
     assert compile(program, "program", "exec") and "temperature=0.2, top_k=0, top_p=0.9)" in program
 

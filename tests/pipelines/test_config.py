@@ -23,8 +23,8 @@ def test_every_shipped_config_is_valid(file: Path) -> None:
 def test_a_quick_run_is_the_run_in_small_where_nothing_else_is_said() -> None:
     """Its sizes give way to the command line, and a draft that the run has trained stays where that
     run has it."""
-    said = ["name=own", "pair.target=a/b", "pair.draft=distilled", "data.texts=9"]
-    config = in_small(load_config(None, [*SIZES, *said]))
+    options = ["name=own", "pair.target=a/b", "pair.draft=distilled", "data.texts=9"]
+    config = in_small(load_config(None, [*SIZES, *options]))
     assert (config.name, config.data.texts, config.data.seconds) == ("own-quick", 9, 20)
     assert config.pair.draft == "runs/own/distil/draft"
     assert in_small(Config(name="own")).pair == Config(name="own").pair
@@ -99,8 +99,8 @@ def test_no_number_may_be_infinite() -> None:
 @pytest.mark.parametrize("content", ["- a list", "key: [unclosed"])
 def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.yaml").write_text(content)
-    for name, said in (("run", ""), ("none", "No such file")):
-        with pytest.raises(InputError, match=rf"{name}\.yaml: {said}"):
+    for name, message in (("run", ""), ("none", "No such file")):
+        with pytest.raises(InputError, match=rf"{name}\.yaml: {message}"):
             load_config(tmp_path / f"{name}.yaml", [])
 
 

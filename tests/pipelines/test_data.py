@@ -58,10 +58,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The store of an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
     espalier(folder, "data", *FEW)
-    found = files(folder)
-    assert sum(name.endswith(".parquet") for name in found) == SHARDS
-    assert set(found) - {"manifest.json"} == set(json.loads(found["manifest.json"])["shards"])
-    return found
+    hashes = files(folder)
+    assert sum(name.endswith(".parquet") for name in hashes) == SHARDS
+    assert set(hashes) - {"manifest.json"} == set(json.loads(hashes["manifest.json"])["shards"])
+    return hashes
 
 
 def broken_after_a_shard() -> None:
@@ -82,14 +82,14 @@ def broken_after_a_shard() -> None:
 def test_whatever_ends_it_the_same_command_goes_on(whole: dict[str, bytes], tmp_path: Path) -> None:
     """A broken model and SIGKILL: what is finished stays, and the store ends as the undisturbed
     run's, to a byte."""
-    said, line = tmp_path / "said", ["data", *FEW]
+    output_path, line = tmp_path / "said", ["data", *FEW]
     code, output = outcome(tmp_path, *line, prepare=broken_after_a_shard)
     assert code == 2 and "Traceback" not in output, output
     last = output.strip().splitlines()[-1]
     assert re.match(r"espalier: .*prompt .*: .*/target: .* not finite", last), last
     assert shard_count(tmp_path) == 1
 
-    process = started(tmp_path, said, *line)
+    process = started(tmp_path, output_path, *line)
     while shard_count(tmp_path) < 4 and process.is_alive():
         time.sleep(0.002)
     process.kill()

@@ -91,13 +91,13 @@ def test_the_target_writes_the_users_first_turn() -> None:
     template, prompts = Template([1], [2, 3], [2, 4]), [[*range(10, 40)], [50, 51]]
     lengths: Counter[int] = Counter()
     for start in islice(starts(template, prompts, random.Random(0)), 400):
-        own = start.tokens[1:]
+        begun = start.tokens[1:]
         assert (
             start.tokens[0] == 1
             and not start.answers
-            and any(own == prompt[: len(own)] for prompt in prompts)
+            and any(begun == prompt[: len(begun)] for prompt in prompts)
         )
-        lengths[len(own)] += 1
+        lengths[len(begun)] += 1
     assert sorted(lengths) == [*range(FEW + 1)] and lengths[0] == pytest.approx(
         400 * (1 - BEGUN), abs=40
     )
@@ -114,15 +114,15 @@ def written(
 
 def test_what_is_recorded_is_the_targets_distribution(target: PreTrainedModel) -> None:
     """By one pass without a cache over each finished sequence."""
-    found = written(target, None, [Start([5, 9, 4], True, 1.0), Start([11], True, 0.3)])
+    sampled = written(target, None, [Start([5, 9, 4], True, 1.0), Start([11], True, 0.3)])
     with torch.no_grad():
-        logits_BTV = target(found.tokens_BT.long()).logits
-        again_BTV = target.get_output_embeddings()(found.hidden_BTD.float())
-    assert torch.allclose(found.log_total_BT, logits_BTV.logsumexp(-1), atol=1e-3)
+        logits_BTV = target(sampled.tokens_BT.long()).logits
+        again_BTV = target.get_output_embeddings()(sampled.hidden_BTD.float())
+    assert torch.allclose(sampled.log_total_BT, logits_BTV.logsumexp(-1), atol=1e-3)
     # hidden states are stored in bfloat16
     assert (logits_BTV.softmax(-1) - again_BTV.softmax(-1)).abs().amax() < 0.05
-    assert found.tokens_BT[0, :3].tolist() == [5, 9, 4] and found.tokens_BT[1, 0] == 11
-    assert not found.drawn_BT[0, :3].any() and found.drawn_BT[0, 3]
+    assert sampled.tokens_BT[0, :3].tolist() == [5, 9, 4] and sampled.tokens_BT[1, 0] == 11
+    assert not sampled.drawn_BT[0, :3].any() and sampled.drawn_BT[0, 3]
 
 
 def often(target: PreTrainedModel) -> int:
@@ -140,22 +140,22 @@ def test_turns_follow_one_another(target: PreTrainedModel) -> None:
             Template([1], [end, 3], [end, 4]),
             [Start([1], False, 0.5), Start([1, 5, end, 3], True, 1.0)],
         )
-        found = written(target, template, begun, 300)
+        sampled = written(target, template, begun, 300)
         for start, tokens, drawn in zip(
-            begun, found.tokens_BT.tolist(), found.drawn_BT.tolist(), strict=True
+            begun, sampled.tokens_BT.tolist(), sampled.drawn_BT.tolist(), strict=True
         ):
-            answers, said, given = start.answers, 0, list(start.tokens)
+            answers, written_length, prefix = start.answers, 0, list(start.tokens)
             for token, is_drawn in zip(tokens, drawn, strict=True):
-                if given:
-                    assert (token, is_drawn) == (given.pop(0), False)
+                if prefix:
+                    assert (token, is_drawn) == (prefix.pop(0), False)
                     continue
-                said += 1
-                too_long = not answers and said > LONGEST_TURN
+                written_length += 1
+                too_long = not answers and written_length > LONGEST_TURN
                 assert is_drawn or (token == end and too_long)
                 assert token == end or not too_long
                 if token == end:
                     drawn_ends, forced_ends = drawn_ends + is_drawn, forced_ends + (not is_drawn)
-                    answers, said, given = not answers, 0, [4 if answers else 3]
+                    answers, written_length, prefix = not answers, 0, [4 if answers else 3]
     assert drawn_ends > 2 and forced_ends
 
 
@@ -165,11 +165,11 @@ def test_without_a_template_texts_follow_one_another(
     """Where the target draws a token that ends a text, the next one begins as a prompt does."""
     end = often(target)
     monkeypatch.setattr(target.generation_config, "eos_token_id", end)
-    found = written(target, None, [Start([1, 2], True, 1.0)], 200)
-    tokens, drawn = found.tokens_BT[0].tolist(), found.drawn_BT[0].tolist()
+    sampled = written(target, None, [Start([1, 2], True, 1.0)], 200)
+    tokens, drawn = sampled.tokens_BT[0].tolist(), sampled.drawn_BT[0].tolist()
     ends = [t for t in range(2, 198) if drawn[t] and tokens[t] == end]
     assert ends and all(tokens[t + 1] == 7 and not drawn[t + 1] for t in ends)
-    assert sum(not each for each in drawn) <= 2 + len(ends) + 2
+    assert drawn.count(False) <= 2 + len(ends) + 2
 
 
 def test_the_loss_has_the_gradient_of_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,12 +221,12 @@ def test_muon_moves_matrices_as_that_of_torch_does() -> None:
         torch.optim.Muon(theirs, 0.01, WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"),
     )
     for _ in range(5):
-        for mine, other in zip(ours, theirs, strict=True):
-            mine.grad = other.grad = torch.randn(mine.shape, generator=generator)
+        for matrix, other in zip(ours, theirs, strict=True):
+            matrix.grad = other.grad = torch.randn(matrix.shape, generator=generator)
         for optimizer in optimizers:
             optimizer.step(lambda: None)
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(mine, other, rtol=0, atol=4e-4)
+    for matrix, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(matrix, other, rtol=0, atol=4e-4)
 
 
 def test_the_most_frequent_tokens_are_counted_where_they_were_drawn(tmp_path: Path) -> None:
@@ -286,8 +286,8 @@ def test_a_killed_stage_ends_at_the_same_weights(whole: tuple[Path, str], tmp_pa
     before = first.stat().st_mtime_ns
     for number, expected in ((4, -signal.SIGKILL), (5, 0)):
         prepare = partial(kill_at_step, number)
-        code, said = outcome(tmp_path, "distil", *SMALL, prepare=prepare)
-        assert code == expected, said
+        code, output = outcome(tmp_path, "distil", *SMALL, prepare=prepare)
+        assert code == expected, output
     assert first.stat().st_mtime_ns == before
     assert sha256(tmp_path / WEIGHTS) == whole[1]
     assert not list((tmp_path / "runs/demo").rglob("*.ckpt"))

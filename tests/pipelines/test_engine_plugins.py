@@ -54,10 +54,10 @@ def exported(folder: Path, longest: int) -> Path:
     texts = logged.texts()
     rows = []
     for prompt, generated in TEXTS:
-        known = DrafterKnowledge(prompt, Sampling(0.0), TokenStatistics.empty())
+        knowledge = DrafterKnowledge(prompt, Sampling(0.0), TokenStatistics.empty())
         for token in generated:
-            known.committed([token], [1.0])
-            rows.append(known.scalars(DRAFTER))
+            knowledge.committed([token], [1.0])
+            rows.append(knowledge.scalars(DRAFTER))
     scalars_RF = torch.from_numpy(np.resize(rows, texts.scalars_RF.shape))
     texts = replace(texts, scalars_RF=scalars_RF)
     torch.manual_seed(1)
@@ -99,13 +99,13 @@ def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
         text = chosen.text(prompt, len(prompt))
         for end in range(1, len(generated), 2):
             assert grow(text, np.array(prompt + generated[:end], np.int32))
-            known = DrafterKnowledge(prompt, Sampling(0.0), loaded(copies).tokens)
-            known.committed(generated[:end])
-            action = policy.select(known.features(TEXT))
+            knowledge = DrafterKnowledge(prompt, Sampling(0.0), loaded(copies).tokens)
+            knowledge.committed(generated[:end])
+            action = policy.select(knowledge.features(TEXT))
             length = action.L1 if action.copies else 0
             lengths.add(length)
             for most in (LONGEST, 20):
-                expected = known.text.index.proposal(min(length, most))
+                expected = knowledge.text.index.proposal(min(length, most))
                 assert chosen.drafts([text], [most]) == [expected]
         assert not any(grow(text, np.array(other)) for other in ([*prompt, -1], prompt))
     assert len(lengths) > 1
@@ -161,7 +161,7 @@ def test_chains_of_several_requests_are_those_of_each_alone(
     alike."""
     # texts take several blocks, and the cache grows
     monkeypatch.setattr("data_gen.engines.drafter.BLOCK", 16)
-    wholes, chance = [[*prompt, *own] for prompt, own in TEXTS[:5]], random.Random(0)
+    wholes, chance = [[*prompt, *answer] for prompt, answer in TEXTS[:5]], random.Random(0)
     wholes += [[*wholes[0][:30], *wholes[1]], wholes[2][:3] + wholes[3]]
     at = [chance.randint(3, 20) for _ in wholes]
     for _ in range(12):
@@ -188,7 +188,7 @@ def test_each_request_is_copied_or_drafted_as_the_selector_decides(
     chosen = TextSelector(folder, temperature, chains=drafter().chains)
     policy = loaded(folder).at(temperature, batch=4, level=TEXT)
     for end in range(1, 40, 3):
-        texts = [chosen.text([*prompt, *own[:end]], len(prompt)) for prompt, own in TEXTS[:4]]
+        texts = [chosen.text([*prompt, *answer[:end]], len(prompt)) for prompt, answer in TEXTS[:4]]
         drafts = chosen.drafts(texts, most)
         actions = policy.select_jointly([text.features(TEXT) for text in texts])
         for text, action, limit, draft in zip(texts, actions, most, drafts, strict=True):
@@ -207,10 +207,10 @@ def test_what_vllm_loads_imports_no_numba() -> None:
     """vLLM 0.32 walks through all modules to replace Triton's kernels, and fails at llvmlite's."""
     code = "import sys, data_gen.engines.vllm, data_gen.engines.drafter, selector.runtime.selector"
     code += "; print({'numba', 'llvmlite'} & {*sys.modules})"
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd()
     )
-    assert said.stdout.strip() == "set()"
+    assert completed.stdout.strip() == "set()"
 
 
 def test_a_decision_that_fails_drafts_nothing_and_says_so_once(

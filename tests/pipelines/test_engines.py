@@ -60,12 +60,12 @@ def test_lengths_are_the_best_of_those_that_the_engine_takes(
     longest chain for every batch; SGLang drafts one length. The predictions are what the engine
     really pays."""
     seconds, engine = GPUS[gpu], ENGINES[name]
-    found = best_lengths(engine, even(), ("traversal", "specinfer"), profile(seconds, tmp_path))
-    assert [choice.batch for choice in found] == list(BATCHES)
-    longest, default = max(choice.length for choice in found), engine.default
+    choices = best_lengths(engine, even(), ("traversal", "specinfer"), profile(seconds, tmp_path))
+    assert [choice.batch for choice in choices] == list(BATCHES)
+    longest, default = max(choice.length for choice in choices), engine.default
     # the best moves with the batch
-    assert (longest != min(choice.length for choice in found)) != engine.one_length
-    for choice in found:
+    assert (longest != min(choice.length for choice in choices)) != engine.one_length
+    for choice in choices:
         real = speed(seconds, choice.batch, choice.length, longest)
         assert choice.tokens_per_second == pytest.approx(real, rel=2e-3)
         assert choice.gain is not None
@@ -79,10 +79,14 @@ def test_lengths_are_the_best_of_those_that_the_engine_takes(
             math.log(max(speed(seconds, b, n, longest) for n in lengths)) for b in BATCHES
         )
 
-    reached = statistics.mean(math.log(choice.tokens_per_second) for choice in found)
+    reached = statistics.mean(math.log(choice.tokens_per_second) for choice in choices)
     assert reached == pytest.approx(max(map(mean, range(9))), abs=2e-3)
     settings = EngineSettings(
-        "T", "D", engine.blocks, Sampling(draft_temperature=None if engine.samples else 0.0), found
+        "T",
+        "D",
+        engine.blocks,
+        Sampling(draft_temperature=None if engine.samples else 0.0),
+        choices,
     )
     assert (
         engine.macros.settings(settings) == (GOLDEN / f"{name}-{gpu}.{engine.suffix}").read_text()
@@ -94,13 +98,13 @@ def test_block_labels_are_compared_with_what_the_engine_does_unasked(tmp_path: P
         "traversal": even(0.9).survivals["traversal"],
         "specinfer": even(0.6).survivals["specinfer"],
     }
-    own, both, vllm = profile(flat, tmp_path), ("traversal", "specinfer"), ENGINES["vllm"]
-    first, *others = best_lengths(vllm, replace(even(), survivals=labels), both, own)
-    longest = max(each.length for each in (first, *others))
+    timed, both, vllm = profile(flat, tmp_path), ("traversal", "specinfer"), ENGINES["vllm"]
+    first, *others = best_lengths(vllm, replace(even(), survivals=labels), both, timed)
+    longest = max(best.length for best in (first, *others))
     expected = speed(flat, 1, first.length, longest, 0.9) / speed(flat, 1, 5, 5, 0.6)
     assert first.gain is not None and first.gain.value == pytest.approx(expected, rel=2e-3)
     assert all(
-        each.gain is None for each in best_lengths(replace(vllm, default=12), even(), both, own)
+        best.gain is None for best in best_lengths(replace(vllm, default=12), even(), both, timed)
     )
 
 
@@ -137,8 +141,8 @@ def test_an_engine_reads_what_the_golden_folder_holds() -> None:
     ],
 )
 def test_settings_that_an_engine_serves(name: str, setting: dict[str, float], why: str) -> None:
-    found = ENGINES[name].refusal(Sampling(**setting))
-    assert why in found and bool(why) == bool(found)
+    reason = ENGINES[name].refusal(Sampling(**setting))
+    assert why in reason and bool(why) == bool(reason)
 
 
 def test_the_runs_verifiers_on_chains() -> None:

@@ -30,16 +30,16 @@ def test_a_training_that_is_stopped_leaves_the_earlier_one(copy: Path) -> None:
         "pipelines.train.fitting.StopBetweenBatches.on_train_batch_start",
         [*SMALL, "train.epochs=3"],
     )
-    code, said = outcome(copy, "train", *again, prepare=partial(at_call, batch, 4, CTRL_C))
-    assert code == 130 and INTERRUPTED in said and "Traceback" not in said, said
-    code, said = outcome(
+    code, output = outcome(copy, "train", *again, prepare=partial(at_call, batch, 4, CTRL_C))
+    assert code == 130 and INTERRUPTED in output and "Traceback" not in output, output
+    code, output = outcome(
         copy,
         "train",
         *again,
         prepare=partial(at_call, "pytorch_lightning.Trainer.save_checkpoint", 1, full_disk),
     )
-    line = said.strip().splitlines()[-1]
-    assert code == 2 and "Traceback" not in said and said.count("espalier: ") == 1, said
+    line = output.strip().splitlines()[-1]
+    assert code == 2 and "Traceback" not in output and output.count("espalier: ") == 1, output
     assert line.startswith("espalier: sqlite:///mlruns/mlflow.db: ") and line.endswith(
         "the same command then goes on"
     )
@@ -53,8 +53,8 @@ def test_an_evaluation_goes_on_after_ctrl_c(copy: Path) -> None:
     """What was decoded is kept, and is not decoded again."""
     longer = [*SMALL, "evaluate.prompts=4"]
     decode = "pipelines.evaluate.stage._decode_all"  # the first call warms up
-    code, said = outcome(copy, "evaluate", *longer, prepare=partial(at_call, decode, 3, CTRL_C))
-    assert code == 130 and INTERRUPTED in said and "Traceback" not in said, said
+    code, output = outcome(copy, "evaluate", *longer, prepare=partial(at_call, decode, 3, CTRL_C))
+    assert code == 130 and INTERRUPTED in output and "Traceback" not in output, output
     (part,) = (copy / "runs/demo/parts/evaluate").glob("*.pt")
     rows = torch.load(part, weights_only=False)
     for row in rows:

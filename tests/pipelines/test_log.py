@@ -181,8 +181,8 @@ def test_a_token_that_cannot_be_the_targets_is_named(pair: ModelPair, store: str
     worst = int(logits.argmin())
     changed = {**lines[4], "generated_token_ids": [*tokens[:9], worst, *tokens[10:]]}
     log = write_lines(Path("log.jsonl"), [*lines[:4], changed, *lines[5:]])
-    said = failure("data", *options(GREEDY, log))
-    assert f"log.jsonl:5: token {len(prompt) + 9} of the text ({worst}) has probability 0" in said
+    output = failure("data", *options(GREEDY, log))
+    assert f"log.jsonl:5: token {len(prompt) + 9} of the text ({worst}) has probability 0" in output
     write_lines(log, lines)
     assert "made from other inputs (log: " in refusal("data", *options(GREEDY, log))
 
@@ -191,13 +191,13 @@ def test_a_token_that_cannot_be_the_targets_is_named(pair: ModelPair, store: str
 def test_a_token_at_the_very_edge_of_the_nucleus_ends_the_text(pair: ModelPair) -> None:
     """Another pass may round to the other side; a token well beyond the edge is an error. Texts
     beside it stay."""
-    start, place = 7, 30
+    start, at = 7, 30
     greedy = list(range(30, 38))
     for _ in range(40):  # greedy, so that nothing else is in the way
         greedy.append(int(pair.target(torch.tensor([greedy])).logits[0, -1].argmax()))
-    logits_V = pair.target(torch.tensor([greedy[:place]])).logits[0, -1].double()
+    logits_V = pair.target(torch.tensor([greedy[:at]])).logits[0, -1].double()
     probs, order = logits_V.softmax(-1).sort(descending=True)
-    text = [*greedy[:place], int(order[5]), *greedy[place + 1 :]]
+    text = [*greedy[:at], int(order[5]), *greedy[at + 1 :]]
     before = float(probs[:5].sum())
 
     def rows(top_p: float) -> list[dict[str, Any]]:
@@ -209,12 +209,12 @@ def test_a_token_at_the_very_edge_of_the_nucleus_ends_the_text(pair: ModelPair) 
         return make_shard(pair, full, work).to_pylist()
 
     first, cut, last = rows(before - 5e-4)
-    assert cut["tokens"] == text[:place] and first["tokens"] == last["tokens"] == greedy
+    assert cut["tokens"] == text[:at] and first["tokens"] == last["tokens"] == greedy
     for row in (first, cut):
         assert len(row["target_prob"]) == max(0, len(row["tokens"]) - start - SPACE.depth)
     chains = [survivals_of(row, "traversal")[:, : SPACE.depth] for row in (first, last)]
     np.testing.assert_allclose(*chains, rtol=1e-12)
-    with pytest.raises(InputError, match=f"^log:2: token {place} of the text "):
+    with pytest.raises(InputError, match=f"^log:2: token {at} of the text "):
         rows(before - 5e-3)
 
 

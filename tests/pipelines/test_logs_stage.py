@@ -90,9 +90,11 @@ def test_mlflow_holds_the_selector_its_gains_and_the_logs(
 def test_there_is_an_entry_for_every_batch_size_level_and_kind_of_batch(
     logs: dict[str, Any],
 ) -> None:
-    found = [(entry["batch"], entry["level"], entry["mixed"]) for entry in logs["by_batch"]]
+    cases_found = [(entry["batch"], entry["level"], entry["mixed"]) for entry in logs["by_batch"]]
     cases = [(1, False), (8, False), (32, False), (8, True), (32, True)]
-    assert sorted(found) == sorted((b, level, m) for b, m in cases for level in (TEXT, DRAFTER))
+    assert sorted(cases_found) == sorted(
+        (b, level, m) for b, m in cases for level in (TEXT, DRAFTER)
+    )
     for entry in logs["by_batch"]:
         assert set(entry["by_kind"]) == {"code", "prose"}
         for gains_of in (entry, *entry["by_kind"].values()):
@@ -129,9 +131,11 @@ def test_all_figures_are_in_one_table(run: tuple[Path, str], logs: dict[str, Any
 
 
 def test_what_is_printed_says_what_is_gained_and_where_it_is(run: tuple[Path, str]) -> None:
-    folder, said = run
-    assert "T=0, batch 1, token ids alone" in said and "T=0, 32 different requests, with" in said
-    assert "batch 32, with" not in said  # of equal texts
+    folder, output = run
+    assert (
+        "T=0, batch 1, token ids alone" in output and "T=0, 32 different requests, with" in output
+    )
+    assert "batch 32, with" not in output  # of equal texts
     assert "kind of work" in (folder / "runs/small/report.html").read_text()
     again = espalier(folder, "logs", *arguments(folder), config="")
     assert "reusing" in again and "batch 1, token ids alone" in again
@@ -143,9 +147,9 @@ def arguments(folder: Path, log: str = "small.jsonl", name: str = "small") -> li
 
 def known(folder: Path, selector: Selector, batch: int = 1) -> DrafterKnowledge:
     text = read_logs([folder / "small.jsonl"])[3]
-    found = DrafterKnowledge(text.tokens[: text.start], GREEDY, selector.tokens, batch)
-    found.committed(text.tokens[text.start : text.start + 30], [1.0, 0.0] * 15)
-    return found
+    knowledge = DrafterKnowledge(text.tokens[: text.start], GREEDY, selector.tokens, batch)
+    knowledge.committed(text.tokens[text.start : text.start + 30], [1.0, 0.0] * 15)
+    return knowledge
 
 
 @pytest.mark.parametrize("batch", [1, 8, 20, 32])
@@ -176,19 +180,21 @@ def test_joint_decisions_are_those_that_replay_takes_by_the_trained_network(
     texts = read_logs([run[0] / "small.jsonl"])[:8]
     data = with_features(Labeller("head", selector.space, GREEDY).table(texts), selector.tokens)
     rows = [int(begin) + 7 for begin in data.size_X.cumsum(0) - data.size_X]
-    given = [{SCALARS_KEY: data.scalars_RF[row]} for row in rows]
+    features_of_rows = [{SCALARS_KEY: data.scalars_RF[row]} for row in rows]
     setting = selector.at(0.0, batch=8, level=DRAFTER).setting
     for speed in (100.0, 400.0, 1600.0):
         asked = Policy(
             replace(setting, feature_levels=(DRAFTER,), rule=None, joint=speed, allowed=()),
             selector,
         )
-        chosen = asked.select_jointly(given)
+        chosen = asked.select_jointly(features_of_rows)
         prices = selector.latency.step_times(8).prices(float(data.length_R[rows].float().mean()), 8)
         tokens_BA = module.scores(data)[rows].double().numpy()
         expected = joint_choice(tokens_BA, Shapes.of(selector.actions), speed, *prices)
         assert chosen == [selector.actions[a] for a in expected]
-        few = Policy(replace(asked.setting, allowed=(0, 3)), selector).select_jointly(given)
+        few = Policy(replace(asked.setting, allowed=(0, 3)), selector).select_jointly(
+            features_of_rows
+        )
         assert set(few) <= {selector.actions[0], selector.actions[3]}
     assert asked.select_jointly([]) == []
 
@@ -210,9 +216,9 @@ def test_its_card_says_what_it_is_and_generate_refuses_it(
 
 def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     train, validation, test = (logged.timed(4, seed=seed, count=24) for seed in range(3))
-    told = [
-        dict.fromkeys(LOG.levels, each.space.efficiencies(each.survivals_RS))
-        for each in (validation, test)
+    predictions_of = [
+        dict.fromkeys(LOG.levels, timed_texts.space.efficiencies(timed_texts.survivals_RS))
+        for timed_texts in (validation, test)
     ]
     fixed = best_static(train, StaticTable.of(train))
     (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile(), DRAFTING_LEAD)
@@ -223,23 +229,27 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     )
     assert tuned.speed >= alike.speed  # as if all requests had the same text
     cases = {}
-    for level, own in told[0].items():
-        alone = tune_setting(validation, {level: own}, fixed)
-        network, common = judge_jointly(validation, own, alone, rule, fixed, logged.profile())
+    for level, efficiency_RA in predictions_of[0].items():
+        alone = tune_setting(validation, {level: efficiency_RA}, fixed)
+        network, common = judge_jointly(
+            validation, efficiency_RA, alone, rule, fixed, logged.profile()
+        )
         setting = replace(keep_if_ahead(network, rule, fixed).setting, level=level)
         cases[level] = Case(setting, fixed, rule.setting, network.ratio, rule.ratio, common)
         assert setting.decider == "network" and setting.level == level and setting.joint > 0
     taken = dict.fromkeys(LOG.levels, 1e-3)
-    found = list(
-        gains.entries(Table(gains.measured(cases, test, told[1], logged.profile(), taken)), cases)
+    gain_entries = list(
+        gains.entries(
+            Table(gains.measured(cases, test, predictions_of[1], logged.profile(), taken)), cases
+        )
     )
-    assert [(entry["level"], entry["mixed"]) for entry in found] == [
-        (own, m) for m in (False, True) for own in LOG.levels
+    assert [(entry["level"], entry["mixed"]) for entry in gain_entries] == [
+        (level, m) for m in (False, True) for level in LOG.levels
     ]
-    for each in (own for entry in found for own in (entry, *entry["by_kind"].values())):
-        assert each["selector"] > max(each["rule"], each["fixed"])
-        assert each["selector_over_rule"]["value"] == pytest.approx(each["selector"] / each["rule"])
-    assert all(entry["oracle"] >= entry["selector"] for entry in found if not entry["mixed"])
+    for gain in (part for entry in gain_entries for part in (entry, *entry["by_kind"].values())):
+        assert gain["selector"] > max(gain["rule"], gain["fixed"])
+        assert gain["selector_over_rule"]["value"] == pytest.approx(gain["selector"] / gain["rule"])
+    assert all(entry["oracle"] >= entry["selector"] for entry in gain_entries if not entry["mixed"])
 
 
 def test_a_sparse_log_cannot_be_replayed_and_gives_a_selector_only_by_force(tmp_path: Path) -> None:
@@ -251,30 +261,32 @@ def test_a_sparse_log_cannot_be_replayed_and_gives_a_selector_only_by_force(tmp_
     assert (
         selector.at(0.0, batch=8).setting.decider == "network" and len(selector.tokens.keys_N) > 0
     )
-    said = espalier(tmp_path, "logs", *line, config="")
-    assert "no other policy can be replayed" in said and "WARNING: no selector is written" in said
-    assert "logs.force=true" in said and not (tmp_path / "runs/sparse/selector").exists()
-    found = evaluation_of(tmp_path, "sparse")["logs"]
-    assert not found["dense"] and not found["exported"] and found["by_batch"] == []
+    output = espalier(tmp_path, "logs", *line, config="")
+    assert (
+        "no other policy can be replayed" in output and "WARNING: no selector is written" in output
+    )
+    assert "logs.force=true" in output and not (tmp_path / "runs/sparse/selector").exists()
+    contents = evaluation_of(tmp_path, "sparse")["logs"]
+    assert not contents["dense"] and not contents["exported"] and contents["by_batch"] == []
 
 
 def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:
     """And what is left out."""
     log = write(tmp_path / "dirty.jsonl", [*(record(n) for n in range(40)), {"id": "no text"}])
-    said = espalier(tmp_path, "logs", str(log), "--name", "timeless", *SMALL, config="")
-    assert "No step times were given" in said and "Accepted of a chain of 8" in said
-    assert "data: 1 of 41 lines" in said
+    output = espalier(tmp_path, "logs", str(log), "--name", "timeless", *SMALL, config="")
+    assert "No step times were given" in output and "Accepted of a chain of 8" in output
+    assert "data: 1 of 41 lines" in output
     assert not (tmp_path / "runs/timeless/selector").exists()
-    for split, own in evaluation_of(tmp_path, "timeless")["logs"]["accepted"].items():
-        assert len(own) == 8 and sorted(own) == own, split
+    for split, accepted in evaluation_of(tmp_path, "timeless")["logs"]["accepted"].items():
+        assert len(accepted) == 8 and sorted(accepted) == accepted, split
 
 
 def test_lookups_alone_are_a_choice(tmp_path: Path) -> None:
     small(tmp_path)
-    said = espalier(
+    output = espalier(
         tmp_path, "logs", *arguments(tmp_path, name="copies"), "logs.drafter=none", config=""
     )
-    assert "token ids alone" in said and "drafter's hits" not in said, "there is no drafter"
+    assert "token ids alone" in output and "drafter's hits" not in output, "there is no drafter"
     assert "hits" not in (tmp_path / "runs/copies/report.html").read_text()
     entries = evaluation_of(tmp_path, "copies")["logs"]["by_batch"]
     assert all(entry["fixed_length"] == 0 and entry["fixed"] == 1 for entry in entries)
@@ -292,11 +304,12 @@ def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path:
     assert "train: reusing" in espalier(tmp_path, "train", *line, config="llama_eagle3.yaml"), (
         "a stage by itself"
     )
-    found = evaluation_of(tmp_path, "llama_eagle3")["logs"]
+    contents = evaluation_of(tmp_path, "llama_eagle3")["logs"]
     assert (
-        found["texts"]["test"] == 5 and found["texts"]["train"] + found["texts"]["validation"] == 16
+        contents["texts"]["test"] == 5
+        and contents["texts"]["train"] + contents["texts"]["validation"] == 16
     )
-    assert all(set(entry["by_kind"]) == {"other"} for entry in found["by_batch"])
+    assert all(set(entry["by_kind"]) == {"other"} for entry in contents["by_batch"])
 
 
 @pytest.mark.parametrize(
@@ -317,8 +330,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     small(tmp_path)
     write(tmp_path / "one.jsonl", [record(1)])
     os.mkfifo(tmp_path / "pipe")
-    code, said = outcome(tmp_path, "logs", *line, config="")
-    assert code == 2 and message in said and len(said.strip().splitlines()) == 1, said
+    code, output = outcome(tmp_path, "logs", *line, config="")
+    assert code == 2 and message in output and len(output.strip().splitlines()) == 1, output
     assert not (tmp_path / "runs").exists()
 
 
@@ -360,17 +373,17 @@ def test_a_model_drafts_in_a_log_only_where_it_is_clearly_ahead_of_copies_alone(
     """As step times lack some of what drafting costs: where it is ahead, but by less, it does
     not."""
     train, validation = (logged.timed(seed=seed, count=20) for seed in (1, 2))
-    for own in (train, validation):
-        own.texts.lookup_R.floor_divide_(4)
+    for data in (train, validation):
+        data.texts.lookup_R.floor_divide_(4)
     train, validation = (
-        replace(own, profile=replace(own.profile, drafting=latency.Table.constant(drafting)))
-        for own in (train, validation)
+        replace(data, profile=replace(data.profile, drafting=latency.Table.constant(drafting)))
+        for data in (train, validation)
     )
     (fixed,) = judging.statics([train])
     (rule,) = judging.judge_rules([train], [validation], [fixed], logged.profile(), DRAFTING_LEAD)
     drafted, alone = (
-        judge_setting(validation, {}, tune_lookup_rule(train, fixed, drafts=own), fixed.action)
-        for own in (True, False)
+        judge_setting(validation, {}, tune_lookup_rule(train, fixed, drafts=drafts), fixed.action)
+        for drafts in (True, False)
     )
     assert drafted.is_ahead_of(alone) and not alone.setting.action.drafts
     assert rule.setting == (drafted if drafts else alone).setting

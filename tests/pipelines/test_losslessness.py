@@ -40,14 +40,14 @@ def test_a_checkpoints_settings_move_neither_the_rival_nor_the_check(
         model.generation_config.update(**POISON)
     prompt = torch.tensor([[5, 17, 203]])
     text, moved = (
-        each.target.generate(prompt, max_new_tokens=12, do_sample=False).tolist()
-        for each in (pair, poisoned)
+        one_pair.target.generate(prompt, max_new_tokens=12, do_sample=False).tolist()
+        for one_pair in (pair, poisoned)
     )
     assert text != moved  # `generate` itself is moved
     for sampling in (Sampling(0), Sampling(0.8, 0.9)):
         decoded, again = (
-            Assistant(4).decode(each, sampling, [5, 17, 203], 24, seed=2)
-            for each in (pair, poisoned)
+            Assistant(4).decode(one_pair, sampling, [5, 17, 203], 24, seed=2)
+            for one_pair in (pair, poisoned)
         )
         assert (decoded.text, decoded.steps) == (again.text, again.steps)
     checked = greedy_check(poisoned, CONFIG, PROMPTS)

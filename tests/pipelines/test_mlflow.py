@@ -144,18 +144,18 @@ def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = done.stdout.splitlines()
+    lines = done.stdout.splitlines()
     folder = demo[0] / "runs" / "demo" / "selector"
     selector = load_selector(folder)
     scalars = torch.tensor(list(zip(*selector.config.ranges, strict=True)))
-    for line, seen in zip(found[:2], (scalars, scalars[:, : selector.schema.first]), strict=True):
+    for line, seen in zip(lines[:2], (scalars, scalars[:, : selector.schema.first]), strict=True):
         rows = [selector.actions[at] for at in selector.scores({"scalars": seen}).argmax(-1)]
         assert line == str(
             {name: [row[at] for row in rows] for at, name in enumerate(("K", "L1", "L2", "style"))}
         )
-    assert found[2:4] == ["True", repr(selector)] and found[4:8] == found[:4]
-    assert found[8] == "True"
-    assert found[9].startswith(
+    assert lines[2:4] == ["True", repr(selector)] and lines[4:8] == lines[:4]
+    assert lines[8] == "True"
+    assert lines[9].startswith(
         "models:/espalier-selector/9: MLflow does not give it (is MLFLOW_TRACKING_URI set?): "
     )
 
@@ -166,7 +166,7 @@ def test_two_first_runs_at_once_share_a_new_store(tmp_path: Path) -> None:
     runs = [started(tmp_path, tmp_path / f"{name}.txt", *line, name, config="") for name in "ab"]
     assert [run.join() or run.exitcode for run in runs] == [0, 0]
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
-    assert {each.name for each in client.search_experiments()} >= {"a", "b"}
+    assert {experiment.name for experiment in client.search_experiments()} >= {"a", "b"}
 
 
 def test_an_alias_is_one_that_mlflow_takes() -> None:

@@ -237,15 +237,15 @@ def test_the_results_config_runs_with_all_that_the_demo_leaves_out(tmp_path: Pat
     )
     timings = sorted((runs.ROOT / "configs/clocks").glob("*270m.csv"))
     few = (*few, f"evaluate.clocks={[*map(str, timings)]}")
-    code, said = runs.outcome(tmp_path, "demo", *runs.SMALL, *few, config="results.yaml")
-    assert code == 0, said
+    code, output = runs.outcome(tmp_path, "demo", *runs.SMALL, *few, config="results.yaml")
+    assert code == 0, output
     evaluation = runs.evaluation_of(tmp_path, "results")
-    found = Table.read(tmp_path / "runs" / "results" / "evaluation.parquet")
+    figures = Table.read(tmp_path / "runs" / "results" / "evaluation.parquet")
     columns = {"setting": "T=1, top-p=0.9", "method": SELECTOR, "rival": AT_ROOT}
-    ratios = [found.of(**columns, clock=path.stem).value for path in timings]
+    ratios = [figures.of(**columns, clock=path.stem).value for path in timings]
     assert [evaluation["summary"]["ratio_vs_static_traversal_gpu_like"]] == pytest.approx(ratios)
     for name in ("assisted generation", "prompt lookup"):
-        (entry,) = (each for each in evaluation["methods"] if each["method"] == name)
+        (entry,) = (method for method in evaluation["methods"] if method["method"] == name)
         assert entry["verifier"] == "transformers"
     assert evaluation["summary"]["ratio_vs_assisted_generation"] > 0
     path = tmp_path / "runs" / "results" / "training" / "result.json"
@@ -276,13 +276,14 @@ def test_a_new_feature_is_replayed_on_traces_that_were_made_without_it(
     )
     variables = {**runs.environment(), "PYTHONPATH": str(code)}
     todo = runs.command("train", *runs.SMALL, "train.objectives=[regressor]")
-    said = subprocess.run(
+    completed = subprocess.run(
         todo, cwd=folder, env=variables, capture_output=True, text=True, check=False
     )
-    assert said.returncode == 0, said.stderr
+    assert completed.returncode == 0, completed.stderr
     assert (
-        len(re.findall(r"^ *T=[\d.]+ +\(.*\d\.\d+ ±\d\.\d+", said.stdout, flags=re.MULTILINE)) == 2
-    ), said.stdout
+        len(re.findall(r"^ *T=[\d.]+ +\(.*\d\.\d+ ±\d\.\d+", completed.stdout, flags=re.MULTILINE))
+        == 2
+    ), completed.stdout
     record = json.loads((folder / "runs/demo/stages/train.json").read_text())
     before = json.loads((demo[0] / "runs/demo/stages/train.json").read_text())
     assert record["finished"] and record["depends"]["scalars"] != before["depends"]["scalars"]

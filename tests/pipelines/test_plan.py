@@ -18,29 +18,31 @@ REUSED = STAGES[1:]  # the pair is loaded and checked every time
 
 def plan(*overrides: str) -> dict[str, list[str]]:
     """The lines of the plan of all stages, by stage."""
-    before, found = contents(), {}
+    before, lines_by_stage = contents(), {}
     modules = {name: importlib.import_module(f"pipelines.{name}.stage") for name in STAGES}
     for line in planned(demo_config(*SMALL, *overrides), modules):
         name, _, words = line.partition(": ")
-        found.setdefault(name, []).append(words)
+        lines_by_stage.setdefault(name, []).append(words)
     assert contents() == before
-    return found
+    return lines_by_stage
 
 
-def reused(found: dict[str, list[str]]) -> set[str]:
-    return {name for name, lines in found.items() if "is reused" in lines[0]}
+def reused(lines_by_stage: dict[str, list[str]]) -> set[str]:
+    return {name for name, lines in lines_by_stage.items() if "is reused" in lines[0]}
 
 
 def test_a_finished_run_is_reused_but_for_a_changed_file(copy: Path) -> None:
-    found = plan()
-    assert reused(found) == set(REUSED)
-    assert found["pair"][0] == f"load {TARGET} and {DRAFT} and compare their vocabularies"
-    assert found["data"] == ["runs/demo/traces is reused: nothing it depends on has changed"]
+    lines_by_stage = plan()
+    assert reused(lines_by_stage) == set(REUSED)
+    assert lines_by_stage["pair"][0] == f"load {TARGET} and {DRAFT} and compare their vocabularies"
+    assert lines_by_stage["data"] == [
+        "runs/demo/traces is reused: nothing it depends on has changed"
+    ]
     (copy / "runs/demo/training/result.json").write_text("{}")
     assert "none.jsonl: No such file" in failure("pair", "prompts.file=none.jsonl", "--plan")
     assert (
-        reused(found := plan()) == {"latency", "data"}
-        and found["pair"][1] == f"240 prompts of {PROMPTS}"
+        reused(lines_by_stage := plan()) == {"latency", "data"}
+        and lines_by_stage["pair"][1] == f"240 prompts of {PROMPTS}"
     )
 
 
@@ -55,8 +57,8 @@ def test_a_finished_run_is_reused_but_for_a_changed_file(copy: Path) -> None:
 def test_what_a_change_makes_anew_is_what_depends_on_it(
     copy: Path, override: str, anew: set[str]
 ) -> None:
-    found = plan(override)
-    assert reused(found) == set(REUSED) - anew
+    lines_by_stage = plan(override)
+    assert reused(lines_by_stage) == set(REUSED) - anew
 
 
 def test_the_time_is_that_of_the_last_run(copy: Path) -> None:

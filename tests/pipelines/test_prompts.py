@@ -60,8 +60,8 @@ def test_a_prompt_that_a_file_repeats_is_in_one_split(
     write_lines(Path("prompts.jsonl"), ({"text": text} for text in texts))
     options = [*SMALL_PAIR, *UNTEMPLATED, "prompts.tokens=16", "prompts.file=prompts.jsonl"]
     run("pair", DEMO, options, plan=False)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "200 with the tokens of an earlier one are left out" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "200 with the tokens of an earlier one are left out" in output
     config = demo_config(*options)
     pair = load_pair(config)
     in_splits = []
@@ -79,10 +79,10 @@ def test_the_configs_of_large_pairs_make_their_plans(
     config = load_config(file, [])
     sets = [prompt_set.name for prompt_set in config.prompts.sets]
     run("demo", file, [*overrides(here, *sets), "pair.device_map=null"], plan=True)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for of_set in sets:
-        assert f"pair: {of_set}: 20 prompts from {here / of_set}.jsonl" in said
-    assert f"{len(config.sampling)} sampling settings x {config.data.texts} texts" in said
+        assert f"pair: {of_set}: 20 prompts from {here / of_set}.jsonl" in output
+    assert f"{len(config.sampling)} sampling settings x {config.data.texts} texts" in output
     counts = [prompt_set.prompts or 480 for prompt_set in config.prompts.sets]
     assert sum(counts) == config.data.texts
 
@@ -99,9 +99,9 @@ def test_sets_are_read_fitted_and_split(
     ]
     options += ["prompts.tokens=100", "prompts.system=be brief", "data.tokens=8", "name=sets"]
     run("pair", DEMO, options, plan=False)
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     assert (
-        "1 of them are longer than prompts.tokens=100 and are left out; taken: 20 math500" in said
+        "1 of them are longer than prompts.tokens=100 and are left out; taken: 20 math500" in output
     )
     config = demo_config(*options)
     kept = read_prompts(config.folder / "pair" / "prompts.jsonl")

@@ -76,8 +76,8 @@ def test_a_mistake_on_the_command_line(
 def test_a_file_that_is_cut_short(copy: Path, stage: str, name: str, message: str) -> None:
     path = Path("runs/demo", name)
     path.write_bytes(path.read_bytes()[:-20])
-    said = refusal(stage, *SMALL)
-    assert str(path) in said and message in said
+    output = refusal(stage, *SMALL)
+    assert str(path) in output and message in output
 
 
 def test_a_model_that_reads_positions_off_its_cache(copy: Path) -> None:
@@ -153,5 +153,5 @@ def test_a_truncated_shard_and_the_advice_on_it(copy: Path) -> None:
 
 def test_a_store_of_mlflow_that_cannot_be_used(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////dev/null/mlflow.db")
-    said = refusal("train", *SMALL, "train.epochs=3")
-    assert said.startswith("espalier: sqlite:////dev/null/mlflow.db: MLflow's store fails: ")
+    output = refusal("train", *SMALL, "train.epochs=3")
+    assert output.startswith("espalier: sqlite:////dev/null/mlflow.db: MLflow's store fails: ")

@@ -34,8 +34,8 @@ def test_the_drafts_files_are_small_and_say_where_they_come_from() -> None:
     assert ABOUT["weights"] == sha256(SHIPPED / "model.safetensors")
     licence = (SHIPPED.parent / "README.md").read_text()
     assert "Apache-2.0" in licence and "SmolLM2" in licence
-    own = load_config(ROOT / "configs" / "draft.yaml", []).distil.model_dump(mode="json")
-    assert {key: ABOUT["config"][key] for key in own} == own
+    shipped = load_config(ROOT / "configs" / "draft.yaml", []).distil.model_dump(mode="json")
+    assert {key: ABOUT["config"][key] for key in shipped} == shipped
     assert (
         is_distilled(str(SHIPPED)) and str(Path.home()) not in (SHIPPED / "config.json").read_text()
     )
@@ -80,9 +80,9 @@ def test_there_are_forty_different_prompts_of_every_kind() -> None:
 
 def test_every_kind_is_in_every_split() -> None:
     for split, least in LEAST.items():
-        found = Counter(
+        counts = Counter(
             prompt.kind
             for prompt in PROMPTS
             if split_of(prompt, validation=0.2, test=0.25) == split
         )
-        assert found.keys() == set(KINDS) and min(found.values()) >= least
+        assert counts.keys() == set(KINDS) and min(counts.values()) >= least

@@ -139,9 +139,9 @@ def test_a_full_disk_at_any_write_is_one_line_and_costs_nothing(config: Config) 
                 run(stage_of(config, 1 + number))
             break
         except InputError as error:
-            said = str(error)
+            message = str(error)
         assert re.fullmatch(
-            r"runs/demo/\S+\.tmp: cannot be written: No space left on device; make room .*", said
+            r"runs/demo/\S+\.tmp: cannot be written: No space left on device; make room .*", message
         )
         # the record, one.json, two, the record
         untouched = FILES if number <= 4 else FILES[1:] if number <= 6 else ()
@@ -155,7 +155,7 @@ RECORD = "stages/fake.json"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "refused", "said"),
+    ("name", "content", "refused", "message"),
     [
         *(
             (name, "?", "missing, or changed since it was written", "was changed or removed")
@@ -171,7 +171,7 @@ def test_damage_is_named_and_made_anew(
     name: str,
     content: str | None,
     refused: str,
-    said: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run(stage_of(config))
@@ -181,7 +181,7 @@ def test_damage_is_named_and_made_anew(
     with pytest.raises(InputError, match=rf"^{path}:? {refused}: .*run the fake stage again$"):
         verify(config, "fake")
     assert run(stage_of(config)) and contents() == whole
-    assert f"fake: {path} {said}" in capsys.readouterr().out
+    assert f"fake: {path} {message}" in capsys.readouterr().out
 
 
 def test_a_users_names_are_no_markup(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,11 +189,11 @@ def test_a_users_names_are_no_markup(config: Config, capsys: pytest.CaptureFixtu
     console.print(table([{"kind": "[/b]"}], "of [v2]"))
     for _ in watched([1], "reading [/b]"):
         pass
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "fake: 20 [/b], 20 [v2], 20 :smile:" in said
-        and said.count("[v2]") == 2
-        and said.count("[/b]") == 3
+        "fake: 20 [/b], 20 [v2], 20 :smile:" in output
+        and output.count("[v2]") == 2
+        and output.count("[/b]") == 3
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from pipelines.latency.stage import unsteady
 from pipelines.latency.timings import misfit, profile_of, read_timings
 from selector.actions import EMPTY, ActionSpace
-from selector.latency import LatencyProfile
+from selector.latency import MOST_TOKENS, LatencyProfile
 from selector.schema import InputError
 from selector.train.mixed import step_seconds
 from tests.pipelines.gpus import BATCHES, CONTEXT, VERIFIED, Seconds, flat, step, stepped, timings
@@ -33,9 +33,9 @@ def read(folder: Path, text: str, stepped: bool = True) -> LatencyProfile:
 def test_the_profile_gives_back_every_timed_step(seconds: Seconds, tmp_path: Path) -> None:
     made = read(tmp_path, timings(seconds))
     for batch in BATCHES:
-        own = made.at_batch(batch)
+        at_size = made.at_batch(batch)
         for verified in VERIFIED:
-            predicted = own.action_seconds(SPACE.chain(verified - 1), CONTEXT, "traversal")
+            predicted = at_size.action_seconds(SPACE.chain(verified - 1), CONTEXT, "traversal")
             assert predicted == pytest.approx(
                 step(seconds, batch, verified, verified - 1), rel=1e-6
             )
@@ -59,12 +59,12 @@ def test_sizes_between_cost_the_next_larger_one_and_beyond_the_largest_they_rise
     assert linear.at_batch(3).target.at(100, 1) == pytest.approx((10 + 2 * 2 / 3) * 1e-3)
     assert made.at_batch(4).target.at(100, 2) == pytest.approx(20e-3)
     assert linear.at_batch(4).target.at(100, 2) == pytest.approx(14e-3)
-    for each in (made, linear):
+    for moved in (made, linear):
         # 1 ms for each further request
-        assert each.at_batch(10).target.at(100, 1) == pytest.approx(18e-3)
-        assert each.at_batch(4).target.at(100, 7) == pytest.approx(24e-3)
-        assert each.at_batch(2).draft.at(100, 1) == pytest.approx(1e-3)
-        assert each.at_batch(1).action_seconds(EMPTY, 100, "traversal") == pytest.approx(10e-3)
+        assert moved.at_batch(10).target.at(100, 1) == pytest.approx(18e-3)
+        assert moved.at_batch(4).target.at(100, 7) == pytest.approx(24e-3)
+        assert moved.at_batch(2).draft.at(100, 1) == pytest.approx(1e-3)
+        assert moved.at_batch(1).action_seconds(EMPTY, 100, "traversal") == pytest.approx(10e-3)
 
 
 def test_means_between_one_token_and_two_are_times_of_batches_in_which_some_draft(
@@ -72,7 +72,8 @@ def test_means_between_one_token_and_two_are_times_of_batches_in_which_some_draf
 ) -> None:
     rows = "8,100,1,0,0.048\n8,100,1.25,0,0.060\n8,100,2,0,0.063\n8,100,0,2,0.002\n"
     times = read(tmp_path, HEAD + rows, stepped=False).step_times(8)
-    assert times.prices(100.0, 8)[0] == pytest.approx((times.target_LV[0, -1] - 0.048) / 63 / 8)
+    one_more_token = (times.target_LV[0, -1] - 0.048) / (MOST_TOKENS - 1)
+    assert times.prices(100.0, 8)[0] == pytest.approx(one_more_token / 8)
     assert (
         float(step_seconds(times, 100.0, 0.25, 0)) == pytest.approx(0.060)
         and float(step_seconds(times, 100.0, 0.125, 0)) < 0.055
@@ -83,11 +84,11 @@ def test_drafting_once_each_pass_and_verification_are_told_apart(tmp_path: Path)
     text = HEAD + "1,100,3,0,0.010\n1,100,3,2,0.0145\n1,100,3,4,0.0185\n1,100,5,4,0.0215\n"
     made = read(tmp_path, text)
     assert not misfit(read_timings(tmp_path / "timings.csv"), made)
-    own = made.at_batch(1)
-    assert (own.draft.at(100, 1), own.drafting.at(100, 0)) == pytest.approx((0.002, 0.0005))
-    assert own.target.at(100, 3) == pytest.approx(0.010) and own.target.at(100, 5) == pytest.approx(
-        0.013
-    )
+    single = made.at_batch(1)
+    assert (single.draft.at(100, 1), single.drafting.at(100, 0)) == pytest.approx((0.002, 0.0005))
+    assert single.target.at(100, 3) == pytest.approx(0.010) and single.target.at(
+        100, 5
+    ) == pytest.approx(0.013)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,9 @@ def test_the_step_times_of_a_pair_need_no_weights(
         "head_dim": 8,
     }
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-    gemma = {"gemma": tuple(each | sizes for each in clocks.PAIRS["gemma3-27b_gemma3-270m"])}
+    gemma = {
+        "gemma": tuple(sizes_of | sizes for sizes_of in clocks.PAIRS["gemma3-27b_gemma3-270m"])
+    }
     for name, value in {
         "PAIRS": gemma,
         "BATCHES": (1, 2),

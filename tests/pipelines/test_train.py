@@ -55,13 +55,13 @@ SHORT = Config.model_validate(
 )
 
 
-def splits(is_told: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
+def splits(is_informative: tuple[bool, bool] = (True, True)) -> dict[str, Texts]:
     """Texts of two sampling settings; in each, a scalar tells which roots are easy, or nothing
     does."""
     by_split = {}
     for seed, split in ((0, "train"), (10, "validation")):
-        hot = texts(12, 60, seed=seed, sampling=HOT, told=is_told[0])
-        cold = texts(12, 60, seed=seed + 1, sampling=COLD, told=is_told[1])
+        hot = texts(12, 60, seed=seed, sampling=HOT, is_informative=is_informative[0])
+        cold = texts(12, 60, seed=seed + 1, sampling=COLD, is_informative=is_informative[1])
         by_split[split] = joined([hot, cold])
     return by_split
 
@@ -74,12 +74,12 @@ def no_rules(judged: list[Judged]) -> list[Judged]:
     """Rules for lookups that do not pay, and take half as much time again."""
     return [
         replace(
-            each,
-            setting=replace(each.setting.static_only(), rule=LookupRule(4, 8)),
+            judged_case,
+            setting=replace(judged_case.setting.static_only(), rule=LookupRule(4, 8)),
             ratio=Ratio(0.9, 0.01),
-            replayed=replace(each.replayed, seconds_X=1.5 * each.replayed.seconds_X),
+            replayed=replace(judged_case.replayed, seconds_X=1.5 * judged_case.replayed.seconds_X),
         )
-        for each in judged
+        for judged_case in judged
     ]
 
 
@@ -93,7 +93,7 @@ def client(store: str) -> Any:
 
 def test_decisions_are_kept_where_they_pay(tmp_path: Path, client: Any) -> None:
     """A scalar tells easy roots under one of two settings; under the other, nothing does."""
-    data = splits(is_told=(True, False))
+    data = splits(is_informative=(True, False))
     bases = statics(timed_cases(data["train"]))
     validation = timed_cases(data["validation"])
     new = new_module(CONFIG, "regressor", LIGHT, data["train"])
@@ -103,7 +103,7 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, client: Any) -> None:
     judged = []
     for case, base in zip(validation, bases, strict=True):
         judged += judge(module, case, base)
-    assert [each.pays for each in judged] == [True, False]
+    assert [case.pays for case in judged] == [True, False]
     assert judged[0].ratio.value > 1.2
     rules = no_rules(judged)
     (hot, cold), kept = decided(module, validation, rules, bases, profile(), source_of(CONFIG))

@@ -73,9 +73,7 @@ def settings_of(level: str) -> list[Setting]:
     return [
         replace(
             setting,
-            feature_levels=tuple(
-                level if each == LIGHT else each for each in setting.feature_levels
-            ),
+            feature_levels=tuple(level if one == LIGHT else one for one in setting.feature_levels),
         )
         for setting in SETTINGS
     ]

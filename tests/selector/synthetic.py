@@ -63,12 +63,12 @@ def texts(
     seed: int = 0,
     level: str = LIGHT,
     sampling: Sampling = UNCUT,
-    told: bool = True,
+    is_informative: bool = True,
     repeats: float = 0.0,
 ) -> Texts:
     """Texts of which half the roots are easy, at random. One feature tells: a scalar, or of `full`
     features the first entry of the draft's hidden state, which is then well above 0, and elsewhere
-    well below it. Unless it is not `told`. Two texts make a source.
+    well below it. Unless it is not `is_informative`. Two texts make a source.
 
     At a share of `repeats` of the roots, at random, a lookup has some tokens right, and the match
     there tells.
@@ -86,18 +86,18 @@ def texts(
         name: torch.randn(R, width, generator=generator)
         for name, width in zip(HIDDEN_STATES, WIDTHS, strict=True)
     }
-    if told and level == FULL:
+    if is_informative and level == FULL:
         last = hidden[HIDDEN_STATES[-1]]
         last[:, 0] = (3 + last[:, 0].abs()) * torch.where(easy_R, 1, -1)
-    elif told:
+    elif is_informative:
         scalars_RF[:, TELLS] = scalars_RF[:, TELLS] / 2 + 0.5 * ~easy_R
-    known = {
+    columns = {
         "context_length": length_R,
         "batch": 1.0,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
     }
-    for name, values in known.items():
+    for name, values in columns.items():
         scalars_RF[:, PAIR.index(name)] = values if isinstance(values, Tensor) else float(values)
     repeats_R = torch.rand(R, generator=generator) < repeats
     if repeats:
@@ -155,7 +155,7 @@ def opinionated(objective: str = "regressor", level: str = LIGHT, seed: int = 0)
         else:
             last.weight.mul_(16.0)
             data, trees = texts(level=level, repeats=0.1), len(SPACE.trees)
-            scores_RA = torch.cat([made.scores(data, each) for each in (EARLY, level)])
+            scores_RA = torch.cat([made.scores(data, asked) for asked in (EARLY, level)])
             last.bias[trees:] += (
                 scores_RA[:, :trees].amax(-1) - scores_RA[:, trees:].amax(-1)
             ).median()
@@ -173,7 +173,7 @@ def joined(parts: Sequence[Texts]) -> Texts:
         ("samplings", "kind_X", "source_X", "prompt_X"),
         ("size_X", "scalars_RF", "length_R", "lookup_R"),
     )
-    made = {name: [each for part in parts for each in getattr(part, name)] for name in lists}
+    made = {name: [value for part in parts for value in getattr(part, name)] for name in lists}
     made |= {
         name: torch.cat([getattr(part, name) for part in parts]) for name in (*tensors, "hidden_R")
     }

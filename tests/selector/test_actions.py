@@ -86,8 +86,8 @@ def name_of(space: ActionSpace, s: int) -> Name:
         return "iid", 1, 0, s + 1
     if s >= space.tree_survivals:
         return "iid", 0, 0, s - space.tree_survivals + 1
-    each, rest = divmod(s - space.depth, (space.max_L1 + 1) * space.max_L2)
-    style, count = divmod(each, len(space.branch_counts))
+    shape, rest = divmod(s - space.depth, (space.max_L1 + 1) * space.max_L2)
+    style, count = divmod(shape, len(space.branch_counts))
     L1, below = divmod(rest, space.max_L2)
     return ("iid", *space.styles)[style], space.branch_counts[count], L1, below + 1
 
@@ -113,10 +113,10 @@ def test_a_block_efficiency_is_the_sum_of_the_actions_own_survivals(space: Actio
     assert len(by_name) == count
     efficiency_A = space.efficiencies(survivals_S)
     for a, (places, action) in enumerate(zip(space.survival_of_AD.tolist(), space, strict=True)):
-        own = own_survivals(action)
+        expected = own_survivals(action)
         assert float(efficiency_A[a]) == pytest.approx(
-            1 + sum(by_name[name] for name in own), abs=1e-12
+            1 + sum(by_name[name] for name in expected), abs=1e-12
         ), action
-        assert [name_of(space, place) for place in places if place < count] == own
-        assert places[len(own) :] == [count] * (space.deepest - len(own))
+        assert [name_of(space, position) for position in places if position < count] == expected
+        assert places[len(expected) :] == [count] * (space.deepest - len(expected))
     assert float(efficiency_A[space.index(EMPTY)]) == 1

@@ -84,14 +84,14 @@ def belongs(data: Texts, places: list[tuple[int, int]]) -> None:
     """Every row of the data is that of this text and root."""
     assert len(places) == len(data.length_R) == len(data.scalars_RF)
     assert data.lookup_R.dtype == torch.uint8
-    assert data.lookup_R.tolist() == [lookup_of(*place) for place in places]
+    assert data.lookup_R.tolist() == [lookup_of(*root) for root in places]
     for r, (text, root) in enumerate(places):
-        known = [
-            float(data.scalar(own)[r])
-            for own in ("target_entropy_prev", "draft_entropy_root", "context_length")
+        scalars = [
+            float(data.scalar(name)[r])
+            for name in ("target_entropy_prev", "draft_entropy_root", "context_length")
         ]
         length = 5 + text + root + 1
-        assert known == (
+        assert scalars == (
             [entropy_of(text, root - 1), entropy_of(text, root), length] if root else [0, 0, 0]
         )
         assert int(data.length_R[r]) == length
@@ -146,10 +146,10 @@ def test_labels_are_those_of_trees_and_what_a_lookup_had_right(rows: slice | tor
     for verifier in NAMES:
         labels = data.labels(verifier, rows, SPACE)
         assert labels.dtype == torch.float32 and labels.shape == (len(places), 448 + 16)
-        for place, labels_S in zip(places, labels, strict=True):
-            trees_S = survivals_of(*place, verifier).astype(np.float16)
+        for root, labels_S in zip(places, labels, strict=True):
+            trees_S = survivals_of(*root, verifier).astype(np.float16)
             assert np.array_equal(labels_S[:SURVIVALS], trees_S.astype(np.float32))
-            right = lookup_of(*place)
+            right = lookup_of(*root)
             assert labels_S[SURVIVALS:].tolist() == [1.0] * right + [0.0] * (16 - right)
         # the first of them, where a space lacks styles
         for space in (ActionSpace.recorded(), ActionSpace.default()):
@@ -161,7 +161,7 @@ def test_hidden_states_belong_to_their_roots() -> None:
     data = some()
     recorded = [(0, 1), (0, 2), (0, 3), (2, 1), (2, 3), (2, 5), (3, 1), (3, 2)]
     assert [PLACES[r] for r in (data.hidden_R >= 0).nonzero()[:, 0].tolist()] == recorded
-    rows = torch.tensor([PLACES.index(place) for place in recorded])[
+    rows = torch.tensor([PLACES.index(root) for root in recorded])[
         torch.randperm(len(recorded), generator=torch.Generator().manual_seed(1))
     ]
     scalars_BF, states = data.features(rows, full=True)
@@ -177,7 +177,7 @@ def test_texts_that_are_taken_keep_all_that_is_theirs() -> None:
     data = some()
     for asked, kept in (([3, 0], [0, 3]), ([1, 3], [1, 3])):
         taken = data.take(torch.tensor(asked))
-        places = [place for place in PLACES if place[0] in kept]
+        places = [root for root in PLACES if root[0] in kept]
         belongs(taken, places)
         for name in ("prompt_X", "kind_X", "source_X", "sampling_X", "size_X"):
             of_all = list(getattr(data, name))

@@ -35,8 +35,8 @@ def test_the_action_with_the_most_net_tokens_is_chosen(
     for efficiency, seconds, chosen in zip(
         efficiency_BA.tolist(), seconds_BA.tolist(), chosen_B.tolist(), strict=True
     ):
-        own = max(efficiency[a] / seconds[a] for a in may)
-        price = setting.speed ** (1 - rho) * own**rho
+        ratio = max(efficiency[a] / seconds[a] for a in may)
+        price = setting.speed ** (1 - rho) * ratio**rho
         worth = {a: efficiency[a] - price * seconds[a] for a in may}
         assert worth[chosen] == pytest.approx(max(worth.values()), abs=1e-5)
 
@@ -48,8 +48,8 @@ def test_on_longer_texts_a_network_gives_way_to_the_rule() -> None:
         rule == replace(DECIDED, feature_levels=(), rule=COPIES.rule)
         and static == DECIDED.static_only()
     )
-    assert [each.decider for each in (short, rule, static)] == [NETWORK, RULE, STATIC]
-    assert [each.asked for each in (short, rule, static)] == [(LIGHT,), (MATCH,), ()]
+    assert [setting.decider for setting in (short, rule, static)] == [NETWORK, RULE, STATIC]
+    assert [setting.asked for setting in (short, rule, static)] == [(LIGHT,), (MATCH,), ()]
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,10 @@ def test_the_draft_is_asked_for_where_the_early_choice_needs_it(
         exported.batch_of(*exported.roots_of(setting, LIGHT), LIGHT)
     ):
         early = exported.early_of(features)
-        known = selector.select(early)
-        assert policy.select(early) == (None if known.drafts else known)
+        first = selector.select(early)
+        assert policy.select(early) == (None if first.drafts else first)
         assert policy.select(features) is not None
-        asked_again.append(known.drafts)
+        asked_again.append(first.drafts)
     assert 0.05 < sum(asked_again) / len(asked_again) < 0.95
 
 
@@ -107,8 +107,8 @@ def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
     ):
         match = features[SCALARS_KEY][PAIR.index("match")]
         action = exported.COPIES.copied(float(match))
-        for own in (policy, Policy(exported.COPIES)):
-            assert own.select({MATCH: match}) == action
+        for chooser in (policy, Policy(exported.COPIES)):
+            assert chooser.select({MATCH: match}) == action
         assert policy.select(exported.early_of(features)) == selector.select(features) == action
         chosen.add(action)
     assert chosen == {exported.COPIES.action, Action.copy(8)}

@@ -71,24 +71,24 @@ OTHERS = [((EARLY,), 5000), ((TEXT,), 3000), ((DRAFTER,), 4000), ((MATCH,), 0), 
 
 
 @pytest.mark.parametrize(
-    ("feature_levels", "own", "passes"), [(*e, 2) for e in LATE] + [(*e, 0) for e in OTHERS]
+    ("feature_levels", "decision", "passes"), [(*e, 2) for e in LATE] + [(*e, 0) for e in OTHERS]
 )
 def test_a_selector_pays_for_itself_and_where_it_looks_at_the_drafts_rows_for_the_root_pass(
-    feature_levels: tuple[str, ...], own: float, passes: float
+    feature_levels: tuple[str, ...], decision: float, passes: float
 ) -> None:
     """For every decision that it has made, and for the pass whether or not the draft then
     drafts."""
     assert FLAT.action_seconds(EMPTY, 15, "traversal", feature_levels) == pytest.approx(
-        own + passes + 100
+        decision + passes + 100
     )
     assert FLAT.action_seconds(Action.copy(8), 15, "traversal", feature_levels) == pytest.approx(
-        own + passes + 108
+        decision + passes + 108
     )
     # where something is drafted the draft passes the root anyway
     for action in (Action(1, 1, 0), Action(3, 2, 2)):
         base = FLAT.action_seconds(action, 15, "traversal")
         assert FLAT.action_seconds(action, 15, "traversal", feature_levels) == pytest.approx(
-            base + own
+            base + decision
         )
 
 
@@ -120,11 +120,11 @@ def test_interpolated_rows_agree_with_the_profile() -> None:
 
 def test_a_decision_that_was_not_measured_is_named() -> None:
     """But for the match: looking at it takes no time to speak of."""
-    own = replace(profile(), decide={LIGHT: 1e-4})
+    light = replace(profile(), decide={LIGHT: 1e-4})
     with pytest.raises(InputError, match="no time for a decision that sees early"):
-        own.table(ACTIONS, "traversal", (EARLY, LIGHT))
+        light.table(ACTIONS, "traversal", (EARLY, LIGHT))
     for free, dear in zip(
-        own.table(ACTIONS, "traversal"), own.table(ACTIONS, "traversal", (MATCH,)), strict=True
+        light.table(ACTIONS, "traversal"), light.table(ACTIONS, "traversal", (MATCH,)), strict=True
     ):
         assert torch.equal(free, dear)
 
@@ -133,9 +133,9 @@ def test_a_profile_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "latency.json"
     lag, distinct = Table([0], [0, 4], [[0.0, 1e-3]]), {"T=0": {"2": [1.0] * 8}}
     whole = replace(profile(), drafting=Table.constant(1e-4), lag=lag, distinct=distinct)
-    for own in (profile(), whole):
-        path.write_text(json.dumps({**own.to_json(), "check": [], "matrices": []}))
-        assert LatencyProfile.load(path) == own
+    for saved in (profile(), whole):
+        path.write_text(json.dumps({**saved.to_json(), "check": [], "matrices": []}))
+        assert LatencyProfile.load(path) == saved
 
 
 @pytest.mark.parametrize(
@@ -179,29 +179,29 @@ def test_coinciding_branches_are_one_node() -> None:
         "T=0": dict.fromkeys(("2", "3", "4"), [1.0] * 8),
         "T=0.5, top-p=0.9": {"2": [1.5] + [2.0] * 7, "3": [2.5] * 8, "4": [3.0] * 8},
     }
-    known, upper = replace(profile(), distinct=distinct), profile()
-    assert known.nodes(Action(4, 2, 8), Sampling(0.0)) == 11
-    assert known.nodes(Action(2, 3, 4), Sampling(0.5, 0.9)) == 1 + 3 + 1.5 + 3 * 2
+    merged, upper = replace(profile(), distinct=distinct), profile()
+    assert merged.nodes(Action(4, 2, 8), Sampling(0.0)) == 11
+    assert merged.nodes(Action(2, 3, 4), Sampling(0.5, 0.9)) == 1 + 3 + 1.5 + 3 * 2
     assert (
-        known.nodes(Action(2, 3, 4), Sampling())
+        merged.nodes(Action(2, 3, 4), Sampling())
         == upper.nodes(Action(2, 3, 4), Sampling(0.0))
         == 12
     )
     assert (
-        known.nodes(Action(1, 8, 3), Sampling(0.0)) == 12
-        and known.nodes(Action.copy(5), Sampling(0.0)) == 6
+        merged.nodes(Action(1, 8, 3), Sampling(0.0)) == 12
+        and merged.nodes(Action.copy(5), Sampling(0.0)) == 6
     )
     for action, sampling in (
         (Action(4, 2, 8), Sampling(0.0)),
         (Action(3, 0, 5), Sampling(0.5, 0.9)),
     ):
         saved = upper.target.at(20, 1 + action.nodes) - upper.target.at(
-            20, known.nodes(action, sampling)
+            20, merged.nodes(action, sampling)
         )
-        rows = (1 + action.nodes - known.nodes(action, sampling)) * upper.nucleus
+        rows = (1 + action.nodes - merged.nodes(action, sampling)) * upper.nucleus
         seconds = [
-            each.action_seconds(action, 20, "traversal", sampling=sampling)
-            for each in (upper, known)
+            latency.action_seconds(action, 20, "traversal", sampling=sampling)
+            for latency in (upper, merged)
         ]
         assert (
             seconds[0] - seconds[1] == pytest.approx(saved + (rows if sampling.top_p < 1 else 0))

@@ -78,9 +78,9 @@ def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Pat
     made = exported.module_of("regressor")
     for at, (setting, moved) in enumerate(zip(here.settings, there.settings, strict=True)):
         speeds = []
-        for own in (profile(), slow):
+        for times_of in (profile(), slow):
             seconds = [
-                own.action_seconds(action, 100, "traversal", (), setting.sampling)
+                times_of.action_seconds(action, 100, "traversal", (), setting.sampling)
                 for action in SPACE.trees
             ]
             speeds.append(exported.efficiencies(at) / torch.tensor(seconds))

@@ -33,9 +33,11 @@ def test_fixed_lengths_and_rules_of_a_log_are_a_walk_to_the_last_token(batch: in
             return Action.copy(4) if match_R[row] >= least else chain
 
         steps, tokens, seconds = ten_lines(data, choice)
-        found = replay_setting(data, {}, Setting(Sampling(0.0), chain, rule=LookupRule(least, 4)))
-        assert float(found.steps_X.sum()) == steps and float(found.tokens_X.sum()) == tokens
-        assert float(found.seconds_X.sum()) == pytest.approx(seconds, rel=1e-6)
+        replayed = replay_setting(
+            data, {}, Setting(Sampling(0.0), chain, rule=LookupRule(least, 4))
+        )
+        assert float(replayed.steps_X.sum()) == steps and float(replayed.tokens_X.sum()) == tokens
+        assert float(replayed.seconds_X.sum()) == pytest.approx(seconds, rel=1e-6)
 
 
 def test_whoever_is_told_everything_takes_the_least_time() -> None:
@@ -78,10 +80,10 @@ def test_the_joint_choice_is_the_best_of_all_choices(seed: int) -> None:
     best = max(
         product(range(len(SPACE)), repeat=3), key=lambda chosen: worth(tokens_BA, chosen, **prices)
     )
-    found = joint_choice(
+    chosen = joint_choice(
         tokens_BA, Shapes.of(SPACE), prices["g"], prices["token"], prices["one_pass"]
     )
-    assert worth(tokens_BA, tuple(found), **prices) == pytest.approx(
+    assert worth(tokens_BA, tuple(chosen), **prices) == pytest.approx(
         worth(tokens_BA, best, **prices)
     )
 
@@ -99,10 +101,10 @@ def test_a_profile_without_a_batch_axis_is_refused() -> None:
 
 def step_seconds(nodes: list[int], passes: int, context: float) -> float:
     """Of requests that verify so many drafted tokens each, after so many draft passes of all."""
-    own = profile()
-    assert own.batches is not None
+    times = profile()
+    assert times.batches is not None
     draft, target = (
-        tables[SIZES.index(len(nodes))] for tables in (own.batches.draft, own.batches.target)
+        tables[SIZES.index(len(nodes))] for tables in (times.batches.draft, times.batches.target)
     )
     low, high = (target.at(context, size) for size in (1, 64))
     return low + (high - low) * (sum(nodes) / len(nodes)) / 63 + passes * draft.at(context, 1)
@@ -123,7 +125,7 @@ def walk(
             chosen = [SPACE.actions[a] for a in choose(rows)]
             context, passes = (
                 float(data.texts.length_R[rows].float().mean()),
-                max(own.drafts and own.nodes for own in chosen),
+                max(action.drafts and action.nodes for action in chosen),
             )
             seconds += step_seconds([action.nodes for action in chosen], passes, context)
             for place, (row, action) in enumerate(zip(rows, chosen, strict=True)):
@@ -143,10 +145,10 @@ def test_replay_of_decisions_that_are_made_alone_is_a_walk(batch: int) -> None:
     assert 1 < len(batches._streams) <= PARTS
     generator = torch.Generator().manual_seed(1)
     action_R = torch.randint(len(SPACE), (len(data.texts.length_R),), generator=generator)
-    found = batches.replay(action_R)
+    replayed = batches.replay(action_R)
     tokens, seconds = walk(batches, lambda rows: action_R[rows].tolist(), batch)
-    assert float(found.tokens_X.sum()) == tokens
-    assert float(found.seconds_X.sum()) == pytest.approx(seconds)
+    assert float(replayed.tokens_X.sum()) == tokens
+    assert float(replayed.seconds_X.sum()) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("speed", [20.0, 400.0])
@@ -173,7 +175,7 @@ def test_one_length_for_all_requests_of_a_step_is_the_best_chain(speed: float) -
         chosen.add(best)
         return [SPACE.index(SPACE.chain(best))] * batch
 
-    found = batches.select(efficiency_RA, speed, common=True)
+    replayed = batches.select(efficiency_RA, speed, common=True)
     tokens, seconds = walk(batches, choose, batch)
-    assert float(found.tokens_X.sum()) == tokens and len(chosen) > 1
-    assert float(found.seconds_X.sum()) == pytest.approx(seconds)
+    assert float(replayed.tokens_X.sum()) == tokens and len(chosen) > 1
+    assert float(replayed.seconds_X.sum()) == pytest.approx(seconds)

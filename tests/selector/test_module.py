@@ -41,7 +41,9 @@ def train(made: SelectorModule, batch: Batch, rate: float) -> None:
     made.train()
     for _ in range(STEPS):
         rows = torch.randint(len(batch.scalars_BF), (96,), generator=generator)
-        rest = (each[rows] for each in (batch.survivals_BS, batch.seconds_BA, batch.base_speed_B))
+        rest = (
+            column[rows] for column in (batch.survivals_BS, batch.seconds_BA, batch.base_speed_B)
+        )
         optimiser.zero_grad()
         own = Batch(batch.scalars_BF[rows], [state[rows] for state in batch.hidden], *rest)
         made.training_step(own, 0).backward()
@@ -67,7 +69,7 @@ def test_training_finds_what_a_feature_tells(objective: str, level: str, rate: f
     train(made, whole_batch(data, static, level), rate)
 
     def asked(own: Timed) -> dict[str, Tensor]:
-        return {each: made.scores(own.texts, each) for each in made.asked}
+        return {level: made.scores(own.texts, level) for level in made.asked}
 
     setting = tune_setting(data, asked(data), static, policy).setting
     ratio = (
@@ -90,7 +92,7 @@ def test_each_objective_has_its_own_loss() -> None:
     passed_B1 = torch.ones(36, 1)
     regressor, policy = opinionated("regressor"), opinionated("policy")
     late, early = (
-        regressor.network(batch.scalars_BF, [], each) for each in (passed_B1, 0 * passed_B1)
+        regressor.network(batch.scalars_BF, [], passed) for passed in (passed_B1, 0 * passed_B1)
     )
     parts = [survival_loss(outputs, batch.survivals_BS, SPACE) for outputs in (late, early)]
     assert torch.equal(regressor.loss(batch), sum(parts)) and parts[0] != parts[1]
@@ -150,4 +152,6 @@ def test_batches_hold_the_roots_they_say() -> None:
     assert torch.equal(batch.seconds_BA, timed(data).seconds((FULL,))[rows])
     assert batch.base_speed_B.tolist() == rows.tolist()
     _, states = data.features(rows, True)
-    assert all(torch.equal(mine, own) for mine, own in zip(batch.hidden, states, strict=True))
+    assert all(
+        torch.equal(kept, expected) for kept, expected in zip(batch.hidden, states, strict=True)
+    )

@@ -39,9 +39,9 @@ def test_a_survival_is_the_product_of_the_factors_above_it(space: ActionSpace) -
     assert factors_SS.unique().tolist() in ([0, 1], [1])
     for t, (style, K, L1, depth) in enumerate(names):
         trunk = [("iid", 1, 0, d) for d in range(1, (depth if K == 1 else L1) + 1)]
-        own = [(style, K, L1, d) for d in range(1, depth + 1)] if K != 1 else []
+        branches = [(style, K, L1, d) for d in range(1, depth + 1)] if K != 1 else []
         # a lookup has no trunk: the draft's chance says nothing of it
-        above = own if K == 0 else trunk + own
+        above = branches if K == 0 else trunk + branches
         assert [names[s] for s in factors_SS[:, t].nonzero()[:, 0].tolist()] == above
 
 
@@ -50,10 +50,10 @@ def test_a_survival_is_the_product_of_the_factors_above_it(space: ActionSpace) -
 def test_survivals_never_rise_along_a_path(space: ActionSpace, widths: list[int]) -> None:
     """For any weights, in every tree; they are probabilities, and the first of a branch is none
     above its trunk's."""
-    own = network(space, widths)
+    made = network(space, widths)
     with torch.no_grad():
-        own.body.mlp[-1].weight.mul_(10)
-        survivals_BS = own(*inputs(widths), PASSED).exp()
+        made.body.mlp[-1].weight.mul_(10)
+        survivals_BS = made(*inputs(widths), PASSED).exp()
     assert survivals_BS.shape == (20, len(space.sums_SA))
     assert bool(((survivals_BS > 0) & (survivals_BS <= 1)).all())
     for action, place_D in zip(space, space.survival_of_AD, strict=True):
@@ -69,15 +69,15 @@ def test_training_begins_at_the_given_means(space: ActionSpace) -> None:
         len(space.sums_SA), generator=torch.Generator().manual_seed(2)
     )
     mean_S = (factor_S.log() @ space.survival_factors()).exp()
-    own = network(space)
-    last = own.body.mlp[-1]
+    made = network(space)
+    last = made.body.mlp[-1]
     before = last.weight.detach().clone()
-    own.begin_at(mean_S)
+    made.begin_at(mean_S)
     assert torch.allclose(last.weight, 0.1 * before)
     with torch.no_grad():
-        near_BS = own(*inputs(), PASSED).exp()
+        near_BS = made(*inputs(), PASSED).exp()
         last.weight.zero_()
-        exact_BS = own(*inputs(), PASSED).exp()
+        exact_BS = made(*inputs(), PASSED).exp()
     assert torch.allclose(exact_BS, mean_S.expand_as(exact_BS), rtol=1e-4)
     assert float((near_BS - mean_S).abs().max()) < 0.1
     assert float((near_BS - exact_BS).abs().max()) > 1e-4
@@ -103,26 +103,26 @@ def test_before_the_draft_has_passed_the_root_the_early_scalars_alone_count(
 ) -> None:
     """Each of them does; the others and the hidden states do, root by root, once it has. And which
     it is, counts."""
-    own = network(ActionSpace(2, 1, 1, (2,)), widths)
+    made = network(ActionSpace(2, 1, 1, (2,)), widths)
     scalars_BF, states = inputs(widths)
-    own.body.standardise(scalars_BF)
+    made.body.standardise(scalars_BF)
     late_BF, other_states = (
         scalars_BF.clone(),
         [state + torch.arange(state.shape[1]) for state in states],
     )
     late_BF[:, EARLY:] += 3.0
-    before, after = own(scalars_BF, states, 0 * PASSED), own(scalars_BF, states, PASSED)
+    before, after = made(scalars_BF, states, 0 * PASSED), made(scalars_BF, states, PASSED)
     assert not torch.isclose(before, after, atol=1e-4).all(-1).any()
-    assert torch.equal(own(late_BF, other_states, 0 * PASSED), before)
+    assert torch.equal(made(late_BF, other_states, 0 * PASSED), before)
     at_their_means_BF = torch.cat(
-        [scalars_BF[:, :EARLY], own.body.mean_F[EARLY:].expand(20, -1)], dim=-1
+        [scalars_BF[:, :EARLY], made.body.mean_F[EARLY:].expand(20, -1)], dim=-1
     )
-    assert torch.equal(own(at_their_means_BF, states, 0 * PASSED), before)
+    assert torch.equal(made(at_their_means_BF, states, 0 * PASSED), before)
     for place in range(EARLY):
         early_BF = scalars_BF + torch.eye(SCALARS)[place]
-        assert not torch.allclose(own(early_BF, states, 0 * PASSED), before, atol=1e-3), place
-    assert not torch.allclose(own(late_BF, states, PASSED), after, atol=1e-3)
+        assert not torch.allclose(made(early_BF, states, 0 * PASSED), before, atol=1e-3), place
+    assert not torch.allclose(made(late_BF, states, PASSED), after, atol=1e-3)
     mixed_B1 = (torch.arange(20) % 2).float().unsqueeze(-1)
     assert torch.allclose(
-        own(scalars_BF, states, mixed_B1), torch.where(mixed_B1 > 0, after, before), atol=1e-6
+        made(scalars_BF, states, mixed_B1), torch.where(mixed_B1 > 0, after, before), atol=1e-6
     )

@@ -126,11 +126,15 @@ def replayed(
     """The policy on texts of one length, after a text without a root."""
     X, R, S = survivals_XRS.shape
     actions = [[action_at(n, text[n], space) for n in range(R)] for text in texts]
-    seconds = [seconds_at(n, a, space) for own in actions for n, a in enumerate(own)]
+    seconds = [
+        seconds_at(n, a, space) for text_actions in actions for n, a in enumerate(text_actions)
+    ]
     size_X = torch.tensor([0, *[R] * X])
     action_R = torch.tensor(actions).flatten()
     seconds_R = torch.tensor(seconds, dtype=torch.float64)
-    passes_R = torch.tensor([passes_at(n, a, space) for own in actions for n, a in enumerate(own)])
+    passes_R = torch.tensor(
+        [passes_at(n, a, space) for text_actions in actions for n, a in enumerate(text_actions)]
+    )
     lag = Lag(passes_R, lag_M)
     return replay(survivals_XRS.reshape(X * R, S), action_R, seconds_R, size_X, space, lag)
 
@@ -310,8 +314,8 @@ def test_a_function_without_a_file_is_compiled_all_the_same() -> None:
 def test_compiled_functions_call_only_those_of_their_own_file() -> None:
     """Because Numba's cache does not see that another file has changed."""
     modules = [
-        importlib.import_module(found.name)
-        for found in pkgutil.walk_packages(selector.__path__, "selector.")
+        importlib.import_module(module.name)
+        for module in pkgutil.walk_packages(selector.__path__, "selector.")
     ]
     plain = {
         value: value.py_func

@@ -46,7 +46,7 @@ FULL_WIDTHS = {SCALARS_KEY: F, **dict.fromkeys(HIDDEN_STATES, D)}
 
 
 def test_a_setting_decides_near_its_sampling_alone() -> None:
-    trained, own = Sampling(1.0, 0.9), Sampling(1.0, 0.9, 5, 0.1)
+    trained, narrow = Sampling(1.0, 0.9), Sampling(1.0, 0.9, 5, 0.1)
     for near in ((1.1, 0.9), (0.9, 0.95), (1.0, 0.85), (1.0, 0.9, 50), (1.0, 0.9, 0, 0.02)):
         assert trained.covers(Sampling(*near)), near
     for far in (
@@ -59,12 +59,12 @@ def test_a_setting_decides_near_its_sampling_alone() -> None:
     ):
         assert not trained.covers(Sampling(*far)), far
     assert (
-        own.covers(own)
-        and not own.covers(Sampling(1.0, 0.9, 5))
-        and not own.covers(Sampling(1.0, 0.9, 6, 0.1))
+        narrow.covers(narrow)
+        and not narrow.covers(Sampling(1.0, 0.9, 5))
+        and not narrow.covers(Sampling(1.0, 0.9, 6, 0.1))
     )
     # at temperature 0 they change nothing
-    assert replace(own, temperature=0.0).covers(Sampling(0.0, 0.5))
+    assert replace(narrow, temperature=0.0).covers(Sampling(0.0, 0.5))
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ def test_a_text_does_not_say_what_is_learned_of_it() -> None:
 
 def test_seldom_seen_keys_are_not_kept() -> None:
     keys_RJ = np.array([[1], [2], [2], [3]])
-    found, _ = TokenStatistics.fit(keys_RJ, np.ones((4, 2)), np.arange(4))
-    assert LEAST == 2 and found.keys_N.tolist() == [2]
+    statistics, _ = TokenStatistics.fit(keys_RJ, np.ones((4, 2)), np.arange(4))
+    assert LEAST == 2 and statistics.keys_N.tolist() == [2]
 
 
 def test_files_hold_what_was_fitted(tmp_path: Path) -> None:

@@ -66,10 +66,10 @@ def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Settin
     table = StaticTable.of(data)
     assert table.speeds().shape == (TREES,)
     replays = [replayed(data, torch.full((150,), a)) for a in range(TREES)]
-    speeds = [each.speed for each in replays]
+    speeds = [replay.speed for replay in replays]
     assert table.speeds().tolist() == pytest.approx(speeds, rel=1e-5)
     assert table.efficiencies().tolist() == pytest.approx(
-        [each.block_efficiency for each in replays], rel=1e-5
+        [replay.block_efficiency for replay in replays], rel=1e-5
     )
     best = max(range(TREES), key=speeds.__getitem__)
     assert table.best() == best
@@ -80,18 +80,20 @@ def test_the_best_static_tree_is_that_of_brute_force(data: Timed, static: Settin
     assert static == Setting(
         Sampling(), SPACE.actions[best], speed=pytest.approx(speeds[best], rel=1e-5)
     )
-    found = replay_setting(data, {}, static)
-    assert found.speed == pytest.approx(speeds[best], rel=1e-5)
-    assert found.block_efficiency == pytest.approx(replays[best].block_efficiency, rel=1e-5)
+    of_static = replay_setting(data, {}, static)
+    assert of_static.speed == pytest.approx(speeds[best], rel=1e-5)
+    assert of_static.block_efficiency == pytest.approx(replays[best].block_efficiency, rel=1e-5)
 
 
 def priced(
     data: Timed, predictions: dict[str, Tensor], static: Setting, feature_levels: tuple[str, ...]
 ) -> list[Setting]:
     """Every price of time that is tried for one way to ask."""
-    own = replace(static, feature_levels=feature_levels, rho=1.0)
-    speed = replay_setting(data, predictions, own).speed
-    return [replace(own, rho=rho, speed=factor * speed) for rho in RHOS for factor in tuning.SPEEDS]
+    base = replace(static, feature_levels=feature_levels, rho=1.0)
+    speed = replay_setting(data, predictions, base).speed
+    return [
+        replace(base, rho=rho, speed=factor * speed) for rho in RHOS for factor in tuning.SPEEDS
+    ]
 
 
 @pytest.mark.parametrize("policy", [False, True])
@@ -100,9 +102,9 @@ def test_no_gain_does_not_pay(data: Timed, policy: bool) -> None:
     costs time."""
     noise_RA = true_scores(data)[torch.randperm(150, generator=torch.Generator().manual_seed(3))]
     noise_RA = noise_RA.log() if policy else noise_RA
-    for own, scores_RA in ((data, noise_RA), (alike(data), true_scores(alike(data)))):
-        static = best_static(own, StaticTable.of(own))
-        judged = tune_setting(own, {LIGHT: scores_RA}, static, policy)
+    for timed_texts, scores_RA in ((data, noise_RA), (alike(data), true_scores(alike(data)))):
+        static = best_static(timed_texts, StaticTable.of(timed_texts))
+        judged = tune_setting(timed_texts, {LIGHT: scores_RA}, static, policy)
         assert not judged.pays
         assert judged.ratio.value < 1
 
@@ -142,17 +144,17 @@ def by_loop(
     actions, seconds, asked = [], [], []
     for r, first in enumerate(data.texts.unknown_R.tolist()):
         for number, level in enumerate(setting.feature_levels):
-            own, tokens = times[number][r], predictions[level][r].tolist()
+            times_A, tokens = times[number][r], predictions[level][r].tolist()
             price = (
                 setting.speed ** (1 - setting.rho)
-                * max(tokens[a] / own[a] for a in may) ** setting.rho
+                * max(tokens[a] / times_A[a] for a in may) ** setting.rho
             )
-            best = max(may, key=lambda a: tokens[a] if policy else tokens[a] - price * own[a])
+            best = max(may, key=lambda a: tokens[a] if policy else tokens[a] - price * times_A[a])
             action = SPACE.index(setting.action) if first else best
             if first or SPACE.actions[action] == EMPTY or SPACE.actions[action].copies:
                 break
         actions.append(action)
-        seconds.append(own[action])
+        seconds.append(times_A[action])
         asked.append(number + 1)
     return actions, seconds, asked
 
@@ -174,17 +176,17 @@ def test_roots_are_decided_one_after_the_other(
     """Early answers that need no draft stand, and cost no pass of it; the others are decided again
     with all that is known then, and pay for both decisions. A lookup that is chosen only then has
     paid for the pass."""
-    predictions = {each: noisy_scores(data, seed) for seed, each in enumerate(feature_levels)}
+    predictions = {level: noisy_scores(data, seed) for seed, level in enumerate(feature_levels)}
     setting = replace(static, feature_levels=feature_levels, rho=0.25, allowed=allowed)
-    found = decide(data, predictions, setting, policy)
+    decided = decide(data, predictions, setting, policy)
     actions, seconds, asked = by_loop(data, predictions, setting, policy)
-    assert found.action_R.tolist() == actions
+    assert decided.action_R.tolist() == actions
     firsts = data.texts.unknown_R.tolist()
-    assert found.passes_R.tolist() == [
+    assert decided.passes_R.tolist() == [
         SPACE.actions[a].drafts or (not first and feature_levels[:times] != (EARLY,))
         for a, times, first in zip(actions, asked, firsts, strict=True)
     ]
-    assert found.seconds_R.tolist() == pytest.approx(seconds, rel=1e-6)
+    assert decided.seconds_R.tolist() == pytest.approx(seconds, rel=1e-6)
     known = (~data.texts.unknown_R).nonzero()[:, 0].tolist()
     kinds = {(not SPACE.actions[actions[r]].drafts, asked[r]) for r in known}
     expected = (
@@ -209,9 +211,9 @@ def test_drafts_that_come_too_late_to_pay_are_left_out(data: Timed, static: Sett
     the last one."""
     drafts = {}
     for extra in (0.0, 0.5):
-        own = data.on(replace(profile(draft=3e-3), lag=Table([0], [0, 1], [[0.0, extra]])))
+        lagging = data.on(replace(profile(draft=3e-3), lag=Table([0], [0, 1], [[0.0, extra]])))
         setting = tune_setting(
-            own, {EARLY: true_scores(data)}, replace(static, action=EMPTY)
+            lagging, {EARLY: true_scores(data)}, replace(static, action=EMPTY)
         ).setting
         drafts[extra] = any(SPACE.actions[a].drafts for a in setting.allowed)
     assert drafts == {0.0: True, 0.5: False}
@@ -263,14 +265,14 @@ def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: 
             replace(static, rule=LookupRule(least, 8)),
             {**data.profile.decide, MATCH: taken},
         )
-        found = decide(data.on(replace(data.profile, decide=decides)), {}, setting)
+        decided = decide(data.on(replace(data.profile, decide=decides)), {}, setting)
         for r, first in enumerate(data.texts.unknown_R.tolist()):
             copies = not first and float(data.texts.scalar("match")[r]) >= least
             action = Action.copy(8) if copies else static.action
-            assert SPACE.actions[int(found.action_R[r])] == action
-            assert float(found.seconds_R[r] - seconds_RA[r, SPACE.index(action)]) == pytest.approx(
-                taken, abs=1e-8
-            )
+            assert SPACE.actions[int(decided.action_R[r])] == action
+            assert float(
+                decided.seconds_R[r] - seconds_RA[r, SPACE.index(action)]
+            ) == pytest.approx(taken, abs=1e-8)
 
 
 def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static: Setting) -> None:
@@ -287,7 +289,7 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
     assert (setting.decider, setting.sampling) == (RULE, data.sampling)
     assert setting.rule == (REPEATED, 16)
     trees = {static.action, EMPTY, *map(SPACE.chain, range(17))}
-    every = {each: speed(*each) for each in product(tuning.LEASTS, SPACE.lookups, trees)}
+    every = {rule: speed(*rule) for rule in product(tuning.LEASTS, SPACE.lookups, trees)}
     assert (*setting.rule, setting.action) == max(every, key=every.__getitem__)
     assert replay_setting(data, {}, setting).speed == pytest.approx(
         speed(*setting.rule, setting.action)

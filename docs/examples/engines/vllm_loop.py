@@ -365,7 +365,7 @@ def measured(
         needed = sorted({name for scene in todo for name in names_of[scene]})
         order = random.Random(number).sample(needed, len(needed))
         with ExitStack() as stack, ThreadPoolExecutor(2) as starting:
-            servers = [server(PORT + place, *methods[name]) for place, name in enumerate(order)]
+            servers = [server(PORT + offset, *methods[name]) for offset, name in enumerate(order)]
             started = starting.map(stack.enter_context, servers)
             addresses = dict(zip(order, started, strict=True))
             for address in addresses.values():

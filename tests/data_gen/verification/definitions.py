@@ -34,7 +34,7 @@ def normalised(row: Row) -> list[float]:
 
 
 def excess(p: Row, q: Row) -> list[float]:
-    return [max(own - other, 0.0) for own, other in zip(p, q, strict=True)]
+    return [max(one - other, 0.0) for one, other in zip(p, q, strict=True)]
 
 
 def overlap(p: Row, q: Row) -> float:
@@ -45,25 +45,25 @@ def k_seq(m: Row, q: Row, k: int) -> tuple[float, float]:
     """SpecTr's `r*` and the flow `sum min(m, r* q)`, for a target measure of any mass up to one."""
 
     def gap(r: float) -> float:
-        taken = overlap(m, [r * own for own in q])
+        taken = overlap(m, [r * one for one in q])
         return at_least_one(min(taken / r, 1.0), k) - taken
 
     r = root(gap, 1e-9, float(k))
-    return r, overlap(m, [r * own for own in q])
+    return r, overlap(m, [r * one for one in q])
 
 
 def spectr(p: Row, q: Row, k: int) -> float:
     r, flow = k_seq(p, q, k)
     left, dead = (
-        normalised(excess(p, [r * own for own in q])),
-        normalised(excess(q, [own / r for own in p])),
+        normalised(excess(p, [r * one for one in q])),
+        normalised(excess(q, [one / r for one in p])),
     )
     return flow + (1 - flow) * _landed(left, dead, k)
 
 
 def _landed(left: Row, dead: Row, k: int) -> float:
     """P(a draw from `left` is one of k draws from `dead`)."""
-    return fsum(own * at_least_one(other, k) for own, other in zip(left, dead, strict=True))
+    return fsum(one * at_least_one(other, k) for one, other in zip(left, dead, strict=True))
 
 
 def first_in_rank(p: Row, q: Row, k: int) -> tuple[float, list[float], list[float]]:
@@ -72,8 +72,8 @@ def first_in_rank(p: Row, q: Row, k: int) -> tuple[float, list[float], list[floa
     flows, dead, left = [0.0] * len(p), list(q), 1.0
     for token in sorted((x for x in range(len(p)) if q[x] > 0), key=lambda x: (-p[x] / q[x], x)):
 
-        def flow(alive: float, before: float = left, own: float = q[token]) -> float:
-            return before**k - max(before - alive * own, 0.0) ** k
+        def flow(alive: float, before: float = left, one: float = q[token]) -> float:
+            return before**k - max(before - alive * one, 0.0) ** k
 
         alive = (
             1.0
@@ -139,11 +139,11 @@ def recursive(p: Row, q: Row, k: int, style: str, lands: bool) -> float:
 def first_only(p: Row, q: Row, k: int, style: str, lands: bool) -> float:
     """Speculative sampling on the first draft; the extra token may be another one if it `lands`."""
     left = normalised(excess(p, q))
-    found = overlap(p, q)
+    chance = overlap(p, q)
     for probability, drawn in drafts(q, k, style) if lands else ():
         rejected = 1 - min(1.0, p[drawn[0]] / q[drawn[0]])
-        found += probability * rejected * fsum(left[x] for x in set(drawn[1:]) - {drawn[0]})
-    return found
+        chance += probability * rejected * fsum(left[x] for x in set(drawn[1:]) - {drawn[0]})
+    return chance
 
 
 def by_sampling(p: Row, q: Row, k: int, style: str) -> float:

@@ -119,7 +119,7 @@ def test_the_flow_at_peaked_positions(k: int, dtype: torch.dtype, tolerance: flo
         p_PV, q_PV = (torch.tensor([row], dtype=torch.float64).to(dtype) for row in (p, q))
         node = SortedRows(p_PV, q_PV).at(torch.zeros(1, dtype=torch.int64))
         target, draft = normalised(p_PV[0].tolist()), normalised(q_PV[0].tolist())
-        measure = [weight * own for own in target]
+        measure = [weight * chance for chance in target]
         for rule, expected in (
             (KSeq(), k_seq(measure, draft, k)[1]),
             (FirstInRank(), first_in_rank(measure, draft, k)[0]),
