@@ -48,13 +48,13 @@ class Acceptance(ABC):
 
     @abstractmethod
     def after_one_branch(self, p_M1: Tensor, q_M1: Tensor) -> Self:
-        """After a depth with one branch, which is the text's token."""
+        """After a depth that has one branch, which is the text's token."""
 
     @abstractmethod
     def after_branches(
         self, node: NodeDistributions, entries_Mk: Tensor, is_text_Mk: Tensor
     ) -> Self:
-        """After a depth with several branches, of which some are the text's token."""
+        """After a depth that has several branches, of which some are the text's token."""
 
 
 @dataclass

@@ -63,14 +63,14 @@ def step_times(
     speed_R = torch.zeros(len(texts.length_R))
     sampling_R = texts.sampling_X[texts.text_R]
     for base in bases:
-        is_sampled_so_R = sampling_R == texts.samplings.index(base.sampling)
+        in_sampling_R = sampling_R == texts.samplings.index(base.sampling)
         case = timed(texts, base.sampling, verifier, profile)
         static = module.space.index(base.action)
-        seconds_RA[is_sampled_so_R] = case.seconds((module.level,))
+        seconds_RA[in_sampling_R] = case.seconds((module.level,))
         survivals_RS = case.texts.labels(verifier, slice(None), module.space)
         efficiency_RA = module.space.efficiencies(survivals_RS)
         static_R = torch.full((len(efficiency_RA),), static)
-        speed_R[is_sampled_so_R] = efficiency_RA[:, static] / case.seconds_of(static_R)
+        speed_R[in_sampling_R] = efficiency_RA[:, static] / case.seconds_of(static_R)
     return seconds_RA, speed_R
 
 

@@ -53,8 +53,8 @@ class ArtefactConfig:
 
     @property
     def regressor(self) -> bool:
-        """Whether the network predicts survivals; those of the policy objective are logits of
-        the actions."""
+        """Whether the network predicts survivals; under the policy objective its outputs are
+        logits of the actions."""
         return self.objective == "regressor"
 
     @property

@@ -1,4 +1,4 @@
-"""A selector under one sampling setting: the static tree, the lookup rule or the network decides.
+"""A selector bound to one setting: the static tree, the lookup rule or the network decides.
 
 Legend: B requests, A actions, K those that may be chosen, F scalars, L context lengths.
 """
@@ -49,7 +49,7 @@ class Loaded:
 
 
 class Policy:
-    """A selector under one sampling setting, for one root or several; a lookup rule or a static
+    """A selector bound to one setting, for one root or several; a lookup rule or a static
     tree needs no selector.
 
     Call `select` with the features of each of `feature_levels` in turn until it returns an action.

@@ -167,16 +167,16 @@ def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
     bases = statics(timed_cases(data))
     seconds_RA, speed_R = step_times(opinionated("policy"), data, bases, "traversal", profile())
     for base in bases:
-        is_sampled_so_R = data.sampling_X[data.text_R] == data.samplings.index(base.sampling)
+        in_sampling_R = data.sampling_X[data.text_R] == data.samplings.index(base.sampling)
         case = timed(data.of_sampling(base.sampling))
-        assert torch.equal(seconds_RA[is_sampled_so_R], case.seconds((LIGHT,)))
+        assert torch.equal(seconds_RA[in_sampling_R], case.seconds((LIGHT,)))
         static = SPACE.index(base.action)
         labels_RS = case.texts.labels("traversal", slice(None), SPACE)
         # without the time of a decision
-        tokens_R = speed_R[is_sampled_so_R] * case.seconds()[:, static]
+        tokens_R = speed_R[in_sampling_R] * case.seconds()[:, static]
         assert torch.allclose(tokens_R, SPACE.efficiencies(labels_RS)[:, static])
         # what the tree yields at each root, not one speed for all
-        assert len(speed_R[is_sampled_so_R].unique()) > 10
+        assert len(speed_R[in_sampling_R].unique()) > 10
 
 
 def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(
