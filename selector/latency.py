@@ -21,7 +21,8 @@ from selector.files import Array
 from selector.sampling import Sampling
 from selector.schema import FORMAT, FULL, LIGHT, MATCH, InputError
 
-MOST_TOKENS = 128  # verified tokens of a request in an engine's step, the root included
+MOST_TOKENS = 64  # verified tokens of a request whose price is linear, the root included
+WIDEST = 128  # verified tokens of a request in an engine's step
 UNCUT = Sampling()
 
 
@@ -236,7 +237,7 @@ class LatencyProfile:
             raise InputError(
                 f"the latency profile of {self.device} holds times of one request alone"
             )
-        draft, drafting, target = self.batches.at(batch, MOST_TOKENS)
+        draft, drafting, target = self.batches.at(batch, WIDEST)
         return replace(self, draft=draft, drafting=drafting, target=target, batches=None)
 
     def step_times(self, batch: int) -> StepTimes:
@@ -245,7 +246,7 @@ class LatencyProfile:
         lengths = profile.target.lengths
         if len(lengths) == 1:
             lengths = [*lengths, lengths[0] + 1]
-        sizes = profile.target.sizes
+        sizes = [size for size in profile.target.sizes if size <= MOST_TOKENS]
         return StepTimes(
             lengths_L=np.array(lengths, float),
             draft_L=np.array([profile.draft.at(length, 1) for length in lengths]),

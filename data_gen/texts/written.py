@@ -53,11 +53,8 @@ class Recipe:
     hidden: bool  # whether hidden states are recorded
     seed: int
     space: ActionSpace  # the labelled trees, no deeper than `DEPTH`
-
-    @property
-    def behaviour(self) -> tuple[Action, ...]:
-        """The trees of decoded texts; one of these is drawn at every step."""
-        return WIDE_BEHAVIOUR if self.space == ActionSpace.wide() else BEHAVIOUR
+    # of decoded texts; one of these is drawn at every step
+    behaviour: tuple[Action, ...]
 
 
 @dataclass(frozen=True)

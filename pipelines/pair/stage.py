@@ -23,7 +23,7 @@ from data_gen.texts.prompts import (
     take_evenly,
     write_prompts,
 )
-from data_gen.texts.written import BEYOND, DEPTH, Recipe
+from data_gen.texts.written import BEHAVIOUR, BEYOND, DEPTH, WIDE_BEHAVIOUR, Recipe
 from pipelines.config import DISTILLED, SHIPPED, SMOLLM2, Config
 from pipelines.run import Stage, read_record, verify
 from selector.files import atomically
@@ -115,6 +115,7 @@ def recipe(config: Config) -> Recipe:
         data.features == FULL,
         config.seed,
         data.space,
+        WIDE_BEHAVIOUR if data.is_wide else BEHAVIOUR,
     )
 
 
