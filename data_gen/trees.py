@@ -91,6 +91,7 @@ class DraftTree:
 
     @cached_property
     def depths_N(self) -> Tensor:
+        """Depths, int64; the root's is 0."""
         return torch.tensor(self._depths)
 
     def children(self, node: int) -> list[int]:
@@ -138,6 +139,7 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
+        """Whether every node but the last has one child entry, the next node."""
         return all(children == [node + 1] for node, children in enumerate(self._child_lists[:-1]))
 
     def ancestors_NN(self) -> Tensor:

@@ -39,6 +39,7 @@ class Action(NamedTuple):
 
     @classmethod
     def copy(cls, length: int) -> Action:
+        """A lookup of `length` tokens."""
         return cls(1, length, 0, COPY)
 
     @classmethod
@@ -60,6 +61,7 @@ class Action(NamedTuple):
 
     @property
     def copies(self) -> bool:
+        """Whether it is a lookup."""
         return self.style == COPY
 
     @property
@@ -148,6 +150,7 @@ class ActionSpace:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values."""
         entries = asdict(self)
         for name in ("lookups", "styles", "widths"):
             entries[name] = list(entries[name])
@@ -171,6 +174,7 @@ class ActionSpace:
 
     @cached_property
     def actions(self) -> tuple[Action, ...]:
+        """All actions, in the order of `scores` and of labels."""
         return (*self.trees, *map(Action.copy, self.lookups))
 
     @cached_property
@@ -249,6 +253,7 @@ class ActionSpace:
         return {action: i for i, action in enumerate(self.actions)}
 
     def chain(self, length: int) -> Action:
+        """The chain of `length` drafted tokens as the space represents it."""
         return Action(1, min(length, self.max_L1), max(0, length - self.max_L1))
 
     def index(self, action: Action) -> int:

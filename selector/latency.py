@@ -219,6 +219,7 @@ class LatencyProfile:
         return cls(**values)
 
     def to_json(self) -> dict[str, object]:
+        """The content of the profile's file."""
         entries = {name: value for name, value in asdict(self).items() if value is not None}
         if self.drafting.lengths == [0]:
             entries["drafting"] = self.drafting.at(0, 0)

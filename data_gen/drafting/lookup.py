@@ -50,13 +50,16 @@ class LookupIndex:
 
     @property
     def match(self) -> int:
+        """Tokens of the longest earlier match of the text's end; 0 where there is none."""
         return self.matches[-1] if self.matches else 0
 
     @property
     def match_end(self) -> int:
+        """Position of that match's last token; -1 where there is none."""
         return self.match_ends[-1] if self.match_ends else -1
 
     def extend(self, tokens: Iterable[int]) -> None:
+        """Append committed tokens."""
         for token in tokens:
             was_predicted = self.match_end >= 0 and self.tokens[self.match_end + 1] == token
             self.predicted.append(int(was_predicted))

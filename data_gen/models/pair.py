@@ -211,10 +211,12 @@ class ModelPair:
 
     @property
     def vocabulary(self) -> int:
+        """Tokens that either model scores."""
         return max(scored(self.target), scored(self.draft))
 
     @property
     def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a text, by the target's generation config."""
         return eos_ids(self.target)
 
 

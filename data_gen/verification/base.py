@@ -66,7 +66,7 @@ class Verifier(ABC):
         """P(accepted node, extra token) given the tree, exact; float64 [N, V], sums to one.
 
         Rows are the distributions after each node, in node order, in float64, float32 or bf16; the
-        draft's rows of leaves may hold anything.
+        draft's rows of leaves may hold anything. ValueError unless there are as many as nodes.
         """
         stops_N, extra_of = self._of(tree, target_probs_NV.double(), draft_probs_NV.double())
         extra_NV = extra_of(range(len(tree)))
@@ -75,7 +75,8 @@ class Verifier(ABC):
     def block_efficiency(
         self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor
     ) -> float:
-        """E[tau + 1] given the tree, in tokens: the accepted tokens and the extra one."""
+        """E[tau + 1] given the tree, in tokens: the accepted tokens and the extra one. Rows,
+        [N, V], and errors are those of `law`."""
         stops_N = self._of(tree, target_probs_NV.double(), draft_probs_NV.double()).stops_N
         return float((stops_N * (tree.depths_N.to(stops_N.device) + 1)).sum())
 
@@ -86,8 +87,9 @@ class Verifier(ABC):
         draft_probs_NV: Tensor,
         generator: torch.Generator,
     ) -> Verdict:
-        """One draw from the law, computed in the rows' own precision. The generator lives on the
-        tensors' device."""
+        """One draw from the law, computed in the rows' own precision: the accepted node and the
+        extra token. Rows, [N, V], and errors are those of `law`; the generator lives on their
+        device."""
         stops_N, extra_of = self._of(tree, target_probs_NV, draft_probs_NV)
         node = int(sample(stops_N, 1, generator))
         return Verdict(node, int(sample(extra_of([node])[0], 1, generator)))

@@ -67,6 +67,7 @@ class Texts:
 
     @cached_property
     def text_R(self) -> Tensor:
+        """The text of each root, int64."""
         return torch.arange(len(self)).repeat_interleave(self.size_X)
 
     @cached_property
@@ -81,6 +82,7 @@ class Texts:
 
     @cached_property
     def source_number_X(self) -> Tensor:
+        """The source of each text as a number, int64."""
         return torch.from_numpy(np.unique(self.source_X, return_inverse=True)[1])
 
     def of_sampling(self, sampling: Sampling) -> Texts:
@@ -117,6 +119,7 @@ class Texts:
         return torch.cat([drafted_RS, copied_RD.float()], dim=-1)
 
     def scalar(self, name: str) -> Tensor:
+        """One scalar feature, float32 [R]."""
         return self.scalars_RF[:, self.schema.index(name)]
 
     def features(self, rows: Tensor | slice, full: bool) -> tuple[Tensor, list[Tensor]]:

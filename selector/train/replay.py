@@ -68,6 +68,7 @@ class Replayed:
 
     @property
     def block_efficiency(self) -> float:
+        """Tokens per step over all texts."""
         return float(self.tokens_X.sum() / self.steps_X.sum())
 
 
