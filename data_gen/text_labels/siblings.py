@@ -9,7 +9,7 @@ and the last child is drawn from the others (law q'). If x is among the fixed on
 is a sibling. If not, the last child must be x, and the weight is `q'(x) / p(x)`.
 
 Legend: V vocabulary, M walks, m walks after their siblings are drawn, k child-list entries, n draws
-for each walk.
+for each walk, P places of the text's token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from data_gen.verification.distributions import divide, invert, row_sums
 from data_gen.verification.ranking import SortedRows
 
-PLACES = 4  # the most branches for which every place of the text's token is taken
+PLACES = 4  # of the text's token that are taken where branches begin
 
 
 class NextTokens(NamedTuple):
@@ -65,23 +65,25 @@ class Siblings:
         return ChildLists(walk_m, entries_mk, chance_m * k * ratio_m / copies_m)
 
     def _drawn_lists(
-        self, rows: SortedRows, following: NextTokens, k: int, draws: int, all_places: bool
+        self, rows: SortedRows, following: NextTokens, k: int, draws: int, is_first: bool
     ) -> ChildLists:
         """Lists and their chances. For rules that try children in order, the place of the text's
-        token gives most of a label's variance. So every place is taken in turn where up to `PLACES`
-        branches begin. Below, several branches on the text are rare, and of many branches every
-        place would cost too much: one place is drawn."""
+        token gives most of a label's variance. So where branches begin, one place of each of
+        `PLACES` equal parts of the list is taken, which are all places of up to as many branches.
+        Below, several branches on the text are rare, and one place is drawn."""
         walk_m = torch.arange(len(following.row_M), device=rows.device).repeat_interleave(draws)
         uniform_mk = self._uniform(len(walk_m), k - 1, rows.device)
         siblings_mk = rows.draw(following.row_M[walk_m], uniform_mk)
-        if all_places and k <= PLACES:
-            place_m1 = torch.arange(k, device=rows.device).repeat(len(walk_m)).unsqueeze(-1)
-            walk_m = walk_m.repeat_interleave(k)
-            siblings_mk = siblings_mk.repeat_interleave(k, dim=0)
-            chance = 1 / (draws * k)
-        else:
-            place_m1 = (self._uniform(len(walk_m), 1, rows.device) * k).long()
-            chance = 1 / draws
+        places = min(k, PLACES) if is_first else 1
+        shift_m1 = torch.zeros(len(walk_m), 1, device=rows.device)
+        if places < k:
+            shift_m1 = self._uniform(len(walk_m), 1, rows.device)
+        part_P = torch.arange(places, device=rows.device)
+        place_mP = ((part_P + shift_m1) * k / places).long().clamp(max=k - 1)
+        place_m1 = place_mP.view(-1, 1)
+        walk_m = walk_m.repeat_interleave(places)
+        siblings_mk = siblings_mk.repeat_interleave(places, dim=0)
+        chance = 1 / (draws * places)
         # the text's token stands first, then changes places
         text_m1 = following.token_M1[walk_m]
         entries_mk = torch.cat([text_m1, siblings_mk], dim=-1)
