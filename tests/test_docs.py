@@ -7,8 +7,6 @@ import json
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,9 +15,9 @@ from typer.testing import CliRunner
 
 from pipelines.cli import ALL, STAGES, app
 from pipelines.config import Config, known_keys, load_config
+from tests.checks import ROOT, python
 from tests.pipelines.runs import APART
 
-ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -73,16 +71,8 @@ def test_every_stage_has_a_make_target_and_its_place_in_the_readme(stage: str) -
     assert re.search(rf"^{stage}: .*## ", MAKEFILE, flags=re.MULTILINE)
     listed = f"| `{stage}` |" if stage in STAGES else f"make {stage}"
     assert listed in PAGES[0].read_text()
-    assert re.search(rf"^  {stage}\s+\S", help_of(), flags=re.MULTILINE)
-
-
-def help_of(*stage: str) -> str:
-    return CliRunner().invoke(app, [*stage, "--help"]).stdout
-
-
-def test_help_shows_of_a_stage_its_own_options() -> None:
-    assert "--timings" in help_of("logs")
-    assert "--timings" not in help_of("train")
+    help_of_all = CliRunner().invoke(app, ["--help"]).stdout
+    assert re.search(rf"^  {stage}\s+\S", help_of_all, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["configuration.md", "config.schema.json", "reference.md"])
@@ -92,9 +82,7 @@ def test_generated_pages_are_those_of_the_code(name: str) -> None:
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    """In a process that begins as a user's."""
-    line = [sys.executable, "-m", "pipelines", "--version"]
-    output = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    output = python("-m", "pipelines", "--version").stdout
     assert re.fullmatch(r"espalier \d+\.\d+\.\d+\n", output)
 
 

@@ -4,15 +4,13 @@ from machine to machine."""
 from __future__ import annotations
 
 import doctest
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.checks import ROOT, python
+
 EXAMPLES = ROOT / "docs" / "examples"
 MARK = "# It prints:\n"
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -28,13 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def output(name: str, folder: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, str(EXAMPLES / name)]
-    done = subprocess.run(
-        program, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return python(EXAMPLES / name, folder=folder).stdout
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from data_gen.drafting.lookup import LookupIndex
-from selector import schema
+from selector.schema import (
+    AFTER_MATCH_LENGTHS,
+    DECAYS,
+    HIT_LENGTHS,
+    LONGEST_COUNTED,
+    LONGEST_LOOKUP,
+    LONGEST_MATCH,
+    MOST_SEEN,
+    PRECEDENT_LENGTHS,
+)
 
 
 def longest_match(tokens: list[int]) -> int:
@@ -37,7 +46,7 @@ def in_a_row(values: Sequence[float]) -> int:
 def continued(tokens: list[int], match_end: int) -> list[int]:
     """What a lookup copies from a place; it may run on into its own copy."""
     whole = list(tokens)
-    for n in range(schema.LONGEST_LOOKUP if match_end >= 0 else 0):
+    for n in range(LONGEST_LOOKUP if match_end >= 0 else 0):
         whole.append(whole[match_end + 1 + n])
     return whole[len(tokens) :]
 
@@ -54,7 +63,7 @@ def shrunk(values: Sequence[float], usual: float, decay: float = 0.95) -> float:
 
 
 def running(name: str, values: Sequence[float]) -> dict[str, float]:
-    sums = {decay: weighted(values, decay) for decay in schema.DECAYS}
+    sums = {decay: weighted(values, decay) for decay in DECAYS}
     return {
         f"{name}_mean_{decay:g}": total / weight if weight else 0.0
         for decay, (total, weight) in sums.items()
@@ -80,26 +89,24 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
     moved = [float(now == before + 1 and before >= 0) for before, now in pairwise(match_ends)]
     result = {
         "context_length": len(tokens),
-        "match": min(matches[-1], schema.LONGEST_MATCH),
-        "copied": min(in_a_row(predicted[::-1]), schema.LONGEST_MATCH),
-        "match_steady": min(in_a_row(moved[::-1]), schema.LONGEST_MATCH),
+        "match": min(matches[-1], LONGEST_MATCH),
+        "copied": min(in_a_row(predicted[::-1]), LONGEST_MATCH),
+        "match_steady": min(in_a_row(moved[::-1]), LONGEST_MATCH),
         "match_in_prompt": float(0 <= match_end < prompt - 1),
-        "after_match_predicted": min(in_a_row(there), schema.LONGEST_LOOKUP),
-        "second_match": min(
-            in_common(tokens[::-1], tokens[: second + 1][::-1]), schema.LONGEST_MATCH
-        ),
+        "after_match_predicted": min(in_a_row(there), LONGEST_LOOKUP),
+        "second_match": min(in_common(tokens[::-1], tokens[: second + 1][::-1]), LONGEST_MATCH),
         "second_agrees": agrees[0],
         "third_agrees": min(agrees),
         **running("copied", predicted),
         **running("new", [float(token not in tokens[:n]) for n, token in enumerate(tokens)]),
     }
-    for count in schema.AFTER_MATCH_LENGTHS:
+    for count in AFTER_MATCH_LENGTHS:
         result[f"after_match_copied_{count}"] = (
             sum(there[:count]) / len(there[:count]) if there else 0.0
         )
-    for count in schema.PRECEDENT_LENGTHS:
+    for count in PRECEDENT_LENGTHS:
         ends = earlier_ends(tokens, count) if proposal and count <= len(tokens) else []
-        result[f"seen_{count}"] = min(len(ends), schema.MOST_SEEN)
+        result[f"seen_{count}"] = min(len(ends), MOST_SEEN)
         result[f"agree_{count}"] = (
             sum(tokens[end] == proposal[0] for end in ends) / len(ends) if ends else 0.0
         )
@@ -114,9 +121,9 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
     ]
     following = [(continued(tokens[: n + 1], match_ends[n]), tokens[n + 1 :]) for n in alike]
     right = [
-        in_common(copy[: schema.LONGEST_COUNTED], then) / schema.LONGEST_COUNTED
+        in_common(copy[:LONGEST_COUNTED], then) / LONGEST_COUNTED
         for copy, then in following
-        if len(then) >= schema.LONGEST_COUNTED
+        if len(then) >= LONGEST_COUNTED
     ]
     usual = result["copied_mean_0.99"]
     return result | {
@@ -130,18 +137,18 @@ def of_hits(tokens: list[int], prompt: int, hits: list[float]) -> dict[str, floa
     result = running("hit", hits)
     usual, match_end = result["hit_mean_0.99"], LookupIndex(tokens).match_end
     there = hits[match_end + 1 - prompt :] if match_end >= prompt else []
-    result["hits"] = min(in_a_row(hits[::-1]), schema.LONGEST_MATCH)
-    result["after_match_hits"] = min(in_a_row(there), schema.LONGEST_LOOKUP)
-    for count in schema.HIT_LENGTHS:
+    result["hits"] = min(in_a_row(hits[::-1]), LONGEST_MATCH)
+    result["after_match_hits"] = min(in_a_row(there), LONGEST_LOOKUP)
+    for count in HIT_LENGTHS:
         result[f"after_match_hit_{count}"] = (
             sum(there[:count]) / len(there[:count]) if there else usual
         )
-    for count in schema.PRECEDENT_LENGTHS:
+    for count in PRECEDENT_LENGTHS:
         ends = earlier_ends(tokens, count) if count <= len(tokens) else []
         after = [hits[end - prompt] for end in ends if end >= prompt]
         result[f"hit_after_{count}"] = shrunk(after, usual, 1.0)
         if count == 1:
-            result["seen_after"] = min(len(after), schema.MOST_SEEN)
+            result["seen_after"] = min(len(after), MOST_SEEN)
     predicted = LookupIndex(tokens).predicted[prompt:]
     for name, value in (("hits_of_copied", 1), ("hits_of_others", 0)):
         result[name] = shrunk(
@@ -160,19 +167,16 @@ def of_target(tokens: list[int], prompt: int, entropies: list[float]) -> dict[st
     result = {"target_entropy_prev": entropies[-1], **running("target_entropy", entropies)}
     match_end = LookupIndex(tokens).match_end
     ats = (
-        [
-            match_end + 1 + n % (len(tokens) - 1 - match_end) - prompt
-            for n in range(schema.LONGEST_LOOKUP)
-        ]
+        [match_end + 1 + n % (len(tokens) - 1 - match_end) - prompt for n in range(LONGEST_LOOKUP)]
         if match_end >= 0
         else []
     )
-    for count in schema.AFTER_MATCH_LENGTHS:
+    for count in AFTER_MATCH_LENGTHS:
         there = [entropies[at] for at in ats[:count] if at >= 0]
         result[f"after_match_entropy_{count}"] = (
             sum(there) / len(there) if there else result["target_entropy_mean_0.8"]
         )
-    return result | {"after_match_known": sum(at >= 0 for at in ats) / schema.LONGEST_LOOKUP}
+    return result | {"after_match_known": sum(at >= 0 for at in ats) / LONGEST_LOOKUP}
 
 
 def of_draft(p: list[float], q: list[float], entropies: list[float]) -> dict[str, float]:
@@ -184,5 +188,5 @@ def of_draft(p: list[float], q: list[float], entropies: list[float]) -> dict[str
         "draft_entropy_root": entropies[-1],
         **running("accepted", accepted),
         **running("draft_entropy", entropies[:-1]),
-        "agreed": min(in_a_row(accepted[::-1]), schema.LONGEST_MATCH),
+        "agreed": min(in_a_row(accepted[::-1]), LONGEST_MATCH),
     }

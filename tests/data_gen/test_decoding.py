@@ -59,14 +59,6 @@ def test_greedy_decoding_equals_generate(
     assert decoded == generated(pair.target, prompt, 40)
 
 
-def test_decoding_stops_at_the_end_token(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    unbounded = decode(pair, Action(2, 1, 3), temperature=0, tokens=40).tokens
-    end = unbounded[12]
-    monkeypatch.setattr(pair.target.generation_config, "eos_token_id", [end])
-    stopped = decode(pair, Action(2, 1, 3), temperature=0, tokens=40).tokens
-    assert stopped == unbounded[: unbounded.index(end) + 1]
-
-
 def test_the_empty_tree_makes_no_draft_pass(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

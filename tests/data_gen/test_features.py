@@ -28,9 +28,22 @@ from data_gen.models.rows import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.texts.generated import GeneratedText, finished, rows_along
 from data_gen.traces import texts_of
-from selector import schema
 from selector.actions import EMPTY, Action
 from selector.runtime.tokens import TokenStatistics
+from selector.schema import (
+    DRAFTER,
+    EARLY,
+    FULL,
+    HIDDEN_STATES,
+    KEYS,
+    LIGHT,
+    LOG,
+    LONGEST_MATCH,
+    PAIR,
+    SCALARS_KEY,
+    TEXT,
+    TOKEN_SCALARS,
+)
 from tests.data_gen import by_definition
 from tests.data_gen.decodes import decode
 
@@ -53,7 +66,7 @@ def decoded(
     pair: ModelPair,
     sampling: Sampling,
     actions: Sequence[Action],
-    level: str = schema.FULL,
+    level: str = FULL,
     prompt: list[int] = PROMPT,
 ) -> tuple[Decoded, list[Features | None]]:
     """A text, and the features at each of its steps."""
@@ -96,7 +109,7 @@ NUMBERS = st.tuples(
 @given(
     st.lists(NUMBERS, min_size=2, max_size=40), st.lists(st.integers(0, 2), min_size=1, max_size=6)
 )
-@example([(0, 1.0, 1.0, 1.0, 1.0)] * (schema.LONGEST_MATCH + 20), [0])  # the longest runs
+@example([(0, 1.0, 1.0, 1.0, 1.0)] * (LONGEST_MATCH + 20), [0])  # the longest runs
 def test_scalars_are_what_the_schema_says(
     committed: list[tuple[int, float, float, float, float]], prompt: list[int]
 ) -> None:
@@ -115,7 +128,7 @@ def test_scalars_are_what_the_schema_says(
             **by_definition.of_draft(p[:n], q[:n], of_draft[: n + 1]),
             **{"batch": 1, "temperature": 0.5, "top_p": 0.75},
         }
-        assert dict(zip(schema.PAIR.names, scalars_RF[n].tolist(), strict=True)) == pytest.approx(
+        assert dict(zip(PAIR.names, scalars_RF[n].tolist(), strict=True)) == pytest.approx(
             expected, rel=1e-6, abs=1e-6
         )
 
@@ -136,11 +149,11 @@ def test_a_decoder_knows_what_the_text_tells(
     scalars_RF, target, draft = replayed(pair, text, sampling)
     assert len(seen) == len(result.steps) and seen[0] is None
     for step, features in zip(result.steps[1:], seen[1:], strict=True):
-        assert features is not None and set(features) == {schema.SCALARS_KEY, *schema.HIDDEN_STATES}
+        assert features is not None and set(features) == {SCALARS_KEY, *HIDDEN_STATES}
         n = step.length - 1 - text.start
-        assert torch.allclose(features[schema.SCALARS_KEY], scalars_RF[n], atol=2e-3, rtol=1e-4), n
+        assert torch.allclose(features[SCALARS_KEY], scalars_RF[n], atol=2e-3, rtol=1e-4), n
         expected = target.hidden_ND[n - 1], draft.hidden_ND[n - 1], draft.hidden_ND[n]
-        for name, state_D in zip(schema.HIDDEN_STATES, expected, strict=True):
+        for name, state_D in zip(HIDDEN_STATES, expected, strict=True):
             assert torch.allclose(features[name], state_D, atol=2e-4), (n, name)
 
 
@@ -148,15 +161,15 @@ def test_a_decoder_knows_what_the_text_tells(
 def test_lower_levels_have_the_first_of_the_scalars_alone(
     pair: ModelPair, prompt: list[int]
 ) -> None:
-    full, of_full = decoded(pair, SHARP, MIXED, schema.FULL, prompt)
-    for level, count in ((schema.LIGHT, len(schema.PAIR.names)), (schema.EARLY, schema.PAIR.first)):
+    full, of_full = decoded(pair, SHARP, MIXED, FULL, prompt)
+    for level, count in ((LIGHT, len(PAIR.names)), (EARLY, PAIR.first)):
         result, of_level = decoded(pair, SHARP, MIXED, level, prompt)
         assert result.tokens == full.tokens and of_level[0] is None
         for whole, scalars in zip(of_full[1:], of_level[1:], strict=True):
             assert whole is not None and scalars is not None
-            expected_F = whole[schema.SCALARS_KEY][:count]
-            assert scalars.keys() == {schema.SCALARS_KEY}
-            assert torch.equal(scalars[schema.SCALARS_KEY], expected_F)
+            expected_F = whole[SCALARS_KEY][:count]
+            assert scalars.keys() == {SCALARS_KEY}
+            assert torch.equal(scalars[SCALARS_KEY], expected_F)
 
 
 @pytest.mark.parametrize("together", [1, 5, 70], ids=str)
@@ -168,16 +181,16 @@ def test_features_from_a_trace_are_those_of_a_decoder_bit_by_bit(
     result, _ = decoded(pair, SHARP, [Action(1, 4, 0)])
     text = finished(pair, PROMPT, result.tokens * 3)
     scalars_RF, target, draft = replayed(pair, text, SHARP)
-    knowledge = RootKnowledge(PROMPT, SHARP, (schema.LIGHT,))
+    knowledge = RootKnowledge(PROMPT, SHARP, (LIGHT,))
     knowledge.passed([ModelRow(*(rows[0] for rows in draft))])
     for begin in range(0, len(scalars_RF) - together, together):
         for n in range(begin, begin + together):  # steps without a decision in between
             knowledge.committed(target, [n], [text.tokens[text.start + 1 + n]])
             knowledge.passed([ModelRow(*(rows[n + 1] for rows in draft))])
-        features = knowledge.features(schema.LIGHT)
+        features = knowledge.features(LIGHT)
         assert (
             features is not None
-            and features[schema.SCALARS_KEY].tolist() == scalars_RF[begin + together].tolist()
+            and features[SCALARS_KEY].tolist() == scalars_RF[begin + together].tolist()
         )
 
 
@@ -206,7 +219,7 @@ def test_entropies_are_those_of_the_distributions(dtype: torch.dtype) -> None:
 GREEDY = Sampling(0.0)
 START = 7
 BY_KEY = [
-    *(scalar.name for scalar in schema.TOKEN_SCALARS),
+    *(scalar.name for scalar in TOKEN_SCALARS),
     "hit_accepted",
     "hit_copied",
     "hit_known",
@@ -240,9 +253,7 @@ def knowledge(tokens: list[int], hits: list[float], end: int, step: int = 1) -> 
 def test_scalars_by_definition(seed: int, end: int) -> None:
     tokens, hits = text_of(seed, vocabulary=2 + 2 * seed)
     root_knowledge = knowledge(tokens, hits, end)
-    scalars = dict(
-        zip(schema.LOG.names, root_knowledge.scalars(schema.DRAFTER).tolist(), strict=True)
-    )
+    scalars = dict(zip(LOG.names, root_knowledge.scalars(DRAFTER).tolist(), strict=True))
     assert sum(scalars.pop(name) for name in BY_KEY) == 0  # there are no statistics
     expected = by_definition.of_text(tokens[:end], START) | {
         "batch": 3,
@@ -258,7 +269,7 @@ def test_statistics_by_token_are_those_of_the_keys() -> None:
     keys_RJ = np.array([root_knowledge.keys()] * 3)
     values_RK = np.array([[1.0, 2.0], [3.0, 1.0], [0.0, 5.0]])
     root_knowledge.tokens, _ = TokenStatistics.fit(keys_RJ, values_RK, np.arange(3))
-    scalars = dict(zip(schema.LOG.names, root_knowledge.scalars(schema.DRAFTER), strict=True))
+    scalars = dict(zip(LOG.names, root_knowledge.scalars(DRAFTER), strict=True))
     of_keys = root_knowledge.tokens.of(root_knowledge.keys()).astype(np.float32)
     assert [scalars[name] for name in BY_KEY] == of_keys.tolist()
     assert scalars["last_known"] == 3
@@ -269,26 +280,23 @@ def test_steps_of_any_size_give_the_same_numbers(step: int) -> None:
     text = text_of(3, 700)
     one, other = knowledge(*text, 700), knowledge(*text, 700, step)
     for _ in range(2):  # asking changes nothing
-        scalars_F = one.scalars(schema.DRAFTER)
-        assert np.array_equal(other.scalars(schema.DRAFTER), scalars_F)
+        scalars_F = one.scalars(DRAFTER)
+        assert np.array_equal(other.scalars(DRAFTER), scalars_F)
     assert one.keys() == other.keys()
-    assert np.array_equal(other.scalars(schema.TEXT), scalars_F[: schema.LOG.first])
+    assert np.array_equal(other.scalars(TEXT), scalars_F[: LOG.first])
 
 
 def test_keys_are_those_of_equal_places() -> None:
+    """And those that artefacts hold: a change of these would make the statistics of every artefact
+    meaningless without an error."""
     keys = knowledge([1, 2, 3, 1, 2, 3, 4, 2, 3], [1.0, 1.0], 9).keys()
-    others = knowledge([9, 9, 9, 9, 9, 9, 9, 2, 3], [1.0, 1.0], 9).keys()
-    equal = [key == other for key, other in zip(keys, others, strict=True)]
-    assert dict(zip([*schema.KEYS, "hit"], equal, strict=True)) == {
-        **dict.fromkeys(schema.KEYS, False),
-        **{"last": True, "two": True, "hit": True},
-    }
-
-
-def test_keys_are_those_that_artefacts_hold() -> None:
-    """A change of these would make the statistics of every artefact meaningless without an
-    error."""
-    assert knowledge([1, 2, 3, 1, 2, 3, 4, 2, 3], [1.0, 1.0], 9).keys() == [
+    assert keys == [
         *(3698634717145261875, 2567005027096588903, 3316454189254552019),
         *(2787508183354919297, 6199581249243900810, 2049445783360526295),
     ]
+    others = knowledge([9, 9, 9, 9, 9, 9, 9, 2, 3], [1.0, 1.0], 9).keys()
+    equal = [key == other for key, other in zip(keys, others, strict=True)]
+    assert dict(zip([*KEYS, "hit"], equal, strict=True)) == {
+        **dict.fromkeys(KEYS, False),
+        **{"last": True, "two": True, "hit": True},
+    }

@@ -43,6 +43,11 @@ def speculative(pair: ModelPair, **options: Any) -> Any:
     return pair.target.generate(options.pop("input_ids", PROMPT), **options)
 
 
+def plain(pair: ModelPair, **options: Any) -> Any:
+    """The greedy text of `generate` itself."""
+    return pair.target.generate(PROMPT, **{"max_new_tokens": 24, "do_sample": False, **options})
+
+
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"repetition_penalty": 1.3},
@@ -58,7 +63,7 @@ SETTINGS: list[dict[str, Any]] = [
 def test_greedy_text_is_that_of_generate(pair: ModelPair, options: dict[str, Any]) -> None:
     """Whatever processors and stopping rules there are; the same checkpoint settings are filled in
     for both."""
-    expected = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False, **options)
+    expected = plain(pair, **options)
     for tree in (("traversal", Action(4, 0, 4)), ("specinfer", (1, 5, 0))):
         assert torch.equal(speculative(pair, selector=tree, **options), expected)
 
@@ -103,8 +108,7 @@ def test_a_selector_decides(pair: ModelPair, tmp_path: Path) -> None:
     """From its folder; the greedy text is the same, the trees are the selector's."""
     export(tmp_path / "selector")
     options = {"selector": str(tmp_path / "selector"), "return_dict_in_generate": True}
-    expected = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False)
-    assert torch.equal(speculative(pair, **options).sequences, expected)
+    assert torch.equal(speculative(pair, **options).sequences, plain(pair))
     torch.manual_seed(0)
     output = speculative(pair, do_sample=True, temperature=0.6, max_new_tokens=60, **options)
     assert len(set(output.actions)) > 1
@@ -163,14 +167,12 @@ def test_lengths_and_stop_strings_stop(pair: ModelPair) -> None:
     criteria: list[StoppingCriteria] = [transformers.MaxLengthCriteria(max_length=length)]
     text = speculative(pair, text_streamer=recorder, stopping_criteria=criteria)
     assert text.shape[1] == length and recorder.tokens == text[0].tolist() and recorder.ended
-    plain = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False)
-    words = map(pair.tokenizer.decode, plain[0, PROMPT.shape[1] :].tolist())
+    whole = plain(pair)
+    words = map(pair.tokenizer.decode, whole[0, PROMPT.shape[1] :].tolist())
     word = next(filter(str.isalpha, words))
     criteria = [transformers.StopStringCriteria(pair.tokenizer, word)]
-    expected = pair.target.generate(
-        PROMPT, max_new_tokens=24, do_sample=False, stopping_criteria=criteria
-    )
-    assert expected.shape[1] < plain.shape[1]
+    expected = plain(pair, stopping_criteria=criteria)
+    assert expected.shape[1] < whole.shape[1]
     assert torch.equal(speculative(pair, stopping_criteria=criteria), expected)
 
 
@@ -182,17 +184,17 @@ def test_every_length_of_a_text_that_loops_and_every_end_inside_it(
     are returned."""
     prompt = torch.tensor([[5, 9, 7] * 6])
     ours = {"input_ids": prompt, "selector": selector}
-    plain = pair.target.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=None)
+    whole = pair.target.generate(prompt, max_new_tokens=40, do_sample=False, eos_token_id=None)
     for count in range(1, 41):
         recorder = Recorder()
         options = {**ours, "max_new_tokens": count, "eos_token_id": None}
         text = speculative(pair, text_streamer=recorder, **options)
-        assert torch.equal(text, plain[:, : prompt.shape[1] + count])
+        assert torch.equal(text, whole[:, : prompt.shape[1] + count])
         assert recorder.tokens == text[0].tolist()
         if count % 8 == 1:
             sampled = speculative(pair, do_sample=True, **options)
             assert sampled.shape[1] == prompt.shape[1] + count
-    for end in {*plain[0, prompt.shape[1] :].tolist()}:
+    for end in {*whole[0, prompt.shape[1] :].tolist()}:
         options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": end}
         assert torch.equal(
             speculative(pair, **ours, **options), pair.target.generate(prompt, **options)
@@ -264,16 +266,15 @@ def test_a_filled_cache_and_a_draft_that_does_not_fit_are_refused(
 def test_settings_that_ask_for_nothing_are_no_reason_to_refuse(pair: ModelPair) -> None:
     """Of beams and assistants that there are not, of speed, and of other programs."""
     config = GenerationConfig(
-        **{
-            "length_penalty": 2.0,
-            "num_assistant_tokens": 5,
-            "cache_implementation": "static",
-            "chat_format": "raw",
-        },
-        **{"max_new_tokens": 24, "output_scores": False, "position_ids": None},
+        length_penalty=2.0,
+        num_assistant_tokens=5,
+        cache_implementation="static",
+        chat_format="raw",
+        max_new_tokens=24,
+        output_scores=False,
+        position_ids=None,
     )
-    expected = pair.target.generate(PROMPT, max_new_tokens=24, do_sample=False)
-    assert torch.equal(speculative(pair, generation_config=config), expected)
+    assert torch.equal(speculative(pair, generation_config=config), plain(pair))
 
 
 @pytest.mark.parametrize("rows", [64, 128], ids="target's rows {}".format)
@@ -288,7 +289,7 @@ def test_a_text_ends_before_a_tree_leaves_the_table_of_positions(rows: int) -> N
         )
     )
     options = {"selector": Action(2, 8, 8), "max_new_tokens": 49 - PROMPT.shape[1]}
-    expected = pair.target.generate(PROMPT, do_sample=False, max_new_tokens=49 - PROMPT.shape[1])
+    expected = plain(pair, max_new_tokens=49 - PROMPT.shape[1])
     assert torch.equal(speculative(pair, **options), expected)
     with pytest.raises(InputError, match="up to 65 positions; the model has 64"):
         speculative(pair, **{**options, "max_new_tokens": 50 - PROMPT.shape[1]})

@@ -125,14 +125,6 @@ def stretched(writer: library.GGUFWriter) -> None:
         ),
         ({"more": stretched}, "transformers drops the scaling of its positions, yarn"),
     ],
-    ids=[
-        "architecture",
-        "splitting",
-        "splitting of the family",
-        "lost tensor",
-        "tensor of no use",
-        "positions",
-    ],
 )
 def test_what_transformers_would_read_wrongly_is_refused(
     tmp_path: Path,

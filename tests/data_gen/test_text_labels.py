@@ -244,7 +244,6 @@ def test_the_ends_of_the_unit_interval_draw_possible_tokens(dtype: torch.dtype) 
     [
         (5, 5, 5, ["traversal", "khisti"], SMALL, "khisti has no labels along a text"),
         (5, 5, 5, ["greedy_block"], SMALL, "greedy_block has no labels along a text"),
-        (5, 5, 5, ["traversel"], SMALL, "unknown verifier 'traversel'"),
         (8, 7, 8, ["naive"], SMALL, "8 tokens need as many rows; target has 7, draft 8"),
         (4, 4, 4, ["naive"], ActionSpace(2, 2, 2), "4 tokens leave no root with a look-ahead of 4"),
     ],

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from data_gen.trees import DraftTree, NodeGroup
-from data_gen.verification import Verifier, checking
+from data_gen.verification import STYLED, VERIFIERS, Verifier, checking
 from data_gen.verification.checking import KINDS
 
 TOGETHER = 4096  # trees whose laws are computed at once
+# every verifier with every style for which it is lossless
+SERVED = [(name, style) for name, cls in (VERIFIERS | STYLED).items() for style in cls.styles]
 __all__ = ["KINDS", "World", "normalised"]
 
 

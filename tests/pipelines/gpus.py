@@ -7,10 +7,15 @@ captured at powers of two up to 128 tokens, and a pass costs what the next captu
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+
+from pipelines.latency.timings import profile_of, read_timings
+from selector.latency import LatencyProfile
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 VERIFIED = range(1, 10)
 CONTEXT = 512
+VERIFIERS = ("specinfer", "traversal")
 # of a pass of the target over so many tokens; the draft takes a 20th
 Seconds = Callable[[int], float]
 
@@ -37,3 +42,10 @@ def timings(seconds: Seconds, batches: tuple[int, ...] = BATCHES) -> str:
     for batch in batches:
         lines += [f"{batch},{CONTEXT},{v},{p},{step(seconds, batch, v, p):.9g}" for v, p in work]
     return "\n".join(lines) + "\n"
+
+
+def read(folder: Path, text: str, stepped: bool = True) -> LatencyProfile:
+    """The profile of a CSV file."""
+    path = folder / "timings.csv"
+    path.write_text(text)
+    return profile_of(read_timings(path), "timings.csv", stepped, "pair", VERIFIERS)

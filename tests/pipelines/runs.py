@@ -20,10 +20,9 @@ from typer.testing import CliRunner
 
 from pipelines.cli import app
 from pipelines.config import Config, load_config
-from selector.schema import sha256
+from tests.checks import ROOT, environment
 from tests.tiny import small_pair
 
-ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "configs" / "demo.yaml"
 TARGET, DRAFT = small_pair()
 SMALL_PAIR = [
@@ -79,12 +78,6 @@ def write_lines(path: Path, lines: Iterable[Any]) -> Path:
 def command(stage: str, *arguments: str, config: str = "demo.yaml") -> list[str]:
     chosen = ["--config", str(ROOT / "configs" / config)] if config else []
     return [sys.executable, "-m", "pipelines", stage, *chosen, *arguments]
-
-
-def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"} | {
-        "PYTHONPATH": str(ROOT)
-    }
 
 
 def started(
@@ -167,14 +160,6 @@ def refusal(stage: str, *arguments: str) -> str:
 def contents() -> dict[Path, bytes]:
     """All files of all runs."""
     return {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
-
-
-def signed(path: Path, stage: str) -> None:
-    """Let a stage's record say that it wrote a file as it is now."""
-    record = Path("runs/demo/stages", f"{stage}.json")
-    values = json.loads(record.read_text())
-    values["files"][str(path.relative_to("runs/demo"))] = sha256(path)
-    record.write_text(json.dumps(values))
 
 
 def patch(name: str, replacement: Callable[[Any], Any]) -> None:

@@ -9,7 +9,7 @@ from data_gen.traces import flat
 from pipelines.cli import SIZES
 from pipelines.config import Config, in_small, load_config
 from pipelines.pair.models import PairSource
-from selector.schema import InputError
+from tests.checks import one_line
 from tests.pipelines.runs import ROOT, demo_config, write_lines
 
 
@@ -76,10 +76,8 @@ def test_a_quick_run_is_the_run_in_small_where_nothing_else_is_said() -> None:
     ids=lambda value: value[:40],
 )
 def test_a_wrong_key_or_value_is_one_line_that_names_it(overrides: str, message: str) -> None:
-    with pytest.raises(InputError) as error:
+    with one_line("", message):
         demo_config(*overrides.split(" & "))
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_no_number_may_be_infinite() -> None:
@@ -91,16 +89,15 @@ def test_no_number_may_be_infinite() -> None:
     ]
     assert len(numbers) > 20
     for key in numbers:
-        with pytest.raises(InputError) as error:
+        with one_line("", key):
             demo_config(f"{key}=.inf")
-        assert key in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("content", ["- a list", "key: [unclosed"])
 def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.yaml").write_text(content)
     for name, message in (("run", ""), ("none", "No such file")):
-        with pytest.raises(InputError, match=rf"{name}\.yaml: {message}"):
+        with one_line("", f"{name}.yaml: {message}"):
             load_config(tmp_path / f"{name}.yaml", [])
 
 
@@ -111,15 +108,6 @@ def test_a_file_is_utf_8_wherever_it_is_read(
     monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "latin-1")
     (tmp_path / "run.yaml").write_text("name: x\nprompts: {file: müller.jsonl}", encoding="utf-8")
     assert load_config(tmp_path / "run.yaml", []).prompts.file == Path("müller.jsonl")
-
-
-def test_overrides_change_only_what_they_name() -> None:
-    config, before = (
-        demo_config("distil.passes=7", "data.texts=500", "sampling=[{top_p: 0.9}]"),
-        demo_config(),
-    )
-    assert (config.distil.passes, before.distil.passes, config.data.texts) == (7, 3, 500)
-    assert config.prompts == before.prompts and config.sampling[0].top_p == 0.9
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from data_gen.texts.labelled import make_shard
 from data_gen.traces import TraceStore, read_texts
 from pipelines.config import Config
 from pipelines.data.recorded import against_labels, realised, samplings_of, z_of
-from pipelines.data.stage import plan, shards
+from pipelines.data.stage import shards
 from pipelines.pair.source import source_of
 from pipelines.pair.stage import recipe
 from selector.actions import GREEDY, Action, ActionSpace
@@ -114,11 +114,6 @@ def test_a_clock_ends_it_once_there_are_texts_of_every_kind(tmp_path: Path) -> N
             samplings_of(config)
         )
     assert "reusing" in espalier(tmp_path, *line) and files(tmp_path) == store
-
-
-def test_the_plan_says_how_many_texts() -> None:
-    (line,) = plan(config_of("data.texts=100", "data.tokens=48"))
-    assert "x 100 texts (55 for train, 20 for validation, 25 for test) of 48 labelled" in line
 
 
 TREES = Action(1, 5, 0), Action(2, 0, 4), Action(3, 2, 3), Action(4, 1, 2), Action(4, 0, 8)

@@ -7,7 +7,6 @@ No engine is run here; small classes stand in for theirs.
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
@@ -33,6 +32,7 @@ from selector.runtime.selector import load_selector
 from selector.runtime.tokens import TokenStatistics
 from selector.schema import DRAFTER, LOG, TEXT, InputError
 from selector.train.module import SelectorModule
+from tests.checks import python
 from tests.data_gen.families import model_of
 from tests.pipelines.small_logs import record
 from tests.selector import logged
@@ -207,10 +207,7 @@ def test_what_vllm_loads_imports_no_numba() -> None:
     """vLLM 0.32 walks through all modules to replace Triton's kernels, and fails at llvmlite's."""
     code = "import sys, data_gen.engines.vllm, data_gen.engines.drafter, selector.runtime.selector"
     code += "; print({'numba', 'llvmlite'} & {*sys.modules})"
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd()
-    )
-    assert completed.stdout.strip() == "set()"
+    assert python("-c", code).stdout.strip() == "set()"
 
 
 def test_a_decision_that_fails_drafts_nothing_and_says_so_once(

@@ -15,24 +15,15 @@ from typer.testing import CliRunner
 from data_gen.models.sampling import Sampling
 from pipelines.cli import app
 from pipelines.export.engines import ENGINES, BestLength, EngineSettings, best_lengths
-from pipelines.latency.timings import profile_of, read_timings
-from selector.latency import LatencyProfile
 from selector.schema import InputError
 from selector.train.data import Texts
-from tests.pipelines.gpus import BATCHES, Seconds, flat, step, stepped, timings
+from tests.pipelines.gpus import BATCHES, VERIFIERS, Seconds, flat, read, step, stepped, timings
 from tests.pipelines.runs import SMALL, command, refusal
 from tests.selector.synthetic import survivals_of, texts
 
 GOLDEN = Path(__file__).parent / "golden"
 ACCEPTED = 0.8  # of every drafted token
 GPUS = {"flat": flat, "stepped": stepped}
-VERIFIERS = ("specinfer", "traversal")
-
-
-def profile(seconds: Seconds, folder: Path) -> LatencyProfile:
-    path = folder / "timings.csv"
-    path.write_text(timings(seconds))
-    return profile_of(read_timings(path), "timings.csv", True, "pair", VERIFIERS)
 
 
 def even(accepted: float = ACCEPTED) -> Texts:
@@ -60,7 +51,9 @@ def test_lengths_are_the_best_of_those_that_the_engine_takes(
     longest chain for every batch; SGLang drafts one length. The predictions are what the engine
     really pays."""
     seconds, engine = GPUS[gpu], ENGINES[name]
-    choices = best_lengths(engine, even(), ("traversal", "specinfer"), profile(seconds, tmp_path))
+    choices = best_lengths(
+        engine, even(), ("traversal", "specinfer"), read(tmp_path, timings(seconds))
+    )
     assert [choice.batch for choice in choices] == list(BATCHES)
     longest, default = max(choice.length for choice in choices), engine.default
     # the best moves with the batch
@@ -98,7 +91,8 @@ def test_block_labels_are_compared_with_what_the_engine_does_unasked(tmp_path: P
         "traversal": even(0.9).survivals["traversal"],
         "specinfer": even(0.6).survivals["specinfer"],
     }
-    timed, both, vllm = profile(flat, tmp_path), ("traversal", "specinfer"), ENGINES["vllm"]
+    timed = read(tmp_path, timings(flat))
+    both, vllm = ("traversal", "specinfer"), ENGINES["vllm"]
     first, *others = best_lengths(vllm, replace(even(), survivals=labels), both, timed)
     longest = max(best.length for best in (first, *others))
     expected = speed(flat, 1, first.length, longest, 0.9) / speed(flat, 1, 5, 5, 0.6)

@@ -22,10 +22,14 @@ def full_disk() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.RLIM_INFINITY))
 
 
+def trained() -> dict[Path, bytes]:
+    return {path: content for path, content in contents().items() if "training" in path.parts}
+
+
 def test_a_training_that_is_stopped_leaves_the_earlier_one(copy: Path) -> None:
     """By Ctrl-C, which Lightning would take for the end; by a full disk, when it would record its
     own end, too."""
-    before = {path: content for path, content in contents().items() if "training" in path.parts}
+    before = trained()
     batch, again = (
         "pipelines.train.fitting.StopBetweenBatches.on_train_batch_start",
         [*SMALL, "train.epochs=3"],
@@ -43,9 +47,7 @@ def test_a_training_that_is_stopped_leaves_the_earlier_one(copy: Path) -> None:
     assert line.startswith("espalier: sqlite:///mlruns/mlflow.db: ") and line.endswith(
         "the same command then goes on"
     )
-    assert before == {
-        path: content for path, content in contents().items() if "training" in path.parts
-    }
+    assert trained() == before
     assert "train: reusing" in espalier(copy, "train", *SMALL)
 
 

@@ -31,7 +31,6 @@ from pipelines.train.judging import judge_jointly, keep_if_ahead
 from pipelines.train.result import Case
 from selector import latency
 from selector.actions import ActionSpace
-from selector.decision import Setting
 from selector.runtime.joint import Shapes, joint_choice
 from selector.runtime.selector import Policy, Selector, load_selector
 from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
@@ -71,14 +70,10 @@ def selector(run: tuple[Path, str]) -> Selector:
     return load_selector(run[0] / "runs/small/selector")
 
 
-def test_mlflow_holds_the_selector_its_gains_and_the_logs(
+def test_mlflow_holds_the_selector_and_its_gains(
     run: tuple[Path, str], logs: dict[str, Any]
 ) -> None:
     client = mlflow.MlflowClient(f"sqlite:///{run[0]}/mlruns/mlflow.db")
-    experiment = client.get_experiment_by_name("small").experiment_id
-    stages = {stage.info.run_name: stage for stage in client.search_runs([experiment])}
-    datasets = {data.dataset.name for data in stages["data"].inputs.dataset_inputs}
-    assert {"traces train", "traces test"} <= datasets
     version = client.get_model_version_by_alias("espalier-selector", "small")
     for entry in logs["by_batch"]:
         if (entry["batch"], entry["level"], entry["mixed"]) == (8, DRAFTER, True):
@@ -88,16 +83,28 @@ def test_mlflow_holds_the_selector_its_gains_and_the_logs(
 
 
 def test_there_is_an_entry_for_every_batch_size_level_and_kind_of_batch(
-    logs: dict[str, Any],
+    run: tuple[Path, str], logs: dict[str, Any]
 ) -> None:
+    """And all figures are in one table."""
+    table = Table.read(run[0] / "runs/small/evaluation.parquet")
     cases_found = [(entry["batch"], entry["level"], entry["mixed"]) for entry in logs["by_batch"]]
     cases = [(1, False), (8, False), (32, False), (8, True), (32, True)]
+    assert {(figure.batch, figure.is_mixed) for figure in table.figures} == set(cases)
     assert sorted(cases_found) == sorted(
         (b, level, m) for b, m in cases for level in (TEXT, DRAFTER)
     )
     for entry in logs["by_batch"]:
         assert set(entry["by_kind"]) == {"code", "prose"}
-        for gains_of in (entry, *entry["by_kind"].values()):
+        for kind, gains_of in {"all": entry, **entry["by_kind"]}.items():
+            over_rule = table.of(
+                setting="T=0",
+                batch=entry["batch"],
+                is_mixed=entry["mixed"],
+                kind=kind,
+                method=selector_at(entry["level"]),
+                rival=COPYING,
+            )
+            assert vars(over_rule.ratio) == gains_of["selector_over_rule"]
             assert gains_of["fixed"] > 0 and gains_of["rule"] > 0
             for other in ("rule", "fixed"):
                 ratio = gains_of["selector"] / gains_of[other]
@@ -110,33 +117,10 @@ def test_there_is_an_entry_for_every_batch_size_level_and_kind_of_batch(
                 assert gains_of["oracle"] >= best
 
 
-def test_all_figures_are_in_one_table(run: tuple[Path, str], logs: dict[str, Any]) -> None:
-    table = Table.read(run[0] / "runs/small/evaluation.parquet")
-    entries = {(entry["batch"], entry["mixed"]) for entry in logs["by_batch"]}
-    assert {(figure.batch, figure.is_mixed) for figure in table.figures} == entries
-    for entry in logs["by_batch"]:
-        over = {
-            kind: table.of(
-                setting="T=0",
-                batch=entry["batch"],
-                is_mixed=entry["mixed"],
-                kind=kind,
-                method=selector_at(entry["level"]),
-                rival=COPYING,
-            )
-            for kind in ("all", "code")
-        }
-        assert vars(over["all"].ratio) == entry["selector_over_rule"]
-        assert vars(over["code"].ratio) == entry["by_kind"]["code"]["selector_over_rule"]
-
-
 def test_what_is_printed_says_what_is_gained_and_where_it_is(run: tuple[Path, str]) -> None:
     folder, output = run
-    assert (
-        "T=0, batch 1, token ids alone" in output and "T=0, 32 different requests, with" in output
-    )
+    assert "T=0, 32 different requests, with" in output
     assert "batch 32, with" not in output  # of equal texts
-    assert "kind of work" in (folder / "runs/small/report.html").read_text()
     again = espalier(folder, "logs", *arguments(folder), config="")
     assert "reusing" in again and "batch 1, token ids alone" in again
 
@@ -145,18 +129,13 @@ def arguments(folder: Path, log: str = "small.jsonl", name: str = "small") -> li
     return [str(folder / log), "--timings", str(folder / "clock.csv"), "--name", name, *SMALL]
 
 
-def known(folder: Path, selector: Selector, batch: int = 1) -> DrafterKnowledge:
-    text = read_logs([folder / "small.jsonl"])[3]
-    knowledge = DrafterKnowledge(text.tokens[: text.start], GREEDY, selector.tokens, batch)
-    knowledge.committed(text.tokens[text.start : text.start + 30], [1.0, 0.0] * 15)
-    return knowledge
-
-
 @pytest.mark.parametrize("batch", [1, 8, 20, 32])
 def test_one_artefact_decides_for_every_batch_size_and_level(
     run: tuple[Path, str], selector: Selector, batch: int
 ) -> None:
-    root = known(run[0], selector, batch)
+    text = read_logs([run[0] / "small.jsonl"])[3]
+    root = DrafterKnowledge(text.tokens[: text.start], GREEDY, selector.tokens, batch)
+    root.committed(text.tokens[text.start : text.start + 30], [1.0, 0.0] * 15)
     for level in (TEXT, DRAFTER):
         asked = selector.at(0.0, batch=batch, level=level)
         assert asked.setting.level == level and asked.setting.batch == min(
@@ -225,7 +204,7 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     batches = MixedBatches(train, logged.profile(), 4)
     tuned, alike = (
         batches.replay(decide(train, {}, setting).action_R)
-        for setting in (rule.setting, lookup_rule(train))
+        for setting in (rule.setting, tune_lookup_rule(train, fixed))
     )
     assert tuned.speed >= alike.speed  # as if all requests had the same text
     cases = {}
@@ -248,8 +227,6 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
     ]
     for gain in (part for entry in gain_entries for part in (entry, *entry["by_kind"].values())):
         assert gain["selector"] > max(gain["rule"], gain["fixed"])
-        assert gain["selector_over_rule"]["value"] == pytest.approx(gain["selector"] / gain["rule"])
-    assert all(entry["oracle"] >= entry["selector"] for entry in gain_entries if not entry["mixed"])
 
 
 def test_a_sparse_log_cannot_be_replayed_and_gives_a_selector_only_by_force(tmp_path: Path) -> None:
@@ -287,7 +264,6 @@ def test_lookups_alone_are_a_choice(tmp_path: Path) -> None:
         tmp_path, "logs", *arguments(tmp_path, name="copies"), "logs.drafter=none", config=""
     )
     assert "token ids alone" in output and "drafter's hits" not in output, "there is no drafter"
-    assert "hits" not in (tmp_path / "runs/copies/report.html").read_text()
     entries = evaluation_of(tmp_path, "copies")["logs"]["by_batch"]
     assert all(entry["fixed_length"] == 0 and entry["fixed"] == 1 for entry in entries)
     assert [
@@ -319,7 +295,6 @@ def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path:
         (["none.jsonl"], "none.jsonl: No such file"),
         (["one.jsonl", "--timings", "clock.csv"], "too few"),
         (["small.jsonl", "--timings", "none.csv"], "none.csv"),
-        (["small.jsonl", "logs.drafter=eagle"], "logs.drafter: 'eagle' is not in the log"),
         (["small.jsonl", "--test", "small.jsonl"], "is among files, too"),
         (["pipe"], "pipe: a pipe, no file"),  # empty once it is read, so another would pass for it
     ],
@@ -360,10 +335,6 @@ def test_a_pairs_traces_give_the_same_speeds_as_a_log(
     in_log = sorted(data.lookup_R.tolist())
     in_pair = sorted(torch.cat([part.lookup_R for part in parts]).clamp(max=4).tolist())
     assert in_log == in_pair
-
-
-def lookup_rule(train: Timed) -> Setting:
-    return tune_lookup_rule(train, best_static(train, StaticTable.of(train)))
 
 
 @pytest.mark.parametrize(("drafting", "drafts"), [(0.0, True), (1.3e-3, False)])

@@ -4,8 +4,6 @@ registered selector."""
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,10 @@ import torch
 from pipelines.export.stage import alias_of
 from pipelines.train.result import RESULT
 from selector.runtime.selector import load_selector
+from tests.checks import python
 from tests.pipelines.runs import (
     STAGES,
     TEXTS,
-    environment,
     evaluation_of,
     started,
     versions,
@@ -135,15 +133,8 @@ except ValueError as error: print(error)
 def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
     """In a process that knows the store alone: by MLflow, whose model holds its code, and by
     `load_selector`."""
-    variables = {**environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{demo[0]}/mlruns/mlflow.db"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LOADED],
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    uri = f"sqlite:///{demo[0]}/mlruns/mlflow.db"
+    done = python("-W", "ignore", "-c", LOADED, MLFLOW_TRACKING_URI=uri)
     lines = done.stdout.splitlines()
     folder = demo[0] / "runs" / "demo" / "selector"
     selector = load_selector(folder)

@@ -26,14 +26,29 @@ from pipelines.evaluate.methods import (
     PLAIN,
     SELECTOR,
 )
-from pipelines.evaluate.table import DECODED, ORIGINS, REPLAYED, SHARE, Table
+from pipelines.evaluate.table import DECODED, REPLAYED, Table
 from pipelines.train.result import RESULT, build, load_result
 from selector.actions import Action, ActionSpace
 from selector.decision import Setting
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Policy, load_selector
 from selector.schema import HIDDEN_STATES
-from tests.pipelines import runs
+from tests.checks import python
+from tests.pipelines.runs import (
+    DRAFT,
+    ROOT,
+    SMALL,
+    STAGES,
+    TARGET,
+    TEXTS,
+    TOKENS,
+    command,
+    contents,
+    espalier,
+    evaluation_of,
+    outcome,
+    versions,
+)
 from tests.pipelines.small_logs import as_steps, record, small, write
 
 
@@ -53,7 +68,7 @@ def test_the_demo_ends_with_a_table_a_report_and_a_selector(demo: tuple[Path, st
 
 PAGES = [
     page
-    for page in (runs.ROOT / "README.md", *sorted((runs.ROOT / "docs").glob("*.md")))
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
     if "```python" in page.read_text()
 ]
 
@@ -72,27 +87,28 @@ def test_the_snippets_of_the_pages_run(
         decided.append(self.setting.decider == "network" and None not in (features, action))
         return action
 
-    Path("configs").symlink_to(runs.ROOT / "configs")
+    Path("configs").symlink_to(ROOT / "configs")
     shutil.copytree(demo[0] / "runs", "runs")
     if page.stem == "README":
-        let_the_network_decide(monkeypatch)
+        config = let_the_network_decide(monkeypatch)
+        build(config, Path("runs/demo/selector"), load_traces(config))
     # of steps alone: no other policy is compared, so that the network decides
     if page.stem == "logs":
         _, timings = small(inside, 1)
         log = write(inside / "log.jsonl", [as_steps(record(n)) for n in range(30)])
         options = ["--timings", str(timings), "--name", "llama_eagle3", "logs.force=true"]
         network = ["train.epochs=1", "train.hidden=[8]"]
-        runs.espalier(inside, "logs", str(log), *options, *network, config="")
+        espalier(inside, "logs", str(log), *options, *network, config="")
     monkeypatch.setattr(Policy, "select", observed)
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        block = block.replace("smollm2", runs.TARGET)  # the pair of this demo
-        block = block.replace("pipelines/pair/shipped/draft", runs.DRAFT)
+        block = block.replace("smollm2", TARGET)  # the pair of this demo
+        block = block.replace("pipelines/pair/shipped/draft", DRAFT)
         exec(compile(block, page.name, "exec"), {})
     assert any(decided) or page.stem not in ("README", "logs")
 
 
-def let_the_network_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every setting of the demo's artefact, whatever pays on this machine."""
+def let_the_network_decide(monkeypatch: pytest.MonkeyPatch) -> Config:
+    """In every setting of the demo's result, whatever pays on this machine; the demo's config."""
     record = json.loads(Path("runs/demo/stages/train.json").read_text())
     config = Config.model_validate(record["provenance"]["config"])
     result = load_result(config)
@@ -105,40 +121,31 @@ def let_the_network_decide(monkeypatch: pytest.MonkeyPatch) -> None:
         "pipelines.train.result.load_result",
         lambda _: replace(result, selectors={"best": best}, chosen="best"),
     )
-    build(config, Path("runs/demo/selector"), load_traces(config))
+    return config
 
 
 def test_the_evaluation_holds_every_figure(demo: tuple[Path, str]) -> None:
-    evaluation = runs.evaluation_of(demo[0])
+    evaluation = evaluation_of(demo[0])
     table = Table.read(demo[0] / "runs" / "demo" / "evaluation.parquet")
     summary = evaluation["summary"]
     assert summary["ratio_vs_static_traversal_wall"] > 0 and 0 <= summary["selector_time_share"] < 1
     assert "ratio_vs_static_traversal_gpu_like" not in summary  # no other machine is asked for
-    mean = sum(row["wall_ratio"] for row in summary["by_setting"]) / 2
-    assert summary["ratio_vs_best_static_delayed"] == pytest.approx(mean)
     methods = {PLAIN, SELECTOR, BEST_STATIC, COPYING, AT_ROOT, CHAIN}
     for row, temperature in zip(summary["by_setting"], (0, 1), strict=True):
         sampling_name = f"T={temperature}"
         assert (row["temperature"], row["top_p"]) == (temperature, 1)
         low, high = row["wall_interval_95"]
         assert 0 < low <= row["wall_ratio"] <= high
-        assert row["replay_ratio"] > 0 and row["replay_error"] >= 0
         of_selector = {"setting": sampling_name, "method": SELECTOR}
         for rival, basis in product((PLAIN, COPYING, BEST_STATIC, AT_ROOT), (DECODED, REPLAYED)):
             figure = table.of(**of_selector, rival=rival, basis=basis)
             assert figure.low and figure.high and 0 < figure.low <= figure.value <= figure.high
-        shares = [
-            table.of(**of_selector, basis=DECODED, statistic=SHARE + origin).value
-            for origin in ORIGINS
-        ]
-        assert sum(shares) == pytest.approx(1)
         entries = [entry for entry in evaluation["methods"] if entry["temperature"] == temperature]
         assert {entry["method"] for entry in entries} == methods
         for entry in entries:
             low, high = entry["interval_95"]
             assert 0 < low <= entry["tokens_per_second"] <= high
             assert 1 <= entry["block_efficiency"] <= 17
-            assert entry["verifier"] and entry["top_p"] == 1
             assert entry["prompts"] == 3 and entry["tokens"] > 0
         replayed = table.select(setting=sampling_name, rival=BEST_STATIC, basis=REPLAYED)
         others = {figure.method for figure in replayed} - methods
@@ -154,7 +161,7 @@ def test_what_training_decided_is_what_is_evaluated_and_exported(demo: tuple[Pat
     for selector in training.selectors.values():
         assert (run / "training" / selector.checkpoint).exists()
     settings = [case.setting for case in training.best.cases]
-    assert [Setting.of(row) for row in runs.evaluation_of(demo[0])["decisions"]] == settings
+    assert [Setting.of(row) for row in evaluation_of(demo[0])["decisions"]] == settings
     assert load_selector(run / "selector").settings == settings
 
 
@@ -175,10 +182,10 @@ def test_every_file_stands_in_a_record_with_its_checksum_and_who_made_it(
     """So that no change of a file passes unseen; `test_stage` has what becomes of it."""
     run = demo[0] / "runs" / "demo"
     recorded = set()
-    for stage in runs.STAGES:
+    for stage in STAGES:
         record = json.loads((run / "stages" / f"{stage}.json").read_text())
         assert record["finished"] and "torch" in record["provenance"]["packages"]
-        assert record["provenance"]["config"]["data"]["texts"] == runs.TEXTS
+        assert record["provenance"]["config"]["data"]["texts"] == TEXTS
         recorded |= {f"stages/{stage}.json", *record["files"]}
     shards = json.loads((run / "traces" / "manifest.json").read_text())["shards"]
     recorded |= {f"traces/{name}" for name, shard in shards.items() if shard["sha256"]}
@@ -193,7 +200,7 @@ def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> No
     data = load_dataset("parquet", data_files=files, cache_dir=str(tmp_path))
     for row in chain.from_iterable(data.values()):
         roots = row["roots"]
-        assert roots == max(0, len(row["tokens"]) - row["start"] - 16) and roots <= runs.TOKENS + 1
+        assert roots == max(0, len(row["tokens"]) - row["start"] - 16) and roots <= TOKENS + 1
         for column in ("target_entropy", "draft_prob", "lookup.right"):
             assert len(row[column]) == roots
         assert len(row["traversal.survivals"]) == roots * len(ActionSpace.recorded().sums_SA)
@@ -208,12 +215,12 @@ def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> No
 
 def test_a_second_run_reuses_everything_and_says_so(copy: Path) -> None:
     """But for the pair, which is loaded and checked every time."""
-    before, output = runs.contents(), runs.espalier(copy, "demo", *runs.SMALL)
-    for stage in runs.STAGES[1:]:
+    before, output = contents(), espalier(copy, "demo", *SMALL)
+    for stage in STAGES[1:]:
         assert f"{stage}: reusing" in output
     assert "speed of all methods over plain decoding" in output  # the tables are shown again
-    assert runs.versions(copy) == []  # nothing is registered again
-    after = runs.contents()
+    assert versions(copy) == []  # nothing is registered again
+    after = contents()
     assert all(
         path.name == "pair.json" or after[path] == content for path, content in before.items()
     )
@@ -235,11 +242,11 @@ def test_the_results_config_runs_with_all_that_the_demo_leaves_out(tmp_path: Pat
         "evaluate.prompts=2",
         "verifiers=[traversal,lifted_uniform]",
     )
-    timings = sorted((runs.ROOT / "configs/clocks").glob("*270m.csv"))
+    timings = sorted((ROOT / "configs/clocks").glob("*270m.csv"))
     few = (*few, f"evaluate.clocks={[*map(str, timings)]}")
-    code, output = runs.outcome(tmp_path, "demo", *runs.SMALL, *few, config="results.yaml")
+    code, output = outcome(tmp_path, "demo", *SMALL, *few, config="results.yaml")
     assert code == 0, output
-    evaluation = runs.evaluation_of(tmp_path, "results")
+    evaluation = evaluation_of(tmp_path, "results")
     figures = Table.read(tmp_path / "runs" / "results" / "evaluation.parquet")
     columns = {"setting": "T=1, top-p=0.9", "method": SELECTOR, "rival": AT_ROOT}
     ratios = [figures.of(**columns, clock=path.stem).value for path in timings]
@@ -265,21 +272,13 @@ def test_a_new_feature_is_replayed_on_traces_that_were_made_without_it(
 ) -> None:
     code, folder = tmp_path / "code", tmp_path / "run"
     for room in ("selector", "data_gen", "pipelines"):
-        shutil.copytree(runs.ROOT / room, code / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / room, code / room, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(demo[0], folder)
-    page = (runs.ROOT / "docs" / "extending.md").read_text()
+    page = (ROOT / "docs" / "extending.md").read_text()
     (change,) = re.findall(r"```diff\n(.*?)```", page, flags=re.DOTALL)
     subprocess.run(["patch", "-p1", "--fuzz=0"], cwd=code, input=change, text=True, check=True)
-    assert (
-        ".venv/bin/espalier train --config configs/demo.yaml\n```\n\nArtefacts that lack the "
-        "feature" in page
-    )
-    variables = {**runs.environment(), "PYTHONPATH": str(code)}
-    todo = runs.command("train", *runs.SMALL, "train.objectives=[regressor]")
-    completed = subprocess.run(
-        todo, cwd=folder, env=variables, capture_output=True, text=True, check=False
-    )
-    assert completed.returncode == 0, completed.stderr
+    _, *todo = command("train", *SMALL, "train.objectives=[regressor]")
+    completed = python(*todo, folder=folder, PYTHONPATH=str(code))
     assert (
         len(re.findall(r"^ *T=[\d.]+ +\(.*\d\.\d+ ±\d\.\d+", completed.stdout, flags=re.MULTILINE))
         == 2

@@ -73,7 +73,6 @@ def test_every_stage_has_a_plan_that_does_nothing(tmp_path: Path) -> None:
     """Where nothing is there yet."""
     output = espalier(tmp_path, "demo", "--plan")
     config = demo_config()
-    assert f"data: {len(config.sampling)} sampling settings x {config.data.texts} texts (" in output
     assert (
         f"evaluate: {config.evaluate.prompts} prompts x {len(config.sampling)} sampling settings"
         in output

@@ -48,9 +48,7 @@ OTHER = "runs/demo/traces: made from other inputs ({}); choose another name= or 
             "pair.target: there is no folder /no/such",
         ),
         ("data", ["pair.device=gpu"], "pair.device: gpu is not available here"),
-        ("data", ["data.tokens=4000"], "ask for up to"),
         ("evaluate", ["evaluate.prompts=100000"], "100000 are asked for"),
-        ("data", ["data.log=none.jsonl"], "data.log: a log's texts are of one sampling setting"),
     ],
 )
 def test_a_mistake_on_the_command_line(
@@ -100,26 +98,6 @@ def test_a_model_that_reads_positions_off_its_cache(copy: Path) -> None:
             f"{target}: a pass over a token tree is not what plain passes give: behind 6 tokens"
         )
         assert expected in failure(stage, *arguments)
-
-
-def test_a_model_that_passed_its_check_is_not_checked_again(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless a text is longer than those that were checked, or nothing is remembered of the
-    models."""
-
-    def check(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setenv("ESPALIER_CACHE", str(copy / "cache"))
-    espalier(copy, "pair", *SMALL)
-    monkeypatch.setattr("data_gen.models.self_check.check_model", check)
-    assert "runs/demo/traces: made from other inputs" in refusal("data", *SMALL, "data.texts=48")
-    with pytest.raises(AssertionError):
-        failure("data", *SMALL, "data.tokens=100")
-    shutil.rmtree(copy / "cache")
-    with pytest.raises(AssertionError):
-        failure("data", *SMALL, "data.texts=48")
 
 
 def test_another_pair_has_no_traces_yet_and_two_vocabularies_are_no_pair(copy: Path) -> None:

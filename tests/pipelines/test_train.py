@@ -23,22 +23,20 @@ from pipelines.train.result import TrainedSelector, count_differing
 from pipelines.train.stage import choose, decided, trained
 from selector.decision import NETWORK, LookupRule, Setting
 from selector.export.torchscript import load_script
-from selector.export.writer import write_artefact
-from selector.runtime.selector import Policy, load_selector
+from selector.runtime.selector import Policy
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, Replayed
 from selector.train.tuning import Judged, StaticTable, best_static, replay_setting, tune_lookup_rule
-from tests.selector.exported import FALLBACK, SOME, efficiencies, module_of, roots_of
+from tests.selector.exported import SOME, export, module_of, roots_of
 from tests.selector.synthetic import (
     SPACE,
     WIDTHS,
     joined,
     opinionated,
     profile,
-    setting_row,
     static_setting,
     texts,
     timed,
@@ -70,19 +68,6 @@ def timed_cases(data: Texts) -> list[Timed]:
     return [timed(data.of_sampling(sampling)) for sampling in (HOT, COLD)]
 
 
-def no_rules(judged: list[Judged]) -> list[Judged]:
-    """Rules for lookups that do not pay, and take half as much time again."""
-    return [
-        replace(
-            judged_case,
-            setting=replace(judged_case.setting.static_only(), rule=LookupRule(4, 8)),
-            ratio=Ratio(0.9, 0.01),
-            replayed=replace(judged_case.replayed, seconds_X=1.5 * judged_case.replayed.seconds_X),
-        )
-        for judged_case in judged
-    ]
-
-
 @pytest.fixture
 def client(store: str) -> Any:
     """Of a store of its own."""
@@ -101,11 +86,15 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, client: Any) -> None:
         run_id = run.info.run_id
         module = trained(CONFIG, new, data, validation, bases, tmp_path / "fitted", run_id)
     judged = []
-    for case, base in zip(validation, bases, strict=True):
-        judged += judge(module, case, base)
+    for texts_of_case, base in zip(validation, bases, strict=True):
+        judged += judge(module, texts_of_case, base)
     assert [case.pays for case in judged] == [True, False]
     assert judged[0].ratio.value > 1.2
-    rules = no_rules(judged)
+    rules = []
+    for case in judged:  # rules for lookups that do not pay, and take half as much time again
+        setting = replace(case.setting.static_only(), rule=LookupRule(4, 8))
+        replayed = replace(case.replayed, seconds_X=1.5 * case.replayed.seconds_X)
+        rules.append(replace(case, setting=setting, ratio=Ratio(0.9, 0.01), replayed=replayed))
     (hot, cold), kept = decided(module, validation, rules, bases, profile(), source_of(CONFIG))
     assert hot.setting.longest == module.longest == int(data["train"].length_R.max())
     assert hot.setting.decider == "network" and hot.setting.rule == LookupRule(4, 8)
@@ -180,17 +169,13 @@ def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:
 
 
 def test_an_artefact_decides_as_its_module_does_under_a_setting_that_truncates(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = replace(SOME, sampling=Sampling(1.0, top_k=7, min_p=0.1))
-    pair = {"target": "t", "draft": "d", "fingerprint": profile().pair}
-    facts = {"pair": pair, "metrics": {"evaluation": None}}
-    module = module_of("regressor")
-    row = setting_row(setting, efficiencies(4))
-    write_artefact(tmp_path / "a", module, profile(), "traversal", FALLBACK, [row], facts)
-    artefact = Policy(setting, load_selector(tmp_path / "a")), load_script(tmp_path / "a")
+    monkeypatch.setattr("tests.selector.exported.SETTINGS", (setting,))
+    artefact = Policy(setting, export(tmp_path / "a")), load_script(tmp_path / "a")
     data = roots_of(setting, LIGHT, count=2)[0]
-    assert count_differing(module, *artefact, data) == 0
+    assert count_differing(module_of("regressor"), *artefact, data) == 0
     assert count_differing(opinionated(seed=9), *artefact, data) > 0
 
 

@@ -11,7 +11,19 @@ from selector.actions import COPY, EMPTY, Action
 from selector.runtime.selector import load_selector
 from selector.schema import LIGHT, InputError
 from selector.train.data import Timed
-from tests.selector import exported
+from tests.selector.exported import (
+    SETTINGS,
+    batch_of,
+    coordinates_of,
+    efficiencies,
+    in_turn,
+    loaded,
+    module_of,
+    most_lost,
+    one_by_one,
+    roots_of,
+    worth,
+)
 from tests.selector.synthetic import SPACE, profile
 
 LIMITS = [
@@ -31,12 +43,12 @@ def test_only_allowed_trees_are_chosen(
 ) -> None:
     """The best of those that an engine can draft; the static one is the fastest tree, and time is
     worth less. A rule whose lookup is not among them is left out."""
-    selector, made = exported.loaded(artefacts[objective, LIGHT]), exported.module_of(objective)
+    selector, made = loaded(artefacts[objective, LIGHT]), module_of(objective)
     can = sorted(SPACE.index(Action.of(shape)) for shape in shapes)
-    for setting in exported.SETTINGS:
-        policy = selector.at(*exported.coordinates_of(setting), shapes=shapes)
+    for setting in SETTINGS:
+        policy = selector.at(*coordinates_of(setting), shapes=shapes)
         speed_A = selector.config.static_speeds(
-            selector.settings[exported.SETTINGS.index(setting)], selector.latency
+            selector.settings[SETTINGS.index(setting)], selector.latency
         )
         best = max((a for a in can if a < len(SPACE.trees)), key=lambda a: float(speed_A[a]))
         copies = setting.rule is not None and SPACE.index(Action.copy(setting.rule.length)) in can
@@ -49,11 +61,11 @@ def test_only_allowed_trees_are_chosen(
         assert set(policy.setting.allowed) == {*may, best}
         factor = float(speed_A[best] / speed_A[SPACE.index(setting.action)])
         assert policy.setting.speed == pytest.approx(factor * setting.speed)
-        data, rows = exported.roots_of(setting, LIGHT, count=1)
-        roots = exported.one_by_one(exported.batch_of(data, rows, LIGHT))
-        chosen = [exported.in_turn(policy.select, policy.setting, features) for features in roots]
+        data, rows = roots_of(setting, LIGHT, count=1)
+        roots = one_by_one(batch_of(data, rows, LIGHT))
+        chosen = [in_turn(policy.select, policy.setting, features) for features in roots]
         assert set(chosen) <= set(can)
-        assert exported.most_lost(made, data, policy.setting, rows, chosen) < 1e-4
+        assert most_lost(made, data, policy.setting, rows, chosen) < 1e-4
 
 
 def test_limits_that_leave_no_tree_are_refused(artefact: Path) -> None:
@@ -75,7 +87,7 @@ def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Pat
     slow = replace(profile(draft=8e-3), device="slow")
     here = load_selector(artefact)
     there = load_selector(artefact, latency=slow)
-    made = exported.module_of("regressor")
+    made = module_of("regressor")
     for at, (setting, moved) in enumerate(zip(here.settings, there.settings, strict=True)):
         speeds = []
         for times_of in (profile(), slow):
@@ -83,21 +95,21 @@ def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Pat
                 times_of.action_seconds(action, 100, "traversal", (), setting.sampling)
                 for action in SPACE.trees
             ]
-            speeds.append(exported.efficiencies(at) / torch.tensor(seconds))
+            speeds.append(efficiencies(at) / torch.tensor(seconds))
         before_A, speed_A = speeds
         best = int(speed_A.argmax())
         ratio = float(speed_A[best] / before_A[SPACE.index(setting.action)])
         assert moved.speed == pytest.approx(setting.speed * ratio) and ratio < 1
         assert moved == replace(setting, action=SPACE.actions[best], speed=moved.speed, allowed=())
-        assert there.at(*exported.coordinates_of(setting)).select(None) == moved.action
-        data, rows = exported.roots_of(moved, LIGHT, count=1)
+        assert there.at(*coordinates_of(setting)).select(None) == moved.action
+        data, rows = roots_of(moved, LIGHT, count=1)
         data = Timed(data.texts, "traversal", slow)
-        scores_BA = there.scores(exported.batch_of(data, rows, LIGHT))
-        expected_BA = exported.worth(made, data, moved)[rows]
+        scores_BA = there.scores(batch_of(data, rows, LIGHT))
+        expected_BA = worth(made, data, moved)[rows]
         assert torch.allclose(scores_BA, expected_BA, atol=1e-3, rtol=1e-5)
     assert here.settings[0].action != there.settings[0].action
 
 
 def test_the_same_machine_changes_nothing(artefact: Path) -> None:
     for same in (None, str(artefact / "latency.json"), profile()):
-        assert load_selector(artefact, latency=same).settings == list(exported.SETTINGS)
+        assert load_selector(artefact, latency=same).settings == list(SETTINGS)

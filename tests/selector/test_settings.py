@@ -76,7 +76,6 @@ def test_a_setting_decides_near_its_sampling_alone() -> None:
         ({"temperature": 0.4, "top_p": 0.8}, COPIES, "T=0.4, top-p=0.8: too far"),
         ({"temperature": 9.0}, SHORT, "T=9: too far"),
     ],
-    ids=["temperature", "top-k", "min-p", "top-p", "with a rule"],
 )
 def test_far_from_every_trained_setting_the_rule_and_the_static_tree_decide(
     artefact: Path, asked: dict[str, float], setting: Setting, words: str
@@ -139,6 +138,8 @@ def test_features_of_one_root_and_of_a_batch_are_read() -> None:
     early = {SCALARS_KEY: torch.ones(3, E)}
     for given in (early, {**ones(3), **early}):
         assert set(checked(given, FULL_WIDTHS, 2, E)) == {SCALARS_KEY}
+    with pytest.raises(InputError, match="batches of different sizes"):
+        checked({**ones(3), SCALARS_KEY: torch.ones(2, F)}, FULL_WIDTHS, 2)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +168,6 @@ def test_a_feature_that_is_not_the_schemas_is_refused_by_name(spoilt: dict, mess
     given = {name: value for name, value in {**ones(), **spoilt}.items() if value is not None}
     with pytest.raises(InputError, match=message):
         checked(given, FULL_WIDTHS, 1, E)
-
-
-def test_requests_whose_features_differ_are_refused() -> None:
-    with pytest.raises(InputError, match="batches of different sizes"):
-        checked({**ones(3), SCALARS_KEY: torch.ones(2, F)}, FULL_WIDTHS, 2)
 
 
 @pytest.mark.parametrize(

@@ -219,22 +219,16 @@ def test_drafts_that_come_too_late_to_pay_are_left_out(data: Timed, static: Sett
     assert drafts == {0.0: True, 0.5: False}
 
 
-def of_lookups(data: Timed) -> Tensor:
-    """The true scores, where all that is known of trees is their mean."""
-    scores_RA = true_scores(data)
-    return torch.cat([scores_RA[:, :TREES].mean(0).expand(150, -1), scores_RA[:, TREES:]], dim=-1)
-
-
 def test_the_best_way_to_ask_is_found(data: Timed, static: Setting) -> None:
     """In turn, where the early features tell when to copy and the others how far to draft; with the
     early ones alone where these tell as much; without them where they tell nothing. It pays, and no
     way or price that was tried is better: multiples of the speed at each root's own price."""
     data = data.on(replace(profile(), decide={EARLY: 5e-5, LIGHT: 5e-4}))
-    truth, noise = (
-        true_scores(data),
-        true_scores(data)[torch.randperm(150, generator=torch.Generator().manual_seed(3))],
-    )
-    for early, level in ((of_lookups(data), (EARLY, LIGHT)), (truth, (EARLY,)), (noise, (LIGHT,))):
+    truth = true_scores(data)
+    noise = truth[torch.randperm(150, generator=torch.Generator().manual_seed(3))]
+    # where all that is known of trees is their mean
+    lookups = torch.cat([truth[:, :TREES].mean(0).expand(150, -1), truth[:, TREES:]], dim=-1)
+    for early, level in ((lookups, (EARLY, LIGHT)), (truth, (EARLY,)), (noise, (LIGHT,))):
         predictions = {EARLY: early, LIGHT: truth}
         judged = tune_setting(data, predictions, static)
         assert judged.pays and (judged.setting.feature_levels, judged.setting.action) == (

@@ -12,15 +12,13 @@ import pytest
 import torch
 from scipy.optimize import linprog
 
-from data_gen.verification import STYLED, VERIFIERS, get_verifier, optimal_acceptance
+from data_gen.verification import get_verifier, optimal_acceptance
 from data_gen.verification.k_seq import KSeq
 from data_gen.verification.priority import FirstInRank
 from data_gen.verification.ranking import SortedRows
 from selector.actions import STYLES
 from tests.data_gen.verification.definitions import accepted, first_in_rank, k_seq, normalised
-from tests.data_gen.worlds import KINDS, World
-
-SERVED = [(name, style) for name, cls in (VERIFIERS | STYLED).items() for style in cls.styles]
+from tests.data_gen.worlds import KINDS, SERVED, World
 
 
 @cache

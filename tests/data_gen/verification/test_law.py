@@ -14,17 +14,10 @@ import pytest
 import torch
 
 from data_gen.trees import DraftTree
-from data_gen.verification import STYLED, VERIFIERS, get_verifier
-from selector.actions import STYLES
-from tests.data_gen.worlds import KINDS, World
+from data_gen.verification import VERIFIERS, get_verifier
+from tests.data_gen.worlds import KINDS, SERVED, World
 
 SHAPES = [(K, L1, L2) for K in (1, 2, 3) for L1 in (0, 1) for L2 in (0, 1, 2)]
-SERVED = [
-    (name, style)
-    for name, cls in (VERIFIERS | STYLED).items()
-    for style in STYLES
-    if style in cls.styles
-]
 
 
 @lru_cache(maxsize=4)

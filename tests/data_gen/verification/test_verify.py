@@ -43,18 +43,6 @@ def test_leaf_rows_of_the_draft_may_hold_anything(verifier: str) -> None:
     assert torch.equal(get_verifier(verifier).law(tree, p_NV, q_NV), expected)
 
 
-def test_what_is_not_served_is_named() -> None:
-    assert get_verifier("traversal", style="without_replacement").style == "without_replacement"
-    with pytest.raises(
-        ValueError, match="traversal is not lossless for style 'greedy'; it is for iid, "
-    ):
-        get_verifier("traversal", style="greedy")
-    with pytest.raises(
-        ValueError, match="unknown verifier 'traversel'; known are nss, naive, naive_tree, spectr,"
-    ):
-        get_verifier("traversel")
-
-
 @pytest.mark.parametrize("verifier", [name for name in VERIFIERS if name != "khisti"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_long_rows_give_the_law_of_short_ones(verifier: str, dtype: torch.dtype) -> None:
