@@ -69,8 +69,8 @@ def figures_of(
         texts = {split: split_texts.of_sampling(sampling) for split, split_texts in splits.items()}
         for style in NAMES:
             yield from _tokens_per_step(config, list(texts.values()), style, rival)
-        for (machine, profile), style in product(profiles.items(), NAMES):
-            yield from _best_trees(config, texts, machine, profile, style, rival)
+        for machine, profile in profiles.items():
+            yield from _best_trees(config, texts, machine, profile, rival)
 
 
 def _tokens_per_step(
@@ -116,30 +116,33 @@ def _best_trees(
     texts: Mapping[str, Texts],
     machine: str,
     profile: LatencyProfile,
-    style: str,
     rival: str,
 ) -> Iterator[Figure]:
-    """The speed of each verifier's fastest tree of a style over that of the rival's."""
+    """The speed of each verifier's fastest tree of each style over that of the rival's."""
+    statics = {}
+    held_out = {}
+    for verifier in config.verifiers:
+        statics[verifier] = StaticTable.of(Timed(texts["train"], verifier, profile))
+        held_out[verifier] = Timed(texts["test"], verifier, profile)
     trees = texts["test"].space.trees
-    is_of_style_A = torch.tensor([tree.K == 1 or tree.style == style for tree in trees])
-    replays = {}
-    best = {}
-    for verifier in config.verifiers:
-        statics = StaticTable.of(Timed(texts["train"], verifier, profile))
-        best[verifier] = trees[statics.best(is_of_style_A)]
-        test = Timed(texts["test"], verifier, profile)
-        replays[verifier] = replay(test, Setting(test.sampling, best[verifier]))
-    source_X = texts["test"].source_number_X
-    for verifier in config.verifiers:
-        yield Figure.of_ratio(
-            ratio_of_speeds(replays[verifier], replays[rival], source_X),
-            setting=str(texts["test"].samplings[int(texts["test"].sampling_X[0])]),
-            method=f"{verifier}, {NAMES[style]}",
-            rival=f"{rival}, {NAMES[style]}",
-            clock=machine,
-            K=best[verifier].K,
-            depth=best[verifier].L1 + best[verifier].L2,
-        )
+    sampling = held_out[rival].sampling
+    for style, name in NAMES.items():
+        is_of_style_A = torch.tensor([tree.K == 1 or tree.style == style for tree in trees])
+        best = {}
+        replays = {}
+        for verifier, timed in held_out.items():
+            best[verifier] = trees[statics[verifier].best(is_of_style_A)]
+            replays[verifier] = replay(timed, Setting(sampling, best[verifier]))
+        for verifier, tree in best.items():
+            yield Figure.of_ratio(
+                ratio_of_speeds(replays[verifier], replays[rival], texts["test"].source_number_X),
+                setting=str(sampling),
+                method=f"{verifier}, {name}",
+                rival=f"{rival}, {name}",
+                clock=machine,
+                K=tree.K,
+                depth=tree.L1 + tree.L2,
+            )
 
 
 def show(figures: Table) -> None:

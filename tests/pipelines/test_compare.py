@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,10 @@ from pipelines.compare.cells import (
 )
 from pipelines.compare.roots import DISTANCE, DRAFTED, OPTIMAL
 from pipelines.compare.stage import IDEAL, LEAST, method_of, over_cells
-from pipelines.evaluate.table import ACCEPTANCE, ALL, Table
-from selector.actions import IID
+from pipelines.compare.wide import CHARGED, NAMES
+from pipelines.evaluate.table import ACCEPTANCE, ALL, EFFICIENCY, SPEED, Table
+from selector.actions import GREEDY as GREEDY_STYLE
+from selector.actions import IID, ActionSpace
 from tests.pipelines.runs import ROOT, SMALL, at_call, espalier, outcome
 
 STEP_TIMES = ROOT / "configs" / "clocks" / "h100_qwen2.5-32b_qwen2.5-0.5b.csv"
@@ -74,6 +77,34 @@ def test_every_method_of_every_verifier_is_compared_on_every_machine(copy: Path)
     assert all(0 < f.value < 1.5 for f in table.select(basis=DRAFTED, rival=OPTIMAL))
     distances = table.select(statistic=DISTANCE, depth=0)
     assert len(distances) == 2 and all(0 < f.value < 2 for f in distances)
+
+
+def test_verifiers_are_compared_on_wide_trees(copy: Path) -> None:
+    """Tokens per step of every number of branches, and the fastest trees on every machine; with
+    greedy branches all bottom-up verifiers are alike."""
+    verifiers = ("specinfer", "traversal", "lifted_uniform")
+    words = [*SMALL, f"evaluate.clocks=[{STEP_TIMES}]", "data.trees=wide", "name=wide"]
+    for stage in ("latency", "data", "compare"):
+        output = espalier(copy, stage, *words)
+    assert "the fastest tree" in output and "reusing" in espalier(copy, "compare", *words)
+    table = Table.read(copy / "runs" / "wide" / "wide.parquet")
+    counts = ActionSpace.wide().branch_counts
+    for verifier, K in product(verifiers, counts):
+        columns = {"setting": "T=1", "statistic": EFFICIENCY, "K": K, "depth": 3}
+        for name in NAMES.values():
+            mine = table.of(**columns, method=f"{verifier}, {name}")
+            rival = table.of(**columns, method=f"traversal, {name}")
+            over = table.of(**columns, method=mine.method, rival=rival.method)
+            assert over.value == pytest.approx(mine.value / rival.value)
+            if name == NAMES[GREEDY_STYLE] and verifier != "specinfer":
+                assert over.value == 1
+    machines = {HERE, STEP_TIMES.stem, IDEAL, STEP_TIMES.stem + CHARGED, IDEAL + CHARGED}
+    for machine, verifier in product(machines, verifiers):
+        method = f"{verifier}, {NAMES[IID]}"
+        (speed,) = table.select(setting="T=1", clock=machine, method=method, statistic=SPEED)
+        assert speed.value > 0 and speed.K in (1, *counts)
+        if verifier == "traversal":
+            assert speed.value == 1
 
 
 def test_a_stopped_comparison_goes_on(copy: Path) -> None:
