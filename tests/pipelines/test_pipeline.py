@@ -27,8 +27,9 @@ from pipelines.evaluate.methods import (
     SELECTOR,
 )
 from pipelines.evaluate.table import DECODED, REPLAYED, Table
+from pipelines.evaluate.verdict import Evaluation, losses
 from pipelines.train.result import RESULT, build, load_result
-from selector.actions import Action, ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import Setting
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Policy, load_selector
@@ -162,7 +163,14 @@ def test_what_training_decided_is_what_is_evaluated_and_exported(demo: tuple[Pat
         assert (run / "training" / selector.checkpoint).exists()
     settings = [case.setting for case in training.best.cases]
     assert [Setting.of(row) for row in evaluation_of(demo[0])["decisions"]] == settings
-    assert load_selector(run / "selector").settings == settings
+    # on a busy machine a selector may have lost to plain decoding, which is then exported
+    evaluation = Evaluation(evaluation_of(demo[0]), Table.read(run / "evaluation.parquet"))
+    lost = losses(evaluation)
+    for setting, exported in zip(settings, load_selector(run / "selector").settings, strict=True):
+        if setting.sampling in lost:
+            assert exported == replace(setting.static_only(), action=EMPTY)
+        else:
+            assert exported == setting
 
 
 def test_what_decoding_accepted_is_what_the_labels_say(demo: tuple[Path, str]) -> None:
