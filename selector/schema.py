@@ -273,7 +273,9 @@ def survival_column(verifier: str) -> str:
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file; InputError where it cannot be read."""
+    """The checksum of a file; InputError where it cannot be read, or only once."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"{path}: a pipe, no file: write what it gives to a file first")
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:

@@ -28,16 +28,19 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AliasChoices, AliasPath, BaseModel, Field
+from pydantic import AliasChoices, AliasPath, BaseModel, Field, field_validator
 
 from data_gen.texts.prompts import Name, Record
 from selector.actions import LARGEST
 
 # the drafter's name in traces and in responses, which do not say which one it was
 DRAFTER = "draft"
+NO_DRAFTER = "none"  # a drafter's name: lookups alone
 SIMULATOR = "acc_"  # prefix of drafters' names in logs of SpecDecode-Bench's simulator
 LEFT_OUT = "the engine left out steps that draft nothing, so it is not known where the others began"
 NO_STEPS = "the engine gave sums over steps alone (the level `detailed` gives each step)"
+OTHER_STEPS = "steps of tokens that the text does not have, as after a preemption or a retraction"
+ABORTED = "abort"  # as a reason to finish
 
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31 - 1)]], Field(min_length=1)]
 Count = Annotated[int, Field(ge=0, lt=LARGEST)]
@@ -97,11 +100,22 @@ def _of_steps(name: str, steps: list[list[int]], positions: int) -> NDArray[np.f
     return survivals_RD
 
 
+class AbortedRequest(ValueError):
+    """The line of a request that was not finished."""
+
+
 class LoggedRecord(Record):
     prompt_token_ids: TokenIds
     generated_token_ids: TokenIds
     drafters: dict[str, Drafted] = Field({})
     note: str = ""
+
+    @field_validator("drafters")
+    @classmethod
+    def _named(cls, drafters: dict[str, Drafted]) -> dict[str, Drafted]:
+        if NO_DRAFTER in drafters:
+            raise ValueError(f"a drafter is not called {NO_DRAFTER}, which asks for lookups alone")
+        return drafters
 
 
 class Simulated(BaseModel):
@@ -113,7 +127,7 @@ class Simulated(BaseModel):
 class Metrics(BaseModel):
     """Of vLLM, and of SGLang, whose lengths count the root or the additional token."""
 
-    num_spec_steps: int = 0
+    num_spec_steps: int | None = None
     per_step_drafted: list[int] | None = None
     per_step_accepted: list[int] | None = None
     num_verified_draft_tokens: int = 0
@@ -141,6 +155,11 @@ class Response(BaseModel):
     generated: list[Any] | None = _at(
         "choices.0.token_ids", "out.output_ids", "output_ids", "tokens"
     )
+    prompt_count: int | None = _at(
+        "usage.prompt_tokens",
+        "out.meta_info.prompt_tokens",
+        "meta_info.prompt_tokens",
+    )
     count: int | None = _at(
         "usage.completion_tokens",
         "out.meta_info.completion_tokens",
@@ -153,18 +172,31 @@ class Response(BaseModel):
         "out.meta_info.speculative_decoding_stats",
         "meta_info.speculative_decoding_stats",
     )
+    finish_reason: Any = _at(
+        "choices.0.finish_reason",
+        "out.meta_info.finish_reason.type",
+        "meta_info.finish_reason.type",
+    )
     id: Name = _at("id", "out.meta_info.id", "meta_info.id")
     source: Name = None
     kind: Name = None
 
     def record(self) -> dict[str, Any]:
-        """The line of a log; ValueError where token ids are missing, or steps of which lists of
-        different lengths tell."""
+        """The line of a log; AbortedRequest where the request was not finished, ValueError where
+        token ids are missing, or numbers contradict one another."""
+        if self.finish_reason == ABORTED or self.count == -1:
+            raise AbortedRequest
+        if self.generated is not None and (not self.generated or -1 in self.generated):
+            raise AbortedRequest
         if self.prompt is None or self.generated is None:
             raise ValueError("no token ids: docs/logs.md says how to ask an engine for them")
         tokens = len(self.generated)
         if self.count is not None and self.count > tokens:
             raise ValueError(f"{tokens} token ids of an answer of {self.count} tokens")
+        if self.prompt_count is not None and self.prompt_count != len(self.prompt):
+            raise ValueError(
+                f"{len(self.prompt)} token ids of a prompt of {self.prompt_count} tokens"
+            )
         record: dict[str, Any] = {
             "prompt_token_ids": self.prompt,
             "generated_token_ids": self.generated,
@@ -181,8 +213,8 @@ class Response(BaseModel):
 
 def _steps(metrics: Metrics, tokens: int) -> list[list[int]] | str:
     """Position, drafted and accepted tokens of each step; or why they are not known. The forward
-    pass over the prompt gives the first token, so steps begin at position 1. They may go beyond the
-    text's end, where the engine cut it."""
+    pass over the prompt gives the first token, so steps begin at position 1. The last one may go
+    beyond the text's end, where the engine cut it."""
     accepted = metrics.per_step_accepted or []
     if not accepted and metrics.accept_lengths is not None:
         accepted = [length - 1 for length in metrics.accept_lengths]
@@ -193,11 +225,16 @@ def _steps(metrics: Metrics, tokens: int) -> list[list[int]] | str:
         return NO_STEPS
     if len(accepted) != len(drafted):
         raise ValueError("the steps' drafted and accepted tokens differ in length")
+    if accepted and metrics.num_spec_steps not in (None, len(accepted)):
+        raise ValueError(
+            f"{len(accepted)} steps are listed, num_spec_steps={metrics.num_spec_steps}"
+        )
     position = 1
     steps: list[list[int]] = []
     for more, kept in zip(drafted, accepted, strict=True):
-        if position < tokens:
-            steps.append([position, more, kept])
+        if position >= tokens:
+            return OTHER_STEPS
+        steps.append([position, more, kept])
         position += kept + 1
     if position < tokens:
         return LEFT_OUT
@@ -209,9 +246,16 @@ def record_of(line: dict[str, Any]) -> dict[str, Any]:
     none of them."""
     if "generated_token_ids" not in line:
         return Response.model_validate(line).record()
+    if line["generated_token_ids"] == []:
+        raise AbortedRequest
     drafters = {}
     for key in line:
         if key.startswith(SIMULATOR):
+            name = key.removeprefix(SIMULATOR)
+            if name in (line.get("drafters") or {}):
+                raise ValueError(f"{name} stands in drafters.{name} and in {key}")
             counts = [count - 1 for count in Simulated.model_validate(line[key]).acc_len]
-            drafters[key.removeprefix(SIMULATOR)] = {"accepted": counts, "other_length": True}
-    return {**line, "drafters": drafters} if drafters else line
+            drafters[name] = {"accepted": counts, "other_length": True}
+    if drafters:
+        return {**line, "drafters": {**(line.get("drafters") or {}), **drafters}}
+    return line

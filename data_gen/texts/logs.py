@@ -18,7 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_gen.models.sampling import Sampling
-from data_gen.texts.log_lines import DRAFTER, LoggedRecord, record_of
+from data_gen.texts.log_lines import (
+    DRAFTER,
+    NO_DRAFTER,
+    AbortedRequest,
+    LoggedRecord,
+    record_of,
+)
 from data_gen.texts.prompts import PACKED, joined, parsed_lines
 from data_gen.traces import read_manifest, read_rows, space_of
 from selector.schema import InputError, survival_column
@@ -26,7 +32,6 @@ from selector.train.data import SPLITS
 
 # drafters that copy; their tokens are computed from the token ids instead
 COPYING = ("ngram", "lookup", "suffix")
-NO_DRAFTER = "none"  # a drafter's name: lookups alone
 # of traces
 COLUMNS = ("prompt", "kind", "source", "temperature", "top_p", "tokens", "start", "roots")
 MOST_BAD = 0.05  # of a log's lines; where more are bad, the log is not what it is taken for
@@ -77,29 +82,41 @@ class LoggedText:
 
 
 def read_logs(paths: Sequence[Path], remarks: list[str] | None = None) -> list[LoggedText]:
-    """The texts of some files, in their order, without lines that do not fit; what is left out is
-    added to `remarks`. InputError where a file is missing or empty, or more than `MOST_BAD` of all
-    lines do not fit."""
+    """The texts of some files, in their order, without lines that do not fit and aborted requests;
+    what is left out is added to `remarks`. InputError where a file is missing or empty, nothing is
+    left, or more than `MOST_BAD` of the finished requests' lines do not fit."""
     texts: list[LoggedText] = []
     bad: list[InputError] = []
+    aborted = 0
     for path in paths:
-        for text_or_error in parsed_lines(path, _text):
-            if isinstance(text_or_error, InputError):
-                bad.append(text_or_error)
+        for parsed in parsed_lines(path, _text):
+            if isinstance(parsed, InputError):
+                bad.append(parsed)
+            elif parsed is None:
+                aborted += 1
             else:
-                texts.append(text_or_error)
+                texts.append(parsed)
     lines = len(texts) + len(bad)
     if bad and (not texts or len(bad) > max(1, MOST_BAD * lines)):
         raise InputError(
             f"{bad[0]}; {len(bad)} of {lines} lines do not fit, and {MOST_BAD:.0%} may be left out"
         )
-    if bad and remarks is not None:
-        remarks.append(f"{len(bad)} of {lines} lines are left out, the first one is {bad[0]}")
+    if aborted and not texts:
+        raise InputError(f"{paths[0]}: all {aborted} requests were aborted")
+    if remarks is not None:
+        if bad:
+            remarks.append(f"{len(bad)} of {lines} lines are left out, the first one is {bad[0]}")
+        if aborted:
+            remarks.append(f"{aborted} aborted requests are left out")
     return texts
 
 
-def _text(origin: str, line: Any) -> LoggedText:
-    record = LoggedRecord.model_validate(record_of(line) if isinstance(line, dict) else line)
+def _text(origin: str, line: Any) -> LoggedText | None:
+    """The text of a line; None of an aborted request."""
+    try:
+        record = LoggedRecord.model_validate(record_of(line) if isinstance(line, dict) else line)
+    except AbortedRequest:
+        return None
     prompt = record.prompt_token_ids
     generated = record.generated_token_ids
     survivals: dict[str, NDArray[np.float32]] = {}
@@ -227,9 +244,15 @@ def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling
     repeated = len(everything) - len(kept)
     if repeated:
         remarks.append(f"{repeated} texts are duplicates and are left out")
-    notes = Counter(text.note for text in kept if text.note)
-    for note, count in notes.items():
-        remarks.append(f"{count} of {len(kept)} texts are for lookups alone: {note}")
+    noted: dict[str, list[LoggedText]] = {}
+    for text in kept:
+        if text.note:
+            noted.setdefault(text.note, []).append(text)
+    for note, concerned in noted.items():
+        remarks.append(
+            f"{len(concerned)} of {len(kept)} texts are for lookups alone: {note}; the first one "
+            f"is {concerned[0].origin}"
+        )
     tested_origins = {text.origin for text in tested}
     tested = [text for text in kept if text.origin in tested_origins]
     others = [text for text in kept if text.origin not in tested_origins]

@@ -53,11 +53,12 @@ class Record(BaseModel):
 
 class PromptRecord(Record):
     text: str = Field(pattern=r"\S")
+    is_last_turn: bool = False  # of a conversation whose other turns are left out
 
     @model_validator(mode="before")
     @classmethod
     def last_turn(cls, line: Any) -> Any:
-        """A conversation's text is its last user's turn."""
+        """A conversation's text is its last user's turn, of which text parts are joined."""
         if not isinstance(line, dict) or "text" in line:
             return line
         if not isinstance(line.get("messages"), list):
@@ -68,7 +69,23 @@ class PromptRecord(Record):
                 turns.append(turn)
         if not turns:
             raise ValueError("messages: no user's turn")
-        return {**line, "text": turns[-1].get("content")}
+        text = _joined_parts(turns[-1].get("content"))
+        return {**line, "text": text, "is_last_turn": len(line["messages"]) > 1}
+
+
+def _joined_parts(content: Any) -> Any:
+    """The text of a turn, whose content may be a list of parts; ValueError where a part is no
+    text."""
+    if not isinstance(content, list):
+        return content
+    texts: list[str] = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) else part
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise ValueError(f"messages: a part of the last user's turn is no text but {kind!r}")
+        texts.append(text)
+    return "".join(texts)
 
 
 @dataclass(frozen=True)
@@ -79,12 +96,15 @@ class Prompt:
     text: str
     kind: str
     source: str
+    is_last_turn: bool = False  # of a conversation whose other turns are left out
 
     @classmethod
     def of(cls, record: Record, text: str, origin: str) -> Prompt:
         """The prompt of a line at an origin, `file:number`."""
         prompt_id = record.id or f"line-{origin.rpartition(':')[2]}"
-        return cls(prompt_id, text, record.kind or "text", record.source or prompt_id)
+        source = record.source or prompt_id
+        is_last_turn = isinstance(record, PromptRecord) and record.is_last_turn
+        return cls(prompt_id, text, record.kind or "text", source, is_last_turn)
 
 
 @dataclass(frozen=True)
@@ -161,6 +181,9 @@ class Form:
                 f"; {longer} of them are longer than prompts.tokens={self.tokens} and are "
                 f"{treatment}"
             )
+        last_turns = sum(prompt.is_last_turn for prompt in prompts)
+        if last_turns:
+            sentence += f"; {last_turns} are last turns of conversations, without the other turns"
         repeated = len(prompts) - dropped - len(kept)
         if repeated:
             sentence += f"; {repeated} with the tokens of an earlier one are left out"

@@ -16,7 +16,7 @@ from data_gen.texts.logs import NO_DRAFTER, LoggedText, Logs, drafter_of, read_a
 from data_gen.texts.written import Work
 from pipelines.config import Config
 from selector.actions import ActionSpace
-from selector.schema import DRAFTER, LOG, InputError, sha256
+from selector.schema import DRAFTER, LOG, sha256
 from selector.train.data import Texts
 
 LONGEST_LOOKUP = 20  # tokens
@@ -138,9 +138,6 @@ def log_source(config: Config) -> LogSource:
     no log, or holds too few texts."""
     checksums = []
     for path in [*config.logs.files, *config.logs.test]:
-        is_pipe = path.exists() and not (path.is_file() or path.is_dir())
-        if is_pipe:  # it would be empty once it is read
-            raise InputError(f"{path}: a pipe, no file: write the log to a file first")
         manifest = path / "manifest.json"
         checksums.append((str(path), sha256(manifest if manifest.exists() else path)))
     return _read(config, tuple(checksums))

@@ -131,10 +131,10 @@ def test_what_each_step_accepted_is_read(engine: str, tmp_path: Path) -> None:
 
 def test_steps_beyond_the_end_of_a_text_are_cut() -> None:
     answer = samples("vllm")[0]
-    answer["choices"][0]["token_ids"] = TEXT[:6]  # a stop string inside of the last step
-    answer["usage"]["completion_tokens"] = 6
+    answer["choices"][0]["token_ids"] = TEXT[:8]  # a stop string inside of the last step
+    answer["usage"]["completion_tokens"] = 8
     record = record_of(answer)
-    assert record["drafters"]["draft"]["steps"] == [[1, 3, 3], [5, 3, 0]]
+    assert record["drafters"]["draft"]["steps"] == [[1, 3, 3], [5, 3, 0], [6, 3, 3]]
 
 
 def test_what_the_recorder_adds_is_kept() -> None:
@@ -165,11 +165,19 @@ SUMMARY = without(VLLM, "metrics", "speculative_decoding", "per_step_accepted")
 LEFT_OUT = measured(per_step_accepted=[3], per_step_drafted=[3])
 # vLLM 0.32 of an answer without
 NOTHING = measured(num_spec_steps=0, per_step_accepted=None, per_step_drafted=None)
+RETRACTED = measured(
+    num_spec_steps=4, per_step_accepted=[3, 0, 3, 0], per_step_drafted=[3, 3, 3, 3]
+)
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
-    [(SUMMARY, "sums over steps"), (LEFT_OUT, "left out steps"), (NOTHING, "left out steps")],
+    [
+        (SUMMARY, "sums over steps"),
+        (LEFT_OUT, "left out steps"),
+        (NOTHING, "left out steps"),
+        (RETRACTED, "steps of tokens that the text does not have"),
+    ],
 )
 def test_a_text_whose_steps_are_not_known_is_for_lookups_alone(
     answer: Any, why: str, tmp_path: Path
@@ -179,12 +187,12 @@ def test_a_text_whose_steps_are_not_known_is_for_lookups_alone(
     answers = []
     for number in range(7):
         copy = deepcopy(answer if number < 2 else VLLM)
-        copy["choices"][0]["prompt_token_ids"] = [number]
+        copy["choices"][0]["prompt_token_ids"] = [number] * 4
         answers.append({**copy, "id": str(number)})
     logs = read_all([write(tmp_path / "log.jsonl", answers[:2])], [], Sampling(0.0))
     assert drafter_of(logs.all, None) == NO_DRAFTER and logs.of(NO_DRAFTER) == logs
-    assert "2 of 2 texts are for lookups alone: the engine " in logs.remarks[0]
-    assert why in logs.remarks[0]
+    assert logs.remarks[0].startswith("2 of 2 texts are for lookups alone: ")
+    assert why in logs.remarks[0] and logs.remarks[0].endswith("log.jsonl:1")
     logs = read_all([write(tmp_path / "log.jsonl", answers)], [], Sampling(0.0))
     assert drafter_of(logs.all, None) == "draft"
     assert [text.name for text in logs.of("draft").texts] == ["2", "3", "4", "5", "6"]
@@ -221,7 +229,6 @@ BAD = {
     "no prompt": ({"generated_token_ids": [1]}, "prompt_token_ids: "),
     "huge id": ({**GOOD, "generated_token_ids": [1, 2**40]}, "generated_token_ids.1: "),
     "bool": ({**GOOD, "generated_token_ids": [1, True]}, "generated_token_ids.1: "),
-    "empty text": ({**GOOD, "generated_token_ids": []}, "generated_token_ids: "),
     "longer": (drafted(accepted=[1, 0, 0, 2]), "drafters.head: 4 entries for 3"),
     "shorter": (drafted(survivals=[[1], []]), "drafters.head: 2 entries for 3"),
     "twice": (drafted(steps=[[0, 3, 1], [1, 3, 0]]), "step [1, 3, 0] begins within"),
@@ -238,6 +245,10 @@ BAD = {
     "llama-server's": ({**LLAMA, "tokens": TEXT[:3]}, "3 token ids of an answer of 10"),
     "other lengths": (measured(per_step_accepted=[3, 0]), "differ in length"),
     "no numbers": (measured(per_step_accepted=["a", 0, 3]), "per_step_accepted.0: "),
+    "other count": (measured(num_spec_steps=7), "3 steps are listed, num_spec_steps=7"),
+    "lost prompt": ({**VLLM, "usage": {"prompt_tokens": 99}}, "4 token ids of a prompt of 99"),
+    "two keys": ({**GOOD, "acc_head": {"acc_len": [1]}}, "head stands in drafters.head and in acc"),
+    "called none": ({**GOOD, "drafters": {"none": {"accepted": [0, 1, 0]}}}, "not called none"),
     "more accepted": (measured(per_step_accepted=[4, 0, 3]), "draft.steps: step [1, 3, 4]"),
 }
 
@@ -273,6 +284,25 @@ def test_a_few_bad_lines_are_counted_and_left_out(suffix: str, tmp_path: Path) -
     if suffix:
         with pytest.raises(InputError, match=re.escape(str(path))):
             read_all([path], [], Sampling(0.0))
+
+
+ABORTED = {
+    "no ids": {**GOOD, "generated_token_ids": []},
+    "vLLM's": {**VLLM, "choices": [{**VLLM["choices"][0], "finish_reason": "abort"}]},
+    "SGLang's": {**GENERATED, "meta_info": {"finish_reason": {"type": "abort"}}},
+    "no count": {**GENERATED, "output_ids": [-1]},
+}
+
+
+@pytest.mark.parametrize("name", ABORTED)
+def test_aborted_requests_are_counted_and_never_a_reason_to_refuse(
+    name: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "log.jsonl", [GOOD, *[ABORTED[name]] * 3])
+    assert len(read_logs([path], remarks := [])) == 1
+    assert remarks == ["3 aborted requests are left out"]
+    with one_line(f"{path}: all 3 requests were aborted"):
+        read_logs([write(path, [ABORTED[name]] * 3)])
 
 
 def test_missing_names_are_none_and_equal_numbers_one_source(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from data_gen.texts.prompts import (
 )
 from selector.schema import InputError
 from tests.checks import one_line
-from tests.tiny import END, TEMPLATE
+from tests.tiny import END, TEMPLATE, tokenizer_of
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -43,6 +43,11 @@ def test_prompts_survive_the_file(tmp_path: Path) -> None:
         (b'{"text": "a"}\n{"txet": "b"}', "p.jsonl:2: text: Field required"),
         (b'{"text": "  "}', "p.jsonl:1: text: String should match pattern"),
         (b"[1]", "p.jsonl:1: the line: Input should be a valid dictionary"),
+        (
+            b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            "p.jsonl:1: the line: Value error, messages: a part of the last user's turn is no text "
+            "but 'image_url'",
+        ),
         (b'{"text": "a", "id": 1}\n{"text": "b", "id": 1}', "p.jsonl: two lines have the same id"),
     ],
 )
@@ -61,6 +66,13 @@ def test_a_conversations_last_user_turn_is_its_text(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"messages": turns}))
     assert [prompt.text for prompt in read_prompts(path)] == ["user 3"]
+    assert (
+        "1 are last turns of conversations"
+        in Form(64).fit(tokenizer_of(300), read_prompts(path))[1]
+    )
+    parts = [{"type": "text", "text": "Count "}, {"type": "text", "text": "the vowels."}]
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": parts}]}))
+    assert read_prompts(path) == [Prompt("line-1", "Count the vowels.", "text", "line-1")]
     path.write_text(json.dumps({"messages": turns[:1]}))
     with pytest.raises(InputError, match="messages: no user's turn"):
         read_prompts(path)

@@ -297,6 +297,7 @@ def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path:
         (["small.jsonl", "--timings", "none.csv"], "none.csv"),
         (["small.jsonl", "--test", "small.jsonl"], "is among files, too"),
         (["pipe"], "pipe: a pipe, no file"),  # empty once it is read, so another would pass for it
+        (["small.jsonl", "--timings", "pipe"], "pipe: a pipe, no file"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
