@@ -162,7 +162,7 @@ def measured(**changed: Any) -> dict[str, Any]:
 
 
 SUMMARY = without(VLLM, "metrics", "speculative_decoding", "per_step_accepted")
-LEFT_OUT = measured(per_step_accepted=[3], per_step_drafted=[3])
+LEFT_OUT = measured(num_spec_steps=1, per_step_accepted=[3], per_step_drafted=[3])
 # vLLM 0.32 of an answer without
 NOTHING = measured(num_spec_steps=0, per_step_accepted=None, per_step_drafted=None)
 RETRACTED = measured(
