@@ -43,7 +43,8 @@ class VerifyingLlama(Llama):
 
 class SelectedDrafts(LlamaDraftModel):
     """`VerifyingLlama(path, draft_model=SelectedDrafts("runs/mine/selector"))`; for a selector of a
-    log that had a drafter, `chains` are those of a `CachedDrafter`.
+    log that had a drafter, `chains` are those of a `CachedDrafter`. The other arguments are
+    those of `TextSelector`.
 
     A draft is lossless: llama-cpp-python keeps a drafted token where it equals the one that it
     samples. InputError as `TextSelector`.
@@ -51,12 +52,14 @@ class SelectedDrafts(LlamaDraftModel):
 
     def __init__(
         self,
-        selector: str | Path,
+        selector: str | Path | None,
         temperature: float = 0.0,
         top_p: float = 1.0,
         chains: Chains | None = None,
+        steps: str | Path | None = None,
+        way_out: bool = True,
     ) -> None:
-        self._selector = TextSelector(selector, temperature, top_p, chains)
+        self._selector = TextSelector(selector, temperature, top_p, chains, steps, way_out)
         self._text: DrafterKnowledge | None = None
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:

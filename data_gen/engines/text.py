@@ -8,25 +8,40 @@ Legend: N tokens.
 
 from __future__ import annotations
 
+import json
 import logging
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import product
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_gen.engines.steps import NAME, Step, StepTimer, WayOut, log_once
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
-from selector.actions import Action
-from selector.files import first_line
-from selector.runtime.selector import load_selector
+from selector.actions import COPY, EMPTY, IID, Action
+from selector.decision import Setting
+from selector.files import first_line, unwritable
+from selector.runtime.selector import Policy, load_selector
+from selector.runtime.tokens import TokenStatistics
 from selector.schema import LOG, TEXT, InputError
 
-NAME = "espalier"  # of the entry in an engine's configuration, which holds `OPTIONS`
-OPTIONS = {"selector": str | Path, "temperature": int | float, "top_p": int | float, "draft": str}
+OPTIONS = {  # of the entry `NAME` in an engine's configuration
+    "selector": str | Path,
+    "temperature": int | float,
+    "top_p": int | float,
+    "draft": str,
+    "steps": str | Path,
+    "way_out": bool,
+}
+LENGTHS = (0, 1, 2, 4, 8, 16)  # of drafts without a selector
+BYTES = 2**23  # of recorded steps, some 80,000
 # of tokens after texts, by their lengths
 Chains = Callable[[Sequence[Sequence[int]], Sequence[int]], list[list[int]]]
 
@@ -34,30 +49,57 @@ Chains = Callable[[Sequence[Sequence[int]], Sequence[int]], list[list[int]]]
 class TextSelector:
     """Decides for an engine whose requests have one sampling setting, with an artefact of
     `espalier logs`; `chains` drafts, where the log had a drafter (`CachedDrafter.chains`).
-    InputError for an artefact that cannot be read or is not a log's, that drafts where nothing else
-    does, and for a setting that is out of range."""
+
+    Nothing is drafted for a while where that is slower than plain decoding, unless `way_out` is
+    False (`WayOut`). Every step becomes a line of the file `steps`; after `BYTES` the file is
+    renamed to `.1` and begins anew. Without a selector drafts of all lengths take turns, so that a
+    server's steps tell its times. InputError for an artefact that cannot be read or is not a log's,
+    that drafts where nothing else does, for a setting that is out of range, and for a file that
+    cannot be written."""
 
     def __init__(
         self,
-        selector: str | Path,
+        selector: str | Path | None,
         temperature: float = 0.0,
         top_p: float = 1.0,
         chains: Chains | None = None,
+        steps: str | Path | None = None,
+        way_out: bool = True,
     ) -> None:
-        self._selector = load_selector(selector)
         self._sampling = Sampling(temperature, top_p)
-        if self._selector.schema != LOG:
+        self._chains: Chains = chains or _no_chains
+        self._tokens = TokenStatistics.empty()
+        self._timer = StepTimer()
+        self._record: RotatingFileHandler | None = None
+        if steps is not None:
+            try:
+                self._record = RotatingFileHandler(steps, maxBytes=BYTES, backupCount=1)
+            except OSError as error:
+                raise unwritable(steps, error) from error
+        self._way_out: Callable[[int], WayOut] | None = None
+        self._at: Callable[[int], Policy]
+        if selector is None:
+            styles = (COPY, IID) if chains else (COPY,)
+            drafts = [Action(1, length, 0, style) for length, style in product(LENGTHS, styles)]
+            in_turn = random.Random(0)
+            self._at = lambda batch: Policy(Setting(self._sampling, in_turn.choice(drafts)))
+            return
+        loaded = load_selector(selector)
+        if loaded.schema != LOG:
             raise InputError(
                 f"{selector}: plug-ins see token ids alone; train a selector for that: espalier "
                 "logs"
             )
-        if chains is None and any(action.drafts for action in self._selector.actions):
+        if chains is None and any(action.drafts for action in loaded.actions):
             raise InputError(
                 f"{selector}: it drafts: name its `draft` model, or train it with logs.drafter=none"
             )
-        self._chains: Chains = chains or _no_chains
-        self._at = cache(lambda batch: self._selector.at(temperature, top_p, None, batch, TEXT))
+        self._tokens = loaded.tokens
+        self._times = cache(loaded.latency.step_times)
+        self._at = cache(lambda batch: loaded.at(temperature, top_p, None, batch, TEXT))
         self._at(1)  # checks the setting
+        if way_out:
+            self._way_out = cache(lambda batch: WayOut())  # by the requests of a setting
 
     @classmethod
     def of(cls, options: object, load: Callable[[str], Chains]) -> TextSelector:
@@ -67,9 +109,10 @@ class TextSelector:
         wrong = [
             key for key, value in settings.items() if not isinstance(value, OPTIONS.get(key, ()))
         ]
-        if wrong or "selector" not in settings:
-            wanted = f"{', '.join(OPTIONS)}: a path, two numbers and a model's name"
+        if wrong or not {"selector", "steps"} & settings.keys():
+            wanted = f"{', '.join(OPTIONS)}: a path, two numbers, a model's name, a path, a bool"
             raise InputError(f"{NAME}: its options are {wanted}, not {options}")
+        settings.setdefault("selector", None)
         draft = settings.pop("draft", None)
         chains = None
         if draft is not None:
@@ -79,13 +122,20 @@ class TextSelector:
     def text(self, ids: Sequence[int] | NDArray[Any], prompt: int) -> DrafterKnowledge:
         """A request's text, whose first `prompt` tokens are its prompt."""
         tokens: list[int] = np.asarray(ids, np.int64).tolist()
-        knowledge = DrafterKnowledge(tokens[:prompt], self._sampling, self._selector.tokens)
+        knowledge = DrafterKnowledge(tokens[:prompt], self._sampling, self._tokens)
         knowledge.committed(tokens[prompt:])
         return knowledge
 
-    def drafts(self, texts: Sequence[DrafterKnowledge], most: Sequence[int]) -> list[list[int]]:
+    def drafts(
+        self, texts: Sequence[DrafterKnowledge], most: Sequence[int], alone: bool = True
+    ) -> list[list[int]]:
         """For requests that are decoded together, the tokens that each copies or drafts, at most
-        `most` of them."""
+        `most` of them; to be asked in every step. They are not `alone` where the last step has read
+        a prompt, too."""
+        step = self._timer.ended(texts)
+        if step is not None and alone:
+            with no_harm():
+                self._note(step)
         copies: list[list[int]] = []
         chain_lengths: list[int] = []
         for text, action, longest in zip(texts, self._actions(texts), most, strict=True):
@@ -100,12 +150,25 @@ class TextSelector:
             copies.append(copied)
             chain_lengths.append(chain_length)
         chains = self._chains([text.text.index.tokens for text in texts], chain_lengths)
-        return [copied or drafted for copied, drafted in zip(copies, chains, strict=True)]
+        drafts = [copied or drafted for copied, drafted in zip(copies, chains, strict=True)]
+        self._timer.begin(texts, drafts, max(chain_lengths, default=0))
+        return drafts
+
+    def _note(self, step: Step) -> None:
+        if self._record is not None:
+            line = json.dumps(step._asdict())
+            self._record.handle(logging.makeLogRecord({"msg": line}))
+        if self._way_out is not None:
+            times = self._times(step.batch)
+            promised = np.interp(step.context, times.lengths_L, times.target_LV[:, 0])
+            self._way_out(self._at(step.batch).setting.batch).add(step, float(promised))
 
     def _actions(self, texts: Sequence[DrafterKnowledge]) -> Sequence[Action | None]:
         for text in texts:
             text.batch = len(texts)
         policy = self._at(len(texts))
+        if self._way_out is not None and not self._way_out(policy.setting.batch).may_draft():
+            return [EMPTY] * len(texts)
         if not policy.feature_levels:  # a static tree, of no token where nothing pays, needs none
             return [policy.select(None)] * len(texts)
         features = [text.features(*policy.feature_levels) for text in texts]
@@ -136,7 +199,4 @@ def no_harm() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _log_once(f"no draft: {type(error).__name__}: {first_line(error)}")
-
-
-_log_once = cache(logging.getLogger(NAME).error)
+        log_once(f"no draft: {type(error).__name__}: {first_line(error)}")

@@ -64,7 +64,8 @@ class Proposer:
                 ids_N = token_ids_cpu[row, : num_tokens_no_spec[row]]
                 self._texts.append(self._text(ids_N, len(sampled_token_ids[row]), before))
             most = [min(self._longest, room - 1) for room in rooms.values()]
-            drafted = self._selector.drafts(self._texts, most)
+            reads_prompts = len(rooms) < len(sampled_token_ids)
+            drafted = self._selector.drafts(self._texts, most, alone=not reads_prompts)
             for row, draft in zip(rooms, drafted, strict=True):
                 drafts[row] = draft
         return drafts

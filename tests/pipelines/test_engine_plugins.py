@@ -6,6 +6,7 @@ No engine is run here; small classes stand in for theirs.
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from dataclasses import replace
@@ -19,7 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from data_gen.engines import steps
 from data_gen.engines.drafter import CachedDrafter
 from data_gen.engines.text import NAME, TextSelector, grow
 from data_gen.engines.vllm import Proposer
@@ -92,7 +95,7 @@ loaded = cache(load_selector)
 
 
 def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
-    chosen = TextSelector(copies)
+    chosen = TextSelector(copies, way_out=False)
     policy = load_selector(copies).at(0.0, level=TEXT)
     lengths = set()
     for prompt, generated in TEXTS:
@@ -119,9 +122,10 @@ def test_a_selector_that_drafts_needs_its_draft(tmp_path: Path) -> None:
         {"selector": 3},
         {"selector": "x", "temperature": "0"},
         {"top_p": 1.0},
+        {"selector": "x", "way_out": 0},
         None,
     ):
-        with pytest.raises(InputError, match="selector, temperature, top_p, draft"):
+        with pytest.raises(InputError, match="selector, temperature, top_p, draft, steps, way_out"):
             TextSelector.of(other, lambda _: pytest.fail("no draft is named"))
 
 
@@ -185,7 +189,7 @@ def test_each_request_is_copied_or_drafted_as_the_selector_decides(
     folder = exported(tmp_path / "selector", 5)
     most = [6, 1, 6, 0]
     kinds = set()
-    chosen = TextSelector(folder, temperature, chains=drafter().chains)
+    chosen = TextSelector(folder, temperature, chains=drafter().chains, way_out=False)
     policy = loaded(folder).at(temperature, batch=4, level=TEXT)
     for end in range(1, 40, 3):
         texts = [chosen.text([*prompt, *answer[:end]], len(prompt)) for prompt, answer in TEXTS[:4]]
@@ -213,7 +217,7 @@ def test_what_vllm_loads_imports_no_numba() -> None:
 def test_a_decision_that_fails_drafts_nothing_and_says_so_once(
     copies: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(*_: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("it failed\nin two lines")
 
     proposer = Proposer(vllm_config(copies))
@@ -227,7 +231,7 @@ def test_a_decision_that_fails_drafts_nothing_and_says_so_once(
 
 def vllm_config(folder: Path) -> Any:
     return SimpleNamespace(
-        additional_config={NAME: {"selector": str(folder), "temperature": 0.0}},
+        additional_config={NAME: {"selector": str(folder), "temperature": 0.0, "way_out": False}},
         speculative_config=SimpleNamespace(num_speculative_tokens=LONGEST),
         model_config=SimpleNamespace(max_model_len=ROOM),
     )
@@ -238,7 +242,7 @@ def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(co
     wait for prompts."""
     random_ = random.Random(1)
     proposer = Proposer(vllm_config(copies))
-    chosen = TextSelector(copies)
+    chosen = TextSelector(copies, way_out=False)
     ids, counts = np.zeros((8, ROOM), np.int32), np.zeros(8, np.int32)
     at = dict.fromkeys(range(4), 0)
     ragged = 0
@@ -267,6 +271,105 @@ def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(co
     assert ragged > 2
     counts[:] = ROOM
     assert proposer.propose([[1]] * 4, counts, ids) == [[], [], [], []]
+
+
+PLAIN_SECONDS = 0.02  # of a step, in the server below
+
+
+class Server:
+    """Answers one request after another greedily, so that its texts do not depend on drafts; each
+    step takes as long as was recorded."""
+
+    def __init__(
+        self, chosen: TextSelector, drafted_seconds: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.chosen = chosen
+        self.drafted_seconds = drafted_seconds  # for each drafted token
+        self.now = 0.0
+        self.done: list[tuple[int, float]] = []  # tokens and seconds of each step
+        monkeypatch.setattr(steps, "perf_counter", lambda: self.now)
+
+    def answer(self, prompt: list[int], answer: list[int]) -> None:
+        text = self.chosen.text([*prompt, answer[0]], len(prompt))
+        at = 1
+        while at < len(answer):
+            (draft,) = self.chosen.drafts([text], [LONGEST])
+            begin = at
+            for token in draft:
+                if answer[at : at + 1] != [token]:
+                    break
+                at += 1
+            new = answer[begin : at + 1]
+            at = begin + len(new)
+            seconds = PLAIN_SECONDS + self.drafted_seconds * len(draft)
+            self.done.append((len(new), seconds))
+            self.now += seconds
+            text.committed(new)
+
+    def speed(self, begin: int, end: int) -> float:
+        """Over plain decoding, of some steps."""
+        tokens, seconds = zip(*self.done[begin:end], strict=True)
+        return sum(tokens) * PLAIN_SECONDS / sum(seconds)
+
+
+@cache
+def greedy_answers() -> list[tuple[list[int], list[int]]]:
+    """The small target's answers to the prompts, which seldom repeat themselves."""
+    model = AutoModelForCausalLM.from_pretrained(small_pair()[0])
+    answers = []
+    for prompt, _ in TEXTS:
+        ids = model.generate(torch.tensor([prompt]), max_new_tokens=300, do_sample=False)[0]
+        answers.append((prompt, ids[len(prompt) :].tolist()))
+    return answers
+
+
+@pytest.mark.parametrize(("drafted_seconds", "changes"), [(0.01, False), (0.003, True)])
+def test_where_drafting_does_not_pay_nothing_is_drafted(
+    drafted_seconds: float,
+    changes: bool,
+    copies: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A drafted token takes half a plain step where the clock says a 25th; or it takes little, but
+    after some requests others come that do not repeat themselves."""
+    steps.log_once.cache_clear()
+    server = Server(TextSelector(copies), drafted_seconds, monkeypatch)
+    begin = 0
+    if changes:
+        for prompt, answer in TEXTS:
+            server.answer(prompt, answer)
+        begin = len(server.done)
+        assert server.speed(0, begin) > 1.3 and not caplog.records
+    for prompt, answer in 2 * greedy_answers():
+        server.answer(prompt, answer)
+    ends = range(begin + 400, len(server.done), 50)
+    assert min(server.speed(begin + 100, end) for end in ends) > 0.97
+    assert server.speed(begin, begin + 100) < 0.97
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("drafting is slower than plain decoding here")
+
+
+def test_the_steps_of_a_server_without_a_selector_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of decoding alone; drafts of all lengths take turns."""
+    path = tmp_path / "steps.jsonl"
+    server = Server(TextSelector(None, steps=path), 0.004, monkeypatch)
+    for prompt, answer in TEXTS:
+        server.answer(prompt, answer)
+        server.now += 5.0  # and a prompt
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == len(server.done) - len(TEXTS)  # a text's last step ends with its successor
+    for line in lines:
+        assert (line["batch"], line["passes"]) == (1, 0)
+        assert line["seconds"] == pytest.approx(PLAIN_SECONDS + 0.004 * (line["verified"] - 1))
+        assert 12 < line["context"] < 72
+    answered = sum(line["tokens"] for line in lines)
+    assert 0.5 < answered / sum(len(answer) for _, answer in TEXTS) < 1
+    assert {line["verified"] - 1 for line in lines} >= {0, 1, 2, 4}
+    with pytest.raises(InputError, match="cannot be written"):
+        TextSelector(None, steps=tmp_path / "none" / "steps.jsonl")
 
 
 class Engine:
@@ -304,7 +407,8 @@ def test_llama_cpp_computes_all_logits_where_it_verifies_alone(plugin: Any) -> N
 
 def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, plugin: Any) -> None:
     """Also where the next text begins as the last one did."""
-    drafting, chosen = plugin.SelectedDrafts(copies), TextSelector(copies)
+    chosen = TextSelector(copies, way_out=False)
+    drafting = plugin.SelectedDrafts(copies, way_out=False)
     lengths = set()
     (first, begun), (second, generated_second), *_ = TEXTS
     others = [(second, generated_second[:9]), (first, generated_second), (first, begun)]
