@@ -81,6 +81,9 @@ class Batches:
     # for each size, the rest of a step, by context length and verified tokens with the root
     target: list[Table]
     stepped: bool  # as in `along`, for requests and for tokens
+    # for each size, the decisions of all requests of a step, by what they see; empty where they
+    # were not timed
+    decide: list[dict[str, float]] = field(default_factory=list)
 
     def at(self, batch: int, tokens: int) -> tuple[Table, Table, Table]:
         """The draft's forward pass, drafting once, and the rest of a step for a batch size, the
@@ -98,6 +101,14 @@ class Batches:
             self._table(self.drafting, batch, lengths, [0]),
             self._table(self.target, batch, lengths, counts),
         )
+
+    def decisions_at(self, batch: int) -> dict[str, float]:
+        """The decisions of a batch size, linear between the timed ones."""
+        seconds = {}
+        for level in self.decide[0]:
+            by_size = [decide[level] for decide in self.decide]
+            seconds[level] = along(self.sizes, by_size, batch, stepped=False)
+        return seconds
 
     def _table(
         self, tables: list[Table], batch: int, lengths: list[int], sizes: list[int]
@@ -170,7 +181,8 @@ class LatencyProfile:
     target: Table
     # by verifier; and by style, of trees that are verified alike whatever it is
     verify: dict[str, Verification]
-    # one decision, with its features, by what it sees: `schema.LEVELS`, or the match alone
+    # the decisions of a step, with their features, by what they see: `schema.LEVELS`, or the match
+    # alone
     decide: dict[str, float]
     drafting: Table = FREE  # once in a step in which anything is drafted, by context length
     nucleus: float = 0.0  # additional time of one next-token distribution where top-p is below 1
@@ -239,7 +251,12 @@ class LatencyProfile:
                 f"the latency profile of {self.device} holds times of one request alone"
             )
         draft, drafting, target = self.batches.at(batch, WIDEST)
-        return replace(self, draft=draft, drafting=drafting, target=target, batches=None)
+        decide = self.decide
+        if self.batches.decide:
+            decide = self.batches.decisions_at(batch)
+        return replace(
+            self, draft=draft, drafting=drafting, target=target, decide=decide, batches=None
+        )
 
     def step_times(self, batch: int) -> StepTimes:
         """The parts of a step's time for a batch size; InputError as `at_batch`."""
@@ -286,7 +303,7 @@ class LatencyProfile:
         sees_root = LIGHT in feature_levels or FULL in feature_levels
         passes = draft_passes(action, length, sees_root)
         seconds = self.target.at(length, nodes) + sum(self.draft.at(*size) for size in passes)
-        seconds += sum(self.decide.get(level, 0.0) for level in feature_levels)
+        seconds += self.decision_seconds(feature_levels)
         if action.drafts:
             verification = self.verify.get(action.style, self.verify[verifier])
             seconds += self.drafting.at(length, 0) + verification.token * action.nodes
@@ -295,6 +312,10 @@ class LatencyProfile:
         if sampling.top_p < 1:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
         return seconds
+
+    def decision_seconds(self, feature_levels: Sequence[str]) -> float:
+        """Seconds of a step's decisions, which see these levels of features or the match."""
+        return sum(self.decide.get(level, 0.0) for level in feature_levels)
 
     def table(
         self,

@@ -6,6 +6,7 @@ Legend: R roots, X texts, A actions.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import product
@@ -18,7 +19,7 @@ from pipelines.evaluate.replays import compared, oracle, replay
 from pipelines.evaluate.table import ALL, Figure, Table
 from pipelines.train.result import Case
 from selector.actions import EMPTY
-from selector.decision import NETWORK, Setting
+from selector.decision import Setting
 from selector.latency import LatencyProfile
 from selector.schema import DRAFTER, TEXT
 from selector.train.data import Timed
@@ -27,12 +28,14 @@ from selector.train.replay import Replayed
 from selector.train.tuning import Predictions, decide, replay_setting
 
 FIXED = "best fixed length"
+NGRAMS = "engine's own n-grams"
 ORACLE = "oracle"
-BASELINES = (PLAIN, FIXED, COPYING, ORACLE)
-# after a selector's name
+# after the name of what decides
 CHARGED = ", decisions charged"
+BASELINES = (PLAIN, FIXED, NGRAMS, COPYING, COPYING + CHARGED, ORACLE)
 ONE_LENGTH = ", one length, decisions charged"
 LEVELS = {TEXT: "token ids alone", DRAFTER: "with the drafter's hits"}
+MOST_KINDS = 20  # of work, whose figures are told apart
 Cases = Mapping[str, Case]  # by feature level, of one batch size; their baselines are the same
 Replays = dict[str, Replayed]  # by method
 
@@ -47,13 +50,14 @@ def measured(
     test: Timed,
     predicted: Predictions,
     profile: LatencyProfile,
-    decision_seconds: Mapping[str, float],
 ) -> Iterator[Figure]:
-    """The figures of one batch size, over all kinds of work and for each; `predicted` are the
-    network's predictions on the held-out texts `test`, and `decision_seconds` those of all requests
-    of a step, both by level."""
+    """The figures of one batch size, over all kinds of work and for each of the `MOST_KINDS` with
+    the most texts; `predicted` are the network's predictions on the held-out texts `test`, by
+    level. Decisions take no time unless a method's name says that they are charged."""
+    decisions = test.profile
+    test = test.on(replace(decisions, decide=dict.fromkeys(decisions.decide, 0.0)), test.batch)
     parts = {ALL: (test, predicted)}
-    for kind in sorted(set(test.texts.kind_X)):
+    for kind, _ in Counter(test.texts.kind_X).most_common(MOST_KINDS):
         parts[kind] = _of_kind(test, predicted, kind)
     columns = {"setting": str(test.sampling), "batch": test.batch}
     for kind, (timed, predictions) in parts.items():
@@ -61,7 +65,7 @@ def measured(
         if test.batch > 1:
             replays_of[True] = _mixed(cases, timed, predictions, profile)
         for is_mixed, replays in replays_of.items():
-            _charge(replays, cases, decision_seconds)
+            _charge(replays, cases, decisions)
             selectors = replays.keys() - BASELINES
             source_X = None if is_mixed else timed.texts.source_number_X
             of_batch = {**columns, "kind": kind, "is_mixed": is_mixed}
@@ -96,13 +100,20 @@ def _gains(table: Table, level: str, columns: Mapping[str, Any]) -> dict[str, An
     only what was measured."""
     selector_name = selector_at(level)
     gains: dict[str, Any] = {}
-    speeds = {"selector": selector_name, "fixed": FIXED, "rule": COPYING, "oracle": ORACLE}
+    speeds = {
+        "selector": selector_name,
+        "charged": selector_name + CHARGED,
+        "fixed": FIXED,
+        "copies": NGRAMS,
+        "rule": COPYING,
+        "oracle": ORACLE,
+    }
     for key, method in speeds.items():
         gains[key] = table.of(**columns, method=method, rival=PLAIN).value
     ratios = {
         "selector_over_rule": (selector_name, COPYING),
         "selector_over_fixed": (selector_name, FIXED),
-        "charged_over_rule": (selector_name + CHARGED, COPYING),
+        "charged_over_rule": (selector_name + CHARGED, COPYING + CHARGED),
         "one_length_over_fixed": (selector_name + ONE_LENGTH, FIXED),
     }
     for key, (method, rival) in ratios.items():
@@ -120,21 +131,28 @@ def _of_kind(timed: Timed, predicted: Predictions, kind: str) -> tuple[Timed, Pr
     return of_kind, {level: tokens_RA[chosen_R] for level, tokens_RA in predicted.items()}
 
 
-def _charge(replays: Replays, cases: Cases, decision_seconds: Mapping[str, float]) -> None:
-    """Add what the selectors' replays become with the time of their decisions, and charge those
-    with one length for all requests of a step."""
+def _charge(replays: Replays, cases: Cases, decisions: LatencyProfile) -> None:
+    """Add what the replays of selectors and of the lookup rule become with the time of their
+    decisions, and charge those with one length for all requests of a step, which a network
+    chooses."""
+    deciding = {COPYING: next(iter(cases.values())).rule}
     for level, case in cases.items():
-        name = selector_at(level)
-        seconds = decision_seconds[level] if case.setting.decider == NETWORK else 0.0
-        replays[name + CHARGED] = replays[name].charged(seconds)
-        if name + ONE_LENGTH in replays:
-            one_length = replays[name + ONE_LENGTH]
-            replays[name + ONE_LENGTH] = one_length.charged(decision_seconds[level])
+        deciding[selector_at(level)] = case.setting
+        one_length = selector_at(level) + ONE_LENGTH
+        if one_length in replays:
+            replays[one_length] = replays[one_length].charged(decisions.decision_seconds([level]))
+    for name, setting in deciding.items():
+        replays[name + CHARGED] = replays[name].charged(decisions.decision_seconds(setting.asked))
 
 
 def _baselines(cases: Cases) -> dict[str, Setting]:
     case = next(iter(cases.values()))
-    return {PLAIN: replace(case.static, action=EMPTY), FIXED: case.static, COPYING: case.rule}
+    return {
+        PLAIN: replace(case.static, action=EMPTY),
+        FIXED: case.static,
+        NGRAMS: case.copies or case.rule,
+        COPYING: case.rule,
+    }
 
 
 def _alike(cases: Cases, timed: Timed, predicted: Predictions) -> Replays:

@@ -3,19 +3,13 @@ decisions, and words."""
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Iterator
-from itertools import product
-from pathlib import Path
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, product
 from typing import Any
 
-import numpy as np
-
-from data_gen.features.root import DrafterKnowledge
-from data_gen.models.sampling import Sampling
 from data_gen.texts.log_labels import VERIFIER
-from data_gen.texts.logs import LoggedText
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, timed
 from pipelines.evaluate.gains import (
@@ -23,24 +17,27 @@ from pipelines.evaluate.gains import (
     CHARGED,
     FIXED,
     LEVELS,
-    ONE_LENGTH,
+    NGRAMS,
     entries,
     measured,
     selector_at,
 )
-from pipelines.evaluate.methods import COPYING, PLAIN
+from pipelines.evaluate.methods import COPYING, PLAIN, drafts_in_words
 from pipelines.evaluate.table import ALL, Figure, Table
+from pipelines.latency.decisions import CONTEXT
 from pipelines.latency.stage import load_profile
 from pipelines.pair.log import LogSource, log_source
 from pipelines.run import watched
 from pipelines.tracking import metric_name
-from pipelines.train.result import Case, build, load_module, load_result
-from selector.runtime.selector import Policy, Selector
+from pipelines.train.judging import too_few
+from pipelines.train.result import CASE, Case, load_module, load_result
+from selector import decision
+from selector.latency import LatencyProfile
+from selector.schema import MATCH
 from selector.train.data import Texts
+from selector.train.tuning import SURE
 
-TIMED_DECISIONS = 200
 Columns = dict[str, Any]  # of a table: the setting, and the requests of a step
-CONTEXT = 8000  # tokens of context at which decisions are timed
 
 
 def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
@@ -54,9 +51,7 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     profile = load_profile(config)
     sampling = config.sampling[0].build()
     module = load_module(config, result)
-    with tempfile.TemporaryDirectory() as temporary:
-        selector = build(config, Path(temporary) / "selector", data)
-    outcome["decision_seconds"] = _decision_seconds(selector, source.splits["test"], sampling)
+    outcome["decision_seconds"] = _decision_seconds(profile)
     if not source.is_dense:
         return {"logs": outcome, "summary": None}, Table([])
     predicted = {level: module.scores(data["test"], level) for level in LEVELS}
@@ -64,11 +59,11 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     for case in result.best.cases:
         if case.setting.level in outcome["levels"]:
             cases_by_batch.setdefault(case.setting.batch, {})[case.setting.level] = case
+            outcome["cases"].append(json.loads(CASE.dump_json(case)))
     figures: list[Figure] = []
     for batch, cases in watched(cases_by_batch.items(), "replay, by batch size"):
         test = timed(data["test"], sampling, VERIFIER, profile, batch)
-        seconds = {level: outcome["decision_seconds"][level][str(batch)] for level in cases}
-        batch_figures = list(measured(cases, test, predicted, profile, seconds))
+        batch_figures = list(measured(cases, test, predicted, profile))
         outcome["by_batch"] += entries(Table(batch_figures), cases)
         figures += batch_figures
     return {"logs": outcome, "summary": None}, Table(figures)
@@ -92,51 +87,114 @@ def _contents(source: LogSource, data: dict[str, Texts]) -> dict[str, Any]:
         # of the drafter's longest chain, by the number of its tokens
         "accepted": accepted,
         "by_batch": [],
+        "cases": [],  # what training decided, by batch size and level
         "exported": not source.why_untrained,
         "why": source.why_untrained,
+        "doubt": too_few(data["validation"]),
     }
 
 
-def _decision_seconds(
-    selector: Selector, texts: list[LoggedText], sampling: Sampling
-) -> dict[str, Any]:
-    """Median seconds by level and batch size that the decisions of all requests of a step take
-    together, features included, one process after another; the requests have contexts of `CONTEXT`
-    tokens and one new token each."""
-    steps = {
-        setting.batch: max(TIMED_DECISIONS, 5 * setting.batch) for setting in selector.settings
-    }
-    text_tokens = np.concatenate([text.tokens for text in texts])
-    tokens = np.resize(text_tokens, CONTEXT + 2 * max(steps.values())).tolist()
+def _decision_seconds(profile: LatencyProfile) -> dict[str, Any]:
+    """Seconds of all decisions of a step, by what they see and batch size."""
     seconds: dict[str, Any] = {"context": CONTEXT}
-    for level in LEVELS:
-        seconds[level] = {}
-    for setting in selector.settings:
-        knowledge = DrafterKnowledge(tokens[:CONTEXT], sampling, selector.tokens)
-        policy = Policy(setting, selector)
-        step_seconds = []
-        for begin in range(CONTEXT, CONTEXT + steps[setting.batch], setting.batch):
-            start = time.perf_counter()
-            features = []
-            # their texts are one, a token longer each time
-            for token in tokens[begin : begin + setting.batch]:
-                knowledge.committed([token], [1.0])
-                features.append(knowledge.features(setting.level))
-            if setting.batch > 1:
-                policy.select_jointly(features)
-            else:
-                policy.select(features[0])
-            step_seconds.append(time.perf_counter() - start)
-        seconds[setting.level][str(setting.batch)] = float(np.median(step_seconds))
+    if profile.batches is None:
+        return seconds
+    for batch, by_level in zip(profile.batches.sizes, profile.batches.decide, strict=True):
+        for level, level_seconds in by_level.items():
+            seconds.setdefault(level, {})[str(batch)] = level_seconds
     return seconds
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What the selector does for a number of requests with one level of features. Its speeds on
+    held-out texts are charged with its decisions."""
+
+    table: Table
+    columns: Columns
+    case: Case
+
+    def speed(self) -> float:
+        """Over plain decoding."""
+        return self.over(PLAIN).value
+
+    def over(self, rival: str) -> Figure:
+        method = selector_at(self.case.setting.level) + CHARGED
+        return self.table.of(**self.columns, method=method, rival=rival)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether it is surely slower than plain decoding."""
+        over_plain = self.over(PLAIN).ratio
+        return over_plain.value + SURE * over_plain.error < 1
+
+    @property
+    def advice(self) -> str:
+        """What to do, in a few words."""
+        setting = self.case.setting
+        if self.is_loss:
+            return "decode plainly, because drafting is a loss"
+        if setting.decider == decision.NETWORK:
+            gain = self.over(COPYING + CHARGED).value - 1
+            return f"the network ({LEVELS[setting.level]}), {gain:+.1%} over the {COPYING}"
+        return drafts_in_words(setting)
+
+    @property
+    def line(self) -> str:
+        """The advice, and the speed over all that an engine could do instead."""
+        case = self.case
+        rivals = [
+            (COPYING, COPYING + CHARGED, case.rule),
+            (NGRAMS, NGRAMS, case.copies or case.rule),
+            (FIXED, FIXED, case.static),
+        ]
+        over_plain = self.over(PLAIN)
+        ratios = [f"{over_plain.text(3)} times plain decoding"]
+        if not self.is_loss and over_plain.value < 1:
+            ratios[0] += " (WARNING: not faster on held-out texts)"
+        for name, method, setting in rivals:
+            words = drafts_in_words(setting)
+            if words != self.advice:
+                ratios.append(f"{self.over(method).text(3)} of the {name} ({words})")
+            elif method == NGRAMS:  # which take no time to decide
+                ratios.append(f"{self.over(method).text(3)} of the {name}")
+        return (
+            f"{requests_in_words(self.columns)}: {self.advice}. With its decisions, "
+            f"{', '.join(ratios)}."
+        )
+
+
+def choices(logs: dict[str, Any], table: Table) -> list[list[Choice]]:
+    """For every number of requests, ascending, what the selector does with each level of
+    features."""
+    cases_by_batch: dict[int, list[Case]] = {}
+    for entry in logs["cases"]:
+        case = CASE.validate_python(entry)
+        cases_by_batch.setdefault(case.setting.batch, []).append(case)
+    return [
+        [Choice(table, columns, case) for case in cases_by_batch[columns["batch"]]]
+        for columns in tuned_columns(table)
+    ]
+
+
+def losses(logs: dict[str, Any], table: Table) -> list[str]:
+    """The labels of the settings under which the selector is surely slower than plain decoding."""
+    by_batch = choices(logs, table)
+    return [c.case.setting.label for of_batch in by_batch for c in of_batch if c.is_loss]
+
+
 def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
+    """What to do first, then a line for each batch size, and what it rests on."""
+    tuned = [max(levels, key=Choice.speed) for levels in choices(logs, table)]
+    if tuned:
+        yield f"What to do, by requests in a step: {_by_batch(tuned)}."
     texts = logs["texts"]
     yield (
         f"{logs['drafter']}: {sum(texts.values())} texts, {texts['test']} held out, "
         f"{logs['roots']['test']:,} positions."
     )
+    if logs["doubt"]:
+        yield f"WARNING: {logs['doubt']}."
     if not logs["dense"]:
         yield (
             "The log holds only what its own steps drafted: no other policy can be replayed on it."
@@ -149,13 +207,27 @@ def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
             f"Accepted of a chain of {depth}: {training} tokens on average on training texts, "
             f"{others} on others."
         )
-    for columns, level in product(tuned_columns(table), logs["levels"]):
-        yield from _gains_in_words(table, columns, level)
+    for choice in tuned:
+        yield choice.line
     if logs["exported"]:
-        for level in logs["levels"]:
+        for level in (MATCH, *logs["levels"]):
             yield _seconds_in_words(logs["decision_seconds"], level)
     if logs["why"]:
         yield logs["why"]
+
+
+def _by_batch(tuned: Sequence[Choice]) -> str:
+    """The advice for each range of batch sizes."""
+    parts = []
+    for advice, alike in groupby(tuned, key=lambda choice: choice.advice):
+        batches = [choice.columns["batch"] for choice in alike]
+        requests = str(batches[0])
+        if len(tuned) > 1 and batches[-1] == tuned[-1].columns["batch"]:
+            requests += " and more"
+        elif len(batches) > 1:
+            requests += f" to {batches[-1]}"
+        parts.append(f"{requests}: {advice}")
+    return "; ".join(parts)
 
 
 def _mean_accepted(logs: dict[str, Any], split: str) -> str:
@@ -163,27 +235,12 @@ def _mean_accepted(logs: dict[str, Any], split: str) -> str:
     return f"{logs['accepted'][split][-1]:.2f}".replace("nan", "unknown")
 
 
-def _gains_in_words(table: Table, columns: Columns, level: str) -> Iterator[str]:
-    selector_name = selector_at(level)
-    speeds = {}
-    for rival in (PLAIN, COPYING, FIXED):
-        speeds[rival] = table.of(**columns, method=selector_name, rival=rival).text(3)
-    yield (
-        f"{requests_in_words(columns)}, {LEVELS[level]}: {speeds[PLAIN]} times plain decoding, "
-        f"{speeds[COPYING]} of the lookup rule, {speeds[FIXED]} of the best fixed length."
-    )
-    charged = table.of(**columns, method=selector_name + CHARGED, rival=COPYING)
-    yield f"  with its decisions {charged.text(3)} of the rule"
-    one_length = table.get(**columns, method=selector_name + ONE_LENGTH, rival=FIXED)
-    if one_length:
-        yield f"  with one length for all requests {one_length.text(3)} of the fixed one"
-
-
 def _seconds_in_words(latencies: dict[str, Any], level: str) -> str:
     times = [f"{1e3 * seconds:.2f} ms at {batch}" for batch, seconds in latencies[level].items()]
+    who = f"the {COPYING}" if level == MATCH else f"the network ({LEVELS[level]})"
     return (
-        f"All decisions of a step, {LEVELS[level]}, features at {latencies['context']:,} "
-        f"tokens included: {', '.join(times)}."
+        f"All decisions of a step by {who}, features at {latencies['context']:,} tokens included: "
+        f"{', '.join(times)}."
     )
 
 

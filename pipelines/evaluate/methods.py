@@ -74,6 +74,19 @@ class Decoding:
     step_roots: list[int] = field(default_factory=list)
 
 
+def drafts_in_words(setting: Setting) -> str:
+    """What the lookup rule or the static tree of a setting drafts."""
+    action = setting.action
+    tree = f"draft {action}"
+    if action == EMPTY:
+        tree = "draft nothing"
+    elif action.K == 1:
+        tree = f"draft {action.nodes}"
+    if setting.rule is None:
+        return tree
+    return f"copy {setting.rule.length} after a match of {setting.rule.least}, else {tree}"
+
+
 @dataclass(frozen=True)
 class Method:
     """A way of decoding that can be replayed."""
@@ -91,11 +104,7 @@ class Method:
         """What is drafted, in words; empty where a network decides."""
         if self.setting.decider == decision.NETWORK:
             return ""
-        rule = self.setting.rule
-        tree = str(self.setting.action)
-        if rule:
-            return f"copies of {rule.length} after a match of {rule.least}, else {tree}"
-        return tree
+        return drafts_in_words(self.setting)
 
     @property
     def identity(self) -> Hashable:

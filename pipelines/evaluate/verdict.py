@@ -30,7 +30,6 @@ from pipelines.tracking import EXPORTED, metric_name, named
 from selector import decision
 from selector.actions import EMPTY
 from selector.decision import Setting
-from selector.sampling import Sampling
 
 ASKED = """pair.tokenizer.apply_chat_template(
     [{"role": "user", "content": "Write a Python function that counts vowels, and a test of it."}],
@@ -179,14 +178,16 @@ def _is_loss(ratio: Figure) -> bool:
     return ratio.high is not None and ratio.high < 1
 
 
-def losses(evaluation: Evaluation) -> list[Sampling]:
-    """The sampling settings under which the selector was surely slower than plain decoding, which
-    is exported there."""
+def losses(evaluation: Evaluation) -> list[str]:
+    """The labels of the settings under which the selector was surely slower than plain decoding,
+    which is exported there."""
+    if "logs" in evaluation.contents:
+        return logged.losses(evaluation.contents["logs"], evaluation.table)
     lost = []
     for sampling_name, setting in evaluation.settings:
         columns = {"setting": sampling_name, "method": SELECTOR, "rival": PLAIN}
         if _is_loss(evaluation.table.of(**columns, basis=DECODED)):
-            lost.append(setting.sampling)
+            lost.append(setting.label)
     return lost
 
 

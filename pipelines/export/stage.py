@@ -74,7 +74,7 @@ def run(config: Config) -> None:
         stage.replace()
         splits = load_traces(config)
         summary = evaluation.contents["summary"] if evaluation else None  # a log's has none
-        lost = losses(evaluation) if evaluation and summary else []
+        lost = losses(evaluation) if evaluation else []
         selector = build(config, folder, splits, summary, lost)
         register(stage, mlflow, selector, folder, evaluation)
         compared = selector.config.metrics["actions_compared"]

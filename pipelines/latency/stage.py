@@ -6,38 +6,36 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle, islice, product, repeat
+from functools import partial
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from data_gen import timing
-from data_gen.decoding.decoder import Decoder
-from data_gen.decoding.loop import Overruled
 from data_gen.drafting.sampled import distinct_nodes
 from data_gen.models.matrices import matrix_seconds
 from data_gen.models.pair import ModelPair
-from data_gen.models.sampling import Sampling
 from data_gen.texts.generated import generated_by_target, seed_of
-from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.latency import timings
+from pipelines.latency.decisions import (
+    DECISIONS,
+    DECISIONS_OF_LOGS,
+    SPACE,
+    decision_seconds,
+    with_decisions,
+)
 from pipelines.pair import stage as pairs
+from pipelines.pair.log import log_source
 from pipelines.pair.source import source_of
 from pipelines.run import Stage, console, table, ticking, verify, watched, write_json
 from pipelines.tracking import describe, metric_name, mlflow_run
-from selector.actions import GREEDY, IID, Action, ActionSpace
-from selector.decision import LookupRule, Setting
-from selector.export.writer import config_of
+from selector.actions import GREEDY, IID, Action
 from selector.latency import LatencyProfile
-from selector.runtime.network import Network
-from selector.runtime.selector import Policy, Selector
-from selector.schema import FEATURES, FULL, LIGHT, MATCH, InputError
-from selector.train.module import SelectorModule
+from selector.schema import InputError
 
-SPACE = ActionSpace.of_pairs()
 GREEDY_TREES = ((4, 0, 1), (3, 0, 2), (2, 2, 4), (4, 0, 4))
 FITTED = [
     *map(SPACE.chain, (0, 1, 2, 4, 8, 16)),
@@ -58,8 +56,6 @@ FITTED_WIDE = [
 CHECKED_WIDE = [*map(Action.of, product((6, 12, 24), (0,), (2, 3)))]
 PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted
 UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
-DRAFTED = 6  # tokens of every step in which a decision is timed
-DECISIONS = (MATCH, *FEATURES)  # the feature levels at which decisions are timed
 
 
 def fitted_actions(config: Config) -> list[Action]:
@@ -107,42 +103,6 @@ def load_profile(config: Config, pair: ModelPair | None = None) -> LatencyProfil
     return profile
 
 
-def decision_seconds(
-    config: Config, pair: ModelPair, profile: LatencyProfile, level: str, prompt: list[int]
-) -> float:
-    """Seconds of a decision in real decoding, features included: the mean without the slowest
-    tenth. The lookup rule decides at the level `match`, else an untrained network, which may choose
-    chains and lookups. `data.tokens` new tokens are decoded, and every step drafts `DRAFTED` of
-    them. InputError where they end too early."""
-    verifier = config.train.verifier
-    network_level = FULL if level == FULL else LIGHT
-    hidden_widths = pairs.hidden_widths(config) if level == FULL else []
-    module = SelectorModule(
-        "regressor", network_level, hidden_widths, config.train.network, space=SPACE.to_json()
-    ).eval()
-    chains = [SPACE.index(SPACE.chain(length)) for length in range(SPACE.depth + 1)]
-    lookups = range(len(SPACE.trees), len(SPACE))
-    rule: LookupRule | None = None
-    feature_levels: tuple[str, ...] = (level,)
-    if level == MATCH:
-        rule = LookupRule(2, SPACE.lookups[-1])
-        feature_levels = ()
-    setting = Setting(
-        Sampling(), SPACE.chain(4), feature_levels, 100.0, allowed=(*chains, *lookups), rule=rule
-    )
-    selector_config = config_of(module, verifier, setting.action, [setting])
-    selector = Selector(Network(module.state_dict(), selector_config), profile, [setting])
-    chooser = Overruled(Policy(setting, selector), repeat(SPACE.chain(DRAFTED)))
-    decoder = Decoder(pair, Sampling(), get_verifier(verifier), chooser, timed=True)
-    generator = torch.Generator(device=pair.device).manual_seed(0)
-    steps = decoder.decode(prompt, config.data.tokens, generator).steps[2:]
-    if not steps:
-        raise InputError(
-            "prompts: their continuations end before a third decoding step, which could be timed"
-        )
-    return timing.usual([step.seconds["select"] for step in steps])
-
-
 def plan(config: Config) -> list[str]:
     path = config.latency.timings
     if reads_only(config):
@@ -167,7 +127,8 @@ def run(config: Config) -> None:
     source = source_of(config)  # a log that cannot be read ends the run before it writes anything
     if not source.decodes:
         if path is not None:
-            timings.run(stage_of(config), path, source.drafts)
+            complete = partial(with_decisions, config, log_source(config))
+            timings.run(stage_of(config), path, source.drafts, complete)
         return
     pair = pairs.load_pair(config)
     if path is not None:
@@ -245,7 +206,9 @@ def stage_of(config: Config, pair: str | None = None) -> Stage:
     source = source_of(config)
     path = config.latency.timings
     if path is not None and not source.decodes:
-        return timings.stage_of(config, "latency", path, source.fingerprint, profile_path(config))
+        stage = timings.stage_of(config, "latency", path, source.fingerprint, profile_path(config))
+        decisions = {"selector": config.train.network, "decisions": list(DECISIONS_OF_LOGS)}
+        return replace(stage, depends={**stage.depends, **decisions})
     device = timing.device_name(config.pair.device, config.pair.dtype)
     if pair is None:
         pair = source.fingerprint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,9 +36,14 @@ def engine_path(config: Config) -> Path:
     return config.folder / "engine-latency.json"
 
 
-def run(stage: Stage, path: Path, drafts: bool = True) -> None:
+def run(
+    stage: Stage,
+    path: Path,
+    drafts: bool = True,
+    complete: Callable[[LatencyProfile], LatencyProfile] = lambda profile: profile,
+) -> None:
     """Read an engine's step times into the profile that is the stage's output; `drafts` as in
-    `profile_of`."""
+    `profile_of`. `complete` adds what the engine has not timed."""
     rows = read_timings(path)
     config = stage.config
     (output,) = stage.outputs
@@ -48,7 +53,7 @@ def run(stage: Stage, path: Path, drafts: bool = True) -> None:
     if not stage.begin():
         return
     stage.replace()
-    write_json(output, profile.to_json())
+    write_json(output, complete(profile).to_json())
     fitted_rows = rows if drafts else rows[rows["passes"] == 0]
     remark = misfit(fitted_rows, profile)
     if remark:

@@ -31,6 +31,8 @@ from selector.train.tuning import (
     tune_lookup_rule,
 )
 
+FEWEST_SOURCES = 8  # of validation texts, on which a network is judged
+
 
 def timed_cases(config: Config, texts: Texts, profile: LatencyProfile) -> list[Timed]:
     """The texts with the trained verifier's labels, for each of the run's settings and the
@@ -96,11 +98,13 @@ def judge_jointly(
     """A log's network that decides for several requests of a step at once, and the price of time
     where one length serves them all, in tokens per second. `profile` is that of all batch sizes."""
     batches = MixedBatches(timed, profile, timed.batch)
-    begin = batches.replay(decide(timed, {}, rule.setting).action_R).speed
-    price = batches.speed_of(predicted_RA, begin, common=False)
-    common = batches.speed_of(predicted_RA, begin, common=True)
+    asked = alone.setting.asked
+    begin = batches.replay(decide(timed, {}, rule.setting).action_R, rule.setting.asked).speed
+    price = batches.speed_of(predicted_RA, begin, common=False, asked=asked)
+    common = batches.speed_of(predicted_RA, begin, common=True, asked=asked)
     setting = replace(alone.setting, joint=price, allowed=())
-    return _among(batches, setting, batches.select(predicted_RA, price), base), common
+    replayed = batches.select(predicted_RA, price, asked=asked)
+    return _among(batches, setting, replayed, base), common
 
 
 def _among(batches: MixedBatches, setting: Setting, replayed: Replayed, base: Setting) -> Judged:
@@ -115,47 +119,67 @@ def judge_rules(
     others: list[Timed],
     bases: list[Setting],
     profile: LatencyProfile,
-    drafting_lead: float = 1.0,
+    drafts: bool = True,
 ) -> list[Judged]:
     """Lookup rules, tuned on the training texts and judged on others, in every case; several
-    requests have different texts. With a `drafting_lead` above 1, a rule drafts with a model only
-    where that is surely so many times as fast as copies alone."""
-
-    def judged_rule(case: Timed, judged: Timed, base: Setting, drafts: bool = True) -> Judged:
-        if case.batch == 1:
-            return judge_setting(judged, {}, tune_lookup_rule(case, base, drafts), base.action)
-        tuned_batches = MixedBatches(case, profile, case.batch)
-        judged_batches = MixedBatches(judged, profile, judged.batch)
-        setting = tune_lookup_rule(case, base, drafts, tuned_batches)
-        replayed = judged_batches.replay(decide(judged, {}, setting).action_R)
-        return _among(judged_batches, setting, replayed, base)
-
+    requests have different texts. Without `drafts` they draft nothing where they do not copy, as
+    engines' own n-grams."""
     rules = []
     cases = list(zip(train, others, bases, strict=True))
-    for case, judged, base in watched(cases, "tuning lookup rules"):
-        rule = judged_rule(case, judged, base)
-        if drafting_lead > 1 and rule.setting.action.drafts:
-            alone = judged_rule(case, judged, base, drafts=False)
-            if not rule.is_ahead_of(alone, drafting_lead):
-                rule = alone
-        rules.append(rule)
+    words = "tuning lookup rules" if drafts else "tuning copies alone"
+    for case, judged, base in watched(cases, words):
+        if case.batch == 1:
+            setting = tune_lookup_rule(case, base, drafts)
+            rules.append(judge_setting(judged, {}, setting, base.action))
+            continue
+        setting = tune_lookup_rule(case, base, drafts, MixedBatches(case, profile, case.batch))
+        batches = MixedBatches(judged, profile, judged.batch)
+        replayed = batches.replay(decide(judged, {}, setting).action_R, setting.asked)
+        rules.append(_among(batches, setting, replayed, base))
     return rules
 
 
+def drafting_where_ahead(rules: list[Judged], copies: list[Judged], times: float) -> list[Judged]:
+    """The rules, of which one drafts with a model only where that is surely so many `times` as fast
+    as copies alone."""
+    chosen = []
+    for rule, alone in zip(rules, copies, strict=True):
+        drafts = rule.setting.action.drafts
+        chosen.append(alone if drafts and not rule.is_ahead_of(alone, times) else rule)
+    return chosen
+
+
+def too_few(texts: Texts) -> str:
+    """Why a network cannot be judged on some validation texts, empty where it can: the error over
+    few sources is itself unknown."""
+    sources = len(set(texts.source_X))
+    if sources >= FEWEST_SOURCES:
+        return ""
+    return (
+        f"{sources} sources of validation texts are too few to tell whether a network pays "
+        f"({FEWEST_SOURCES} are needed), so none decides"
+    )
+
+
 def keep_if_ahead(
-    judged: Judged, rule: Judged, static: Setting, longest: int = 0, times: float = 1.0
+    judged: Judged,
+    rule: Judged,
+    static: Setting,
+    longest: int = 0,
+    times: float = 1.0,
+    is_judged: bool = True,
 ) -> Judged:
     """The network where it is two standard errors ahead of the better one of the lookup rule, or so
     many `times` its speed, and the static tree: less may be luck, since it was tuned on these
     texts. Else the rule where it is one ahead of the tree, as it has few parameters, or where
     `times` lets it only copy; else the tree. Beyond the `longest` text of the network's training,
-    unless that is 0, the rule decides."""
+    unless that is 0, the rule decides. No network is kept unless it `is_judged` (`too_few`)."""
     unsure = times > 1 and static.action.drafts  # the tree is not that far ahead of copies alone
     if unsure or rule.ratio.value > 1:
         is_ahead = judged.is_ahead_of(rule, times)
     else:
         is_ahead = judged.ratio.is_ahead(tuning.SURE, times)
-    if is_ahead:
+    if is_ahead and is_judged:
         setting = replace(
             judged.setting, rule=rule.setting.rule, action=rule.setting.action, longest=longest
         )

@@ -28,7 +28,6 @@ from selector.export.writer import write_artefact
 from selector.latency import LatencyProfile
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Policy, Selector, load_selector
-from selector.sampling import Sampling
 from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError, sha256
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
@@ -48,6 +47,9 @@ class Case:
     """What training decided for a sampling setting, or for a batch size and a feature level of a
     log; and what it was compared with."""
 
+    # JSON has no infinity
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_inf_nan="strings")
+
     setting: Setting
     static: Setting  # the best static tree
     rule: Setting  # the lookup rule
@@ -56,6 +58,8 @@ class Case:
     rule_ratio: Ratio = UNKNOWN
     # where one length serves all requests of a step: the price of time, in tokens per second
     common: float = 0.0
+    # the lookup rule that copies alone, as engines' own n-grams do, where it was tuned by itself
+    copies: Setting | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Result:
 
 
 RESULT = TypeAdapter(Result)
+CASE = TypeAdapter(Case)
 
 
 def inputs(config: Config, profile: LatencyProfile) -> dict[str, Any]:
@@ -154,11 +159,11 @@ def build(
     folder: Path,
     splits: dict[str, Texts],
     evaluation: Any = None,
-    plain: Collection[Sampling] = (),
+    plain: Collection[str] = (),
 ) -> Selector:
     """Write the artefact of the chosen module, with an evaluation's figures; it decodes plainly
-    under the sampling settings `plain`. InputError if it chooses other actions than the trained
-    module."""
+    under the settings with the labels `plain`. InputError if it chooses other actions than the
+    trained module."""
     result = load_result(config)
     profile = load_profile(config)
     module = load_module(config, result)
@@ -179,7 +184,7 @@ def build(
     settings = []
     for case in result.best.cases:
         setting = case.setting
-        if setting.sampling in plain:
+        if setting.label in plain:
             setting = replace(setting.static_only(), action=EMPTY)
         settings.append(setting)
 

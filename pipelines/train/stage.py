@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,9 @@ def run(config: Config) -> None:
         stage.replace()
     if source.is_dense:
         console.print(table_of(result))
+        doubt = judging.too_few(splits["validation"])
+        if doubt:
+            stage.say(f"warning: {doubt}")
     stage.finish()
 
 
@@ -86,9 +90,13 @@ def _train(
         validation = judging.timed_cases(config, splits["validation"], profile)
         bases: list[Setting] = []
         rules: list[Judged] = []
+        copies: list[Judged] = []
         if is_dense:
             bases = judging.statics(train)
-            rules = judging.judge_rules(train, validation, bases, profile, source.drafting_lead)
+            rules = judging.judge_rules(train, validation, bases, profile)
+            if source.drafting_lead > 1:
+                copies = judging.judge_rules(train, validation, bases, profile, drafts=False)
+                rules = judging.drafting_where_ahead(rules, copies, source.drafting_lead)
             train = []  # its labels take memory that the networks' training needs
         selectors: dict[str, TrainedSelector] = {}
         for objective, level in source.selectors:
@@ -101,6 +109,7 @@ def _train(
                 mlflow.log_params({"objective": objective, "feature_level": level})
                 if is_dense:
                     cases, kept = decided(module, validation, rules, bases, profile, source)
+                    cases = with_copies(cases, copies)
                 else:
                     cases = [case for texts in train for case in judging.untuned(module, texts)]
                     kept = UNKNOWN
@@ -183,6 +192,7 @@ def decided(
     """What decides in every case, and its mean speed over the best static trees."""
     # without models, whole texts are replayed
     longest = module.longest if source.decodes else 0
+    is_judged = not judging.too_few(validation[0].texts)
     cases = []
     ratios = []
     judged_texts = list(zip(validation, rules, bases, strict=True))
@@ -196,13 +206,19 @@ def decided(
                 network, common = judging.judge_jointly(
                     texts, predicted_RA, alone, rule, base, profile
                 )
-            best = judging.keep_if_ahead(network, rule, base, longest, times)
+            best = judging.keep_if_ahead(network, rule, base, longest, times, is_judged)
             setting = replace(best.setting, level=alone.setting.level)
             cases.append(Case(setting, base, rule.setting, network.ratio, rule.ratio, common))
             ratios.append(best.ratio)
     value = statistics.mean(ratio.value for ratio in ratios)
     error = statistics.mean(ratio.error for ratio in ratios)  # at most: the cases share prompts
     return cases, Ratio(value, error)
+
+
+def with_copies(cases: Sequence[Case], copies: Sequence[Judged]) -> list[Case]:
+    """The cases with the rules that copy alone, which are by setting and batch size."""
+    by_case = {alone.setting.key: alone.setting for alone in copies}
+    return [replace(case, copies=by_case.get(case.setting.key)) for case in cases]
 
 
 def choose(selectors: dict[str, TrainedSelector]) -> str:

@@ -7,6 +7,7 @@ A actions, X texts, S kinds of drafts (chains, lookups), P parts of the texts' s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -160,22 +161,30 @@ class MixedBatches:
                 orders = [generator.permutation(texts) for _ in range(rounds)]
                 self._streams.append(np.concatenate(orders))
 
-    def replay(self, action_R: Tensor) -> Replayed:
-        """A decision at every root that does not depend on the other requests."""
-        return self._run(action_R.numpy(), np.zeros((0, 0)), 0.0)
+    def replay(self, action_R: Tensor, asked: Sequence[str] = ()) -> Replayed:
+        """A decision at every root that does not depend on the other requests. Each step is longer
+        by the time of the decisions that see the features `asked`, as `Setting.asked`."""
+        replayed = self._run(action_R.numpy(), np.zeros((0, 0)), 0.0)
+        return replayed.charged(self.timed.profile.decision_seconds(asked))
 
-    def select(self, tokens_RA: Tensor, speed: float, common: bool = False) -> Replayed:
+    def select(
+        self, tokens_RA: Tensor, speed: float, common: bool = False, asked: Sequence[str] = ()
+    ) -> Replayed:
         """Joint decisions by predicted block efficiencies, or one chain for all requests of a step
-        if `common`; the batch's `speed`, in tokens per second, prices time."""
-        return self._run(np.zeros(0, np.int64), tokens_RA.double().numpy(), speed, common)
+        if `common`; the batch's `speed`, in tokens per second, prices time. `asked` as in
+        `replay`."""
+        replayed = self._run(np.zeros(0, np.int64), tokens_RA.double().numpy(), speed, common)
+        return replayed.charged(self.timed.profile.decision_seconds(asked))
 
-    def speed_of(self, tokens_RA: Tensor, begin: float, common: bool = False) -> float:
+    def speed_of(
+        self, tokens_RA: Tensor, begin: float, common: bool = False, asked: Sequence[str] = ()
+    ) -> float:
         """The speed that prices time in joint decisions: the one that they reach, found from a
         first guess."""
         tried: dict[float, float] = {}
         last = begin
         for _ in range(ROUNDS + 1):
-            tried[last] = self.select(tokens_RA, last, common).speed
+            tried[last] = self.select(tokens_RA, last, common, asked).speed
             last = tried[last]
         return max(tried, key=tried.__getitem__)
 

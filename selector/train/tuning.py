@@ -250,7 +250,7 @@ def tune_lookup_rule(
     def speed(tried: tuple[Any, ...]) -> float:
         setting = setting_of(*tried)
         if batches is not None:
-            return batches.replay(decide(timed, {}, setting).action_R).speed
+            return batches.replay(decide(timed, {}, setting).action_R, setting.asked).speed
         return replay_setting(timed, {}, setting).speed
 
     some_lengths = lengths[:: max(1, len(lengths) // 4)]

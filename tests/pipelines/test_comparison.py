@@ -3,6 +3,7 @@ the verdict."""
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from itertools import permutations, product
@@ -15,6 +16,7 @@ import torch
 
 from pipelines.config import Config
 from pipelines.evaluate import table as tables
+from pipelines.evaluate.gains import CHARGED, FIXED, NGRAMS, selector_at
 from pipelines.evaluate.methods import (
     ASSISTED,
     AT_ROOT,
@@ -36,10 +38,12 @@ from pipelines.evaluate.verdict import (
 )
 from pipelines.evaluate.verdict import methods as shown_methods
 from pipelines.export.stage import run as export
+from pipelines.train.result import CASE, Case
 from selector.actions import EMPTY, Action
 from selector.decision import LookupRule, Setting
 from selector.runtime.selector import load_selector
 from selector.sampling import Sampling
+from selector.schema import TEXT
 from selector.train.replay import Ratio
 from tests.pipelines.runs import demo_config
 from tests.pipelines.test_pipeline import let_the_network_decide
@@ -292,6 +296,69 @@ def test_what_is_exported_is_told_with_what_is_faster(evaluation: Evaluation, wo
     assert verdict.startswith(f"{SETTING}: ") and words in verdict
     assert verdict.endswith("best static tree is there (1.200 [1.100, 1.300]).")
     assert bool(losses(evaluation)) == ("A LOSS" in verdict)
+
+
+GREEDY = Setting(Sampling(0), Action(1, 4, 0), level=TEXT)
+RULE = replace(GREEDY, rule=LookupRule(3, 8))
+
+
+def logs_where(
+    settings: dict[int, Setting], over_plain: tuple[float, float] = (1.5, 0.01)
+) -> Evaluation:
+    """An evaluation of a log by batch size. A network is 1% faster than the rule, and all else is
+    as fast as the selector."""
+    figures = []
+    cases = []
+    for batch, setting in settings.items():
+        setting = replace(setting, batch=batch)
+        case = Case(setting, setting.static_only(), replace(RULE, batch=batch))
+        cases.append(json.loads(CASE.dump_json(case)))
+        ratios = {PLAIN: Ratio(*over_plain), NGRAMS: Ratio(1.0, 0.0), FIXED: Ratio(1.0, 0.0)}
+        ratios[COPYING + CHARGED] = Ratio(1.01, 0.002)
+        columns = {"setting": "T=0", "batch": batch, "is_mixed": batch > 1}
+        columns["method"] = selector_at(TEXT) + CHARGED
+        for rival, ratio in ratios.items():
+            figures.append(Figure.of_ratio(ratio, rival=rival, **columns))
+    logs = {
+        "drafter": "head",
+        "texts": {"train": 60, "test": 20},
+        "roots": {"test": 900},
+        "accepted": {"train": [], "test": []},
+        "dense": True,
+        "doubt": "",
+        "exported": False,
+        "why": "",
+        "cases": cases,
+    }
+    return Evaluation({"logs": logs, "summary": None}, Table(figures))
+
+
+def test_a_logs_verdict_begins_with_what_to_do_by_batch_size() -> None:
+    """Its selector is said to be a loss where it is slower than plain decoding, decisions charged,
+    and plain decoding is exported there."""
+    network = replace(GREEDY, feature_levels=(TEXT,))
+    three, two, none = (replace(GREEDY, action=Action(1, n, 0)) for n in (3, 2, 0))
+    settings = {1: network, 8: GREEDY, 16: three, 32: three, 64: two, 128: two}
+    first, _, *lines = verdicts(logs_where(settings))
+    assert first == (
+        "What to do, by requests in a step: 1: the network (token ids alone), +1.0% over the "
+        "lookup rule; 8: draft 4; 16 to 32: draft 3; 64 and more: draft 2."
+    )
+    rule = "lookup rule (copy 8 after a match of 3, else draft 4)"
+    assert lines[1] == (
+        "T=0, 8 different requests: draft 4. With its decisions, 1.500 ±0.010 times plain decoding,"
+        f" 1.010 ±0.002 of the {rule}, 1.000 ±0.000 of the {NGRAMS} (copy 8 after a match of 3, "
+        "else draft 4)."
+    )
+    assert losses(logs_where(settings)) == []
+    doubtful = logs_where({1: RULE}, (0.97, 0.02))
+    assert "0.970 ±0.020 times plain decoding (WARNING: not faster on" in verdicts(doubtful)[2]
+    assert losses(doubtful) == []
+    lost = logs_where({1: RULE, 8: none}, (0.97, 0.01))
+    assert losses(lost) == ["T=0, batch 1, text", "T=0, batch 8, text"]
+    assert verdicts(lost)[0] == (
+        "What to do, by requests in a step: 1 and more: decode plainly, because drafting is a loss."
+    )
 
 
 def test_plain_decoding_is_exported_where_decoding_shows_a_loss(

@@ -167,7 +167,7 @@ def test_what_training_decided_is_what_is_evaluated_and_exported(demo: tuple[Pat
     evaluation = Evaluation(evaluation_of(demo[0]), Table.read(run / "evaluation.parquet"))
     lost = losses(evaluation)
     for setting, exported in zip(settings, load_selector(run / "selector").settings, strict=True):
-        if setting.sampling in lost:
+        if setting.label in lost:
             assert exported == replace(setting.static_only(), action=EMPTY)
         else:
             assert exported == setting

@@ -18,7 +18,14 @@ from pipelines.config import Config
 from pipelines.pair.source import source_of
 from pipelines.train.fitting import MONITOR, fitted
 from pipelines.train.fitting import module_of as new_module
-from pipelines.train.judging import judge, judge_rules, keep_if_ahead, statics, step_times
+from pipelines.train.judging import (
+    judge,
+    judge_rules,
+    keep_if_ahead,
+    statics,
+    step_times,
+    too_few,
+)
 from pipelines.train.result import TrainedSelector, count_differing
 from pipelines.train.stage import choose, decided, trained
 from selector.decision import NETWORK, LookupRule, Setting
@@ -58,8 +65,8 @@ def splits(is_informative: tuple[bool, bool] = (True, True)) -> dict[str, Texts]
     does."""
     by_split = {}
     for seed, split in ((0, "train"), (10, "validation")):
-        hot = texts(12, 60, seed=seed, sampling=HOT, is_informative=is_informative[0])
-        cold = texts(12, 60, seed=seed + 1, sampling=COLD, is_informative=is_informative[1])
+        hot = texts(16, 60, seed=seed, sampling=HOT, is_informative=is_informative[0])
+        cold = texts(16, 60, seed=seed + 1, sampling=COLD, is_informative=is_informative[1])
         by_split[split] = joined([hot, cold])
     return by_split
 
@@ -104,6 +111,12 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, client: Any) -> None:
     assert kept.error == pytest.approx(judged[0].ratio.error / 2)
     # what was found is said, all the same
     assert cold.network_ratio == judged[1].ratio and cold.rule_ratio.value == 0.9
+    few = [case.on(case.profile, case.batch) for case in validation]
+    for case in few:
+        case.texts = case.texts.take(torch.arange(14))  # seven sources
+    (hot, _), _ = decided(module, few, rules, bases, profile(), source_of(CONFIG))
+    assert hot.setting.decider != "network"
+    assert [bool(too_few(cases[0].texts)) for cases in (few, validation)] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ import torch
 from selector.actions import Action, ActionSpace
 from selector.latency import FREE, Batches, LatencyProfile, Table, Verification
 from selector.sampling import Sampling
-from selector.schema import LEVELS, LOG, PAIR
+from selector.schema import DRAFTER, LEVELS, LOG, MATCH, PAIR, TEXT
 from selector.train.data import Texts, Timed
 
 SPACE = ActionSpace.chains(5, 6)
 SIZES = (1, 2, 4)
 
 
-def profile() -> LatencyProfile:
+def profile(decision: float = 0.0) -> LatencyProfile:
     """An engine's times: more for every request, verified token, draft pass and token of
-    context."""
+    context. A network's `decision` takes as long for every request."""
 
     def target(batch: int) -> Table:
         rows = [
@@ -30,8 +30,14 @@ def profile() -> LatencyProfile:
     draft = [
         Table([1, 201], [1], [[1e-3 + 1e-4 * batch], [1e-3 + 1e-4 * batch]]) for batch in SIZES
     ]
+    decide = [{MATCH: 0.0, TEXT: batch * decision, DRAFTER: batch * decision} for batch in SIZES]
     batches = Batches(
-        list(SIZES), draft, [FREE] * len(SIZES), [target(batch) for batch in SIZES], stepped=False
+        list(SIZES),
+        draft,
+        [FREE] * len(SIZES),
+        [target(batch) for batch in SIZES],
+        stepped=False,
+        decide=decide,
     )
     return LatencyProfile(
         device="test engine",
@@ -72,8 +78,8 @@ def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
     )
 
 
-def timed(batch: int = 1, **made: int) -> Timed:
-    return Timed(texts(**made), "naive", profile().at_batch(batch), batch)
+def timed(batch: int = 1, decision: float = 0.0, **made: int) -> Timed:
+    return Timed(texts(**made), "naive", profile(decision).at_batch(batch), batch)
 
 
 def committed(data: Timed, row: int, action: Action) -> int:

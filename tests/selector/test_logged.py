@@ -15,7 +15,7 @@ from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Setting
 from selector.runtime.joint import Shapes, joint_choice
 from selector.sampling import Sampling
-from selector.schema import InputError
+from selector.schema import DRAFTER, MATCH, TEXT, InputError
 from selector.train.mixed import PARTS, MixedBatches
 from selector.train.replay import fastest_possible
 from selector.train.tuning import replay_setting
@@ -149,6 +149,15 @@ def test_replay_of_decisions_that_are_made_alone_is_a_walk(batch: int) -> None:
     tokens, seconds = walk(batches, lambda rows: action_R[rows].tolist(), batch)
     assert float(replayed.tokens_X.sum()) == tokens
     assert float(replayed.seconds_X.sum()) == pytest.approx(seconds)
+    deciding = MixedBatches(timed(batch, decision=1e-3), profile(1e-3), batch)
+    seconds += 1e-3 * batch * float(replayed.steps_X.sum())
+    charged = deciding.replay(action_R, (TEXT,))
+    assert float(charged.seconds_X.sum()) == pytest.approx(seconds)
+    assert torch.equal(deciding.replay(action_R, (MATCH,)).seconds_X, replayed.seconds_X)
+
+
+def test_decisions_between_timed_batch_sizes_are_linear() -> None:
+    assert profile(1e-3).at_batch(3).decide == pytest.approx({MATCH: 0, TEXT: 3e-3, DRAFTER: 3e-3})
 
 
 @pytest.mark.parametrize("speed", [20.0, 400.0])
