@@ -8,6 +8,7 @@ asks the draft model after every step, and verifies what it returns in one forwa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
-from data_gen.engines.text import Chains, TextSelector, grow, no_harm
-from data_gen.features.root import DrafterKnowledge
+from data_gen.engines.requests import Requests
+from data_gen.engines.text import Chains, TextSelector, no_harm
 
 
 class VerifyingLlama(Llama):
@@ -60,14 +61,22 @@ class SelectedDrafts(LlamaDraftModel):
         way_out: bool = True,
     ) -> None:
         self._selector = TextSelector(selector, temperature, top_p, chains, steps, way_out)
-        self._text: DrafterKnowledge | None = None
+        self._requests = Requests(partial(self._selector.text, ()))
+        # of the last call
+        self._ids_N: NDArray[np.intc] = np.empty(0, np.intc)
+        self._draft: list[int] = []
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
         """The tokens to verify after `input_ids`, int32; the first call of a text has its prompt
-        and one token."""
-        draft: list[int] = []
+        and one token, and each further one at most the accepted draft and one more."""
+        new = len(input_ids) - len(self._ids_N)
+        goes_on = 0 < new <= len(self._draft) + 1
+        if not (goes_on and np.array_equal(input_ids[:-new], self._ids_N)):
+            new = 1
+        self._ids_N = input_ids.copy()
+        self._draft = []
         with no_harm():
-            if self._text is None or not grow(self._text, input_ids):
-                self._text = self._selector.text(input_ids, len(input_ids) - 1)
-            (draft,) = self._selector.drafts([self._text], [len(input_ids)])
-        return np.array(draft, np.intc)
+            (text,) = self._requests.step([input_ids], [new])
+            if text is not None:
+                (self._draft,) = self._selector.drafts([text], [len(input_ids)])
+        return np.array(self._draft, np.intc)

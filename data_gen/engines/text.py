@@ -37,11 +37,13 @@ OPTIONS = {  # of the entry `NAME` in an engine's configuration
     "temperature": int | float,
     "top_p": int | float,
     "draft": str,
+    "draft_cache_gib": int | float,
     "steps": str | Path,
     "way_out": bool,
 }
 LENGTHS = (0, 1, 2, 4, 8, 16)  # of drafts without a selector
 BYTES = 2**23  # of recorded steps, some 80,000
+CACHE_GIB = 1.0  # of a draft model's keys and values
 # of tokens after texts, by their lengths
 Chains = Callable[[Sequence[Sequence[int]], Sequence[int]], list[list[int]]]
 
@@ -102,27 +104,31 @@ class TextSelector:
             self._way_out = cache(lambda batch: WayOut())  # by the requests of a setting
 
     @classmethod
-    def of(cls, options: object, load: Callable[[str], Chains]) -> TextSelector:
+    def of(cls, options: object, load: Callable[[str, float], Chains]) -> TextSelector:
         """From an engine's configuration, a mapping with `OPTIONS`, where `load` is given the name
-        of a draft model; InputError where it has none, or others."""
+        of a draft model and the size of its KV cache in GiB; InputError where it has none, or
+        others."""
         settings = dict(options) if isinstance(options, Mapping) else {}
         wrong = [
             key for key, value in settings.items() if not isinstance(value, OPTIONS.get(key, ()))
         ]
         if wrong or not {"selector", "steps"} & settings.keys():
-            wanted = f"{', '.join(OPTIONS)}: a path, two numbers, a model's name, a path, a bool"
-            raise InputError(f"{NAME}: its options are {wanted}, not {options}")
+            kinds = "a path, two numbers, a model's name, a number, a path and a bool"
+            raise InputError(
+                f"{NAME}: its options are {', '.join(OPTIONS)}: {kinds}, not {options}"
+            )
         settings.setdefault("selector", None)
         draft = settings.pop("draft", None)
+        cache_gib = settings.pop("draft_cache_gib", CACHE_GIB)
         chains = None
         if draft is not None:
-            chains = load(draft)
+            chains = load(draft, cache_gib)
         return cls(**settings, chains=chains)
 
     def text(self, ids: Sequence[int] | NDArray[Any], prompt: int) -> DrafterKnowledge:
-        """A request's text, whose first `prompt` tokens are its prompt."""
+        """A request's text, whose first `prompt` tokens are its prompt, or a part of it."""
         tokens: list[int] = np.asarray(ids, np.int64).tolist()
-        knowledge = DrafterKnowledge(tokens[:prompt], self._sampling, self._tokens)
+        knowledge = DrafterKnowledge(tokens[:prompt], self._sampling, self._tokens, start=prompt)
         knowledge.committed(tokens[prompt:])
         return knowledge
 
@@ -179,17 +185,6 @@ class TextSelector:
 
 def _no_chains(texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[int]]:
     return [[] for _ in texts]
-
-
-def grow(text: DrafterKnowledge, ids_N: NDArray[Any]) -> bool:
-    """Add what `ids_N` has beyond a text; False, and nothing is added, where it is not a
-    continuation of it."""
-    tokens = text.text.index.tokens
-    ids = ids_N.tolist()
-    if ids[: len(tokens)] != tokens:
-        return False
-    text.committed(ids[len(tokens) :])
-    return True
 
 
 @contextmanager

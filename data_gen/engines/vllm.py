@@ -12,13 +12,15 @@ Read and run in vLLM 0.32.0 (`v1/spec_decode/custom_class_proposer.py`,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_gen.engines.text import NAME, Chains, TextSelector, grow, no_harm
-from data_gen.features.root import DrafterKnowledge
+from data_gen.engines.requests import Requests
+from data_gen.engines.text import CACHE_GIB, NAME, Chains, TextSelector, no_harm
 
 
 class Proposer:
@@ -28,15 +30,22 @@ class Proposer:
 
     def __init__(self, vllm_config: Any) -> None:
         additional = vllm_config.additional_config or {}
-        self._selector = TextSelector.of(
-            additional.get(NAME), lambda draft: chains_of(vllm_config, draft)
-        )
+        self._config = vllm_config
+        self._load: Callable[[], Chains] | None = None  # where a model drafts
+        self._selector = TextSelector.of(additional.get(NAME), self._loaded_later)
         self._longest = vllm_config.speculative_config.num_speculative_tokens
         self._room = vllm_config.model_config.max_model_len
-        self._texts: list[DrafterKnowledge] = []  # of the last step, in the order of its rows
+        self._requests = Requests(partial(self._selector.text, ()))
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Runners hand over the target; there is nothing left to load."""
+        """Load the draft with its cache. Runners call this where they load the target, and leave
+        what memory it takes out of that for their own cache. InputError as `CachedDrafter.load`."""
+        if self._load is not None:
+            self._chains = self._load()
+
+    def _loaded_later(self, draft: str, cache_gib: float) -> Chains:
+        self._load = partial(chains_of, self._config, draft, cache_gib)
+        return lambda texts, lengths: self._chains(texts, lengths)
 
     def propose(
         self,
@@ -49,37 +58,26 @@ class Proposer:
         prompt is not finished), the number of all tokens of each row, and the token ids [rows,
         positions]."""
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        rooms: dict[int, int] = {}  # by row, the tokens that there is room for
+        lengths: dict[int, int] = {}  # by row that decodes, the tokens of its text
         for row, new in enumerate(sampled_token_ids):
-            if new:
-                room = self._room - int(num_tokens_no_spec[row])
-                if room > 0:
-                    rooms[row] = room
-        before = self._texts
-        self._texts = []
-        if not rooms:
+            if new and num_tokens_no_spec[row] < self._room:
+                lengths[row] = int(num_tokens_no_spec[row])
+        if not lengths:
             return drafts
         with no_harm():
-            for row in rooms:
-                ids_N = token_ids_cpu[row, : num_tokens_no_spec[row]]
-                self._texts.append(self._text(ids_N, len(sampled_token_ids[row]), before))
-            most = [min(self._longest, room - 1) for room in rooms.values()]
-            reads_prompts = len(rooms) < len(sampled_token_ids)
-            drafted = self._selector.drafts(self._texts, most, alone=not reads_prompts)
-            for row, draft in zip(rooms, drafted, strict=True):
-                drafts[row] = draft
+            ids = [token_ids_cpu[row, :length] for row, length in lengths.items()]
+            texts = self._requests.step(ids, [len(sampled_token_ids[row]) for row in lengths])
+            read = {row: text for row, text in zip(lengths, texts, strict=True) if text is not None}
+            if read:
+                most = [min(self._longest, self._room - lengths[row] - 1) for row in read]
+                alone = len(read) == len(sampled_token_ids)
+                drafted = self._selector.drafts(list(read.values()), most, alone)
+                for row, draft in zip(read, drafted, strict=True):
+                    drafts[row] = draft
         return drafts
 
-    def _text(
-        self, ids_N: NDArray[Any], new: int, before: list[DrafterKnowledge]
-    ) -> DrafterKnowledge:
-        for at, text in enumerate(before):
-            if grow(text, ids_N):
-                return before.pop(at)
-        return self._selector.text(ids_N, len(ids_N) - new)
 
-
-def chains_of(vllm_config: Any, draft: str) -> Chains:
+def chains_of(vllm_config: Any, draft: str, cache_gib: float = CACHE_GIB) -> Chains:
     """The chains of a draft for the engine's target, on its device in its dtype; InputError as
     `CachedDrafter.load`."""
     from data_gen.engines.drafter import CachedDrafter  # copies need no transformers
@@ -87,4 +85,4 @@ def chains_of(vllm_config: Any, draft: str) -> Chains:
     model = vllm_config.model_config
     device = vllm_config.device_config.device_type
     dtype = str(model.dtype).removeprefix("torch.")
-    return CachedDrafter.load(draft, model.model, device, dtype).chains
+    return CachedDrafter.load(draft, model.model, device, dtype, cache_gib).chains

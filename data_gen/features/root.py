@@ -271,15 +271,21 @@ class DrafterKnowledge:
         prompt: token ids, of which the last one is the first root.
         tokens: `Selector.tokens`.
         batch: requests that are decoded together.
+        start: the prompt's length where `prompt` is a part of it, and the rest is `committed`.
     """
 
     def __init__(
-        self, prompt: Sequence[int], sampling: Sampling, tokens: TokenStatistics, batch: int = 1
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        tokens: TokenStatistics,
+        batch: int = 1,
+        start: int | None = None,
     ) -> None:
         self.sampling = sampling
         self.batch = batch
         self.tokens = tokens
-        self.text = TextHistory(prompt)
+        self.text = TextHistory(prompt, start)
         self._of_drafter = HitHistory(self.text)
 
     def committed(self, tokens: Sequence[int], hits: Sequence[float] = ()) -> None:

@@ -73,11 +73,12 @@ NOTHING = Share()
 
 
 class TextHistory:
-    """The features of a text's token ids, from the prompt on."""
+    """The features of a text's token ids, from the prompt on; `start` is the prompt's length where
+    the given tokens are not the whole of it."""
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Sequence[int], start: int | None = None) -> None:
         self.index = LookupIndex(prompt)
-        self.start = len(prompt)
+        self.start = len(prompt) if start is None else start
         self._predicted = RunningMeans()
         self._new = RunningMeans()
         self._copied = 0  # the latest tokens in a row that were predicted

@@ -10,7 +10,7 @@ import json
 import random
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -23,8 +23,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from data_gen.engines import steps
-from data_gen.engines.drafter import CachedDrafter
-from data_gen.engines.text import NAME, TextSelector, grow
+from data_gen.engines.drafter import GIB, CachedDrafter
+from data_gen.engines.requests import KEPT, Requests
+from data_gen.engines.text import NAME, TextSelector
 from data_gen.engines.vllm import Proposer
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
@@ -40,7 +41,7 @@ from tests.data_gen.families import model_of
 from tests.pipelines.small_logs import record
 from tests.selector import logged
 from tests.selector.synthetic import setting_row
-from tests.tiny import small_pair
+from tests.tiny import VOCABULARY, save_pair, small_pair
 
 LONGEST, ROOM = 6, 90  # drafted tokens and the model's positions, of the engines below
 TEXTS = [
@@ -94,14 +95,25 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 loaded = cache(load_selector)
 
 
-def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
+def test_texts_grow_as_if_they_were_read_at_once(
+    copies: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also long prompts, of which every step reads a part."""
+    monkeypatch.setattr("data_gen.engines.requests.READ", 3)
+    monkeypatch.setattr("data_gen.engines.requests.NEW", 2)
     chosen = TextSelector(copies, way_out=False)
+    requests = Requests(partial(chosen.text, ()))
     policy = load_selector(copies).at(0.0, level=TEXT)
     lengths = set()
     for prompt, generated in TEXTS:
-        text = chosen.text(prompt, len(prompt))
+        read = 0
         for end in range(1, len(generated), 2):
-            assert grow(text, np.array(prompt + generated[:end], np.int32))
+            (text,) = requests.step([np.array(prompt + generated[:end], np.int32)], [min(end, 2)])
+            read = min(read + 5, len(prompt) + end)
+            if read < len(prompt) + end:
+                assert text is None
+                continue
+            assert text is not None
             knowledge = DrafterKnowledge(prompt, Sampling(0.0), loaded(copies).tokens)
             knowledge.committed(generated[:end])
             action = policy.select(knowledge.features(TEXT))
@@ -110,8 +122,32 @@ def test_texts_grow_as_if_they_were_read_at_once(copies: Path) -> None:
             for most in (LONGEST, 20):
                 expected = knowledge.text.index.proposal(min(length, most))
                 assert chosen.drafts([text], [most]) == [expected]
-        assert not any(grow(text, np.array(other)) for other in ([*prompt, -1], prompt))
+            assert np.array_equal(text.scalars(TEXT), knowledge.scalars(TEXT))
+        assert read == len(prompt) + end
     assert len(lengths) > 1
+
+
+def test_requests_that_miss_steps_go_on_and_others_begin_anew(copies: Path) -> None:
+    """However many steps, while no more are left out than are kept; also where one's text begins
+    another's, and where two are equal."""
+    chosen = TextSelector(copies)
+    requests = Requests(partial(chosen.text, ()))
+    (prompt, answer), *_ = TEXTS
+
+    def step(*texts: list[int]) -> list[DrafterKnowledge | None]:
+        return requests.step([np.array([*prompt, *text]) for text in texts], [1] * len(texts))
+
+    first, second, same = step([5], [5, 6], [5])
+    assert first is not same
+    for _ in range(5):
+        step([99, *answer])
+    assert set(step([5, 7], [5, 7])) == {first, same}
+    assert step([5, 6, 7]) == [second]
+    assert [text.text.start for text in (first, second)] == [len(prompt), len(prompt) + 1]
+    for number in range(KEPT + 1):
+        step([number, *answer])
+    (again,) = step([5, 6, 7, 8])  # it was forgotten
+    assert again is not second and again.text.index.tokens == [*prompt, 5, 6, 7, 8]
 
 
 def test_a_selector_that_drafts_needs_its_draft(tmp_path: Path) -> None:
@@ -121,12 +157,15 @@ def test_a_selector_that_drafts_needs_its_draft(tmp_path: Path) -> None:
         {"artefact": "x"},
         {"selector": 3},
         {"selector": "x", "temperature": "0"},
+        {"selector": "x", "draft_cache_gib": "1"},
         {"top_p": 1.0},
         {"selector": "x", "way_out": 0},
         None,
     ):
-        with pytest.raises(InputError, match="selector, temperature, top_p, draft, steps, way_out"):
-            TextSelector.of(other, lambda _: pytest.fail("no draft is named"))
+        with pytest.raises(
+            InputError, match="selector, temperature, top_p, draft, draft_cache_gib"
+        ):
+            TextSelector.of(other, lambda *_: pytest.fail("no draft is named"))
 
 
 @cache
@@ -163,8 +202,10 @@ def test_chains_of_several_requests_are_those_of_each_alone(
 ) -> None:
     """Requests of a batch change places, grow by few or many tokens, pause, come back, and begin
     alike."""
-    # texts take several blocks, and the cache grows
+    # texts take several blocks and pages
     monkeypatch.setattr("data_gen.engines.drafter.BLOCK", 16)
+    monkeypatch.setattr("data_gen.engines.drafter.PAGE", 16)
+    fresh = CachedDrafter(drafter(family).model)
     wholes, chance = [[*prompt, *answer] for prompt, answer in TEXTS[:5]], random.Random(0)
     wholes += [[*wholes[0][:30], *wholes[1]], wholes[2][:3] + wholes[3]]
     at = [chance.randint(3, 20) for _ in wholes]
@@ -175,9 +216,78 @@ def test_chains_of_several_requests_are_those_of_each_alone(
         wanted = [
             drafted(text, length, family) for text, length in zip(texts, lengths, strict=True)
         ]
-        assert drafter(family).chains(texts, lengths) == wanted
+        assert fresh.chains(texts, lengths) == wanted
         at = [end + chance.choice([0, 1, 3, 12]) for end in at]
-    assert drafter(family).chains(texts, [0] * len(texts)) == [[]] * len(texts)
+    assert fresh.chains(texts, [0] * len(texts)) == [[]] * len(texts)
+
+
+@pytest.mark.parametrize("limit", ["table", "target", "positions"])
+def test_a_request_beyond_a_limit_leaves_the_others_their_chains(
+    limit: str, tmp_path: Path
+) -> None:
+    """Ids beyond the draft's table, which are read as its last one; ids beyond the target's, which
+    are not drafted; and the draft's last position."""
+    target, draft = save_pair(tmp_path, positions=64)
+    wide = AutoModelForCausalLM.from_pretrained(target if limit == "table" else draft)
+    if limit != "positions":
+        wide.resize_token_embeddings(VOCABULARY + 20)
+        # the rows that the tokenizer has no tokens for are the likeliest
+        wide.get_output_embeddings().weight.data[VOCABULARY:] *= 1000
+        wide.save_pretrained(target if limit == "table" else draft)
+    model = AutoModelForCausalLM.from_pretrained(draft)
+    others = [[5, 6, 7], [4, 4, 4]]
+    asked = [8, 9, VOCABULARY + 3 if limit == "table" else VOCABULARY - 1]
+    if limit == "positions":
+        asked *= 21
+    wanted: list[list[int]] = []
+    for text in (others[0], [min(token, VOCABULARY - 1) for token in asked], others[1]):
+        whole = list(text)
+        while len(whole) < min(len(text) + 3, 65):
+            logits_TV = model(torch.tensor([whole])).logits[0]
+            whole.append(int(logits_TV[-1, :VOCABULARY].argmax()))
+        wanted.append(whole[len(text) :])
+    assert len(wanted[1]) == (2 if limit == "positions" else 3)
+    loaded = CachedDrafter.load(draft, target)
+    assert loaded.chains([others[0], asked, others[1]], [3, 3, 3]) == wanted
+    assert loaded.chains([asked * 30], [3]) == [[]]
+
+
+def test_the_drafts_cache_has_a_bound(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With room for three texts of five the first three draft; the others once there is room, and
+    no row is allocated then."""
+    monkeypatch.setattr("data_gen.engines.drafter.PAGE", 16)
+    bound = 128  # bytes of a row: a layer's keys and values of 2 heads of width 8, in float32
+    few = CachedDrafter(drafter().model, cache_gib=6 * 16 * bound / GIB)
+    texts = [[*prompt, *answer][:30] for prompt, answer in TEXTS[:5]]
+    wanted = [drafted(text, 3) for text in texts]
+    for _ in range(2):
+        assert few.chains(texts, [3] * 5) == [*wanted[:3], [], []]
+    assert few.chains(texts[3:], [3] * 2) == wanted[3:]
+    assert few.chains(texts, [0, 3, 0, 3, 3]) == [[], wanted[1], [], *wanted[3:]]
+    assert few.chains([[7] * 200, texts[0]], [3, 3]) == [[], wanted[0]]
+    (line,) = {entry.getMessage() for entry in caplog.records}
+    assert line == "the draft's KV cache is too small for all requests: some draft nothing"
+    with pytest.raises(InputError, match="draft_cache_gib=1e-07 has no room for 16 tokens of 128"):
+        CachedDrafter(drafter().model, cache_gib=1e-7)
+
+
+def test_a_step_reads_a_part_of_long_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others draft meanwhile."""
+    monkeypatch.setattr("data_gen.engines.drafter.READ", 40)
+    monkeypatch.setattr("data_gen.engines.drafter.BLOCK", 16)
+    fresh = CachedDrafter(drafter().model)
+    long, short = [*range(100)], [5, 6, 7]
+    passed: list[int] = []
+    steps = []
+    with fresh.model.register_forward_pre_hook(lambda _, args: passed.append(args[0].numel())):
+        for _ in range(4):
+            passed.clear()
+            steps.append(fresh.chains([long, short], [2, 2]))
+            assert sum(passed) <= 40 + 2 * 3 + 2
+    assert steps[:2] == [[[], drafted(short, 2)]] * 2
+    assert steps[2:] == [[drafted(long, 2), drafted(short, 2)]] * 2
 
 
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "copy"), (1.0, "chain")])
@@ -247,7 +357,7 @@ def test_vllms_rows_are_proposed_what_their_texts_ask_for_wherever_they_stand(co
     at = dict.fromkeys(range(4), 0)
     ragged = 0
     for step in range(12):
-        rows = random_.sample(sorted(at), len(at))
+        rows = random_.sample(sorted(at), len(at) - step % 2)  # one may be left out
         sampled: list[list[int]] = []
         for row, number in enumerate(rows):
             prompt, generated = TEXTS[number]
@@ -372,6 +482,26 @@ def test_the_steps_of_a_server_without_a_selector_are_recorded(
         TextSelector(None, steps=tmp_path / "none" / "steps.jsonl")
 
 
+def test_vllms_draft_is_loaded_with_the_target(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its runners count the memory that this takes, and not what is taken before."""
+    target, draft = small_pair()
+    config = vllm_config(exported(tmp_path / "selector", 5))
+    config.additional_config[NAME] |= {"temperature": 1.0, "draft": draft, "draft_cache_gib": 0.01}
+    config.model_config.model = target
+    config.model_config.dtype = torch.float32
+    config.device_config = SimpleNamespace(device_type="cpu")
+    ids = np.array([[*prompt, answer[0]] for prompt, answer in TEXTS[:2]], np.int32)
+    proposer = Proposer(config)
+    assert not caplog.records
+    proposer.load_model()
+    (line,) = [entry.getMessage() for entry in caplog.records]
+    assert line == "the draft's KV cache: 0.01 GiB, for 83,840 tokens of all requests together"
+    proposed = proposer.propose([[row[-1]] for row in ids], np.full(2, ids.shape[1]), ids)
+    assert proposed == [drafted(row, 2) for row in ids.tolist()]
+
+
 class Engine:
     """llama-cpp-python's `Llama`, as far as ours overrides it."""
 
@@ -409,14 +539,16 @@ def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, plugin: Any
     """Also where the next text begins as the last one did."""
     chosen = TextSelector(copies, way_out=False)
     drafting = plugin.SelectedDrafts(copies, way_out=False)
-    lengths = set()
+    lengths, random_ = set(), random.Random(0)
     (first, begun), (second, generated_second), *_ = TEXTS
     others = [(second, generated_second[:9]), (first, generated_second), (first, begun)]
     for prompt, generated in [*TEXTS, TEXTS[0], *others, TEXTS[0]]:
-        for end in range(1, len(generated), 3):
+        end = 1
+        while end < len(generated):
             ids = [*prompt, *generated[:end]]
             draft = drafting(np.array(ids, np.intc))
             assert draft.dtype == np.intc
             assert [draft.tolist()] == chosen.drafts([chosen.text(ids, len(prompt))], [len(ids)])
             lengths.add(len(draft))
+            end += random_.randrange(1, len(draft) + 2)
     assert len(lengths) > 1
