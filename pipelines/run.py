@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import date
 from functools import partial
 from importlib.metadata import version
 from io import BytesIO
@@ -64,6 +65,8 @@ PACKAGES = (
     "mlflow",
 )
 
+TODAY = date.today()  # one for the whole process
+LINE_SECONDS = 20.0  # at least, between two lines on a stage's progress
 # a user's names may look like markup or emoji
 console = Console(highlight=False, markup=False, emoji=False)
 
@@ -93,6 +96,8 @@ class Stage:
             self.say(f"reusing {self.outputs[0]}: nothing it depends on has changed")
         elif reason:
             self.say(reason)
+        if reason is not None:
+            _keep_day(self.config)
         return reason is not None
 
     @property
@@ -155,6 +160,7 @@ class Stage:
         console.print(line, soft_wrap=True)
 
     def _write(self, outcome: dict[str, Any]) -> None:
+        _keep_day(self.config)
         record = {
             "depends": {"format": FORMAT, **self.depends},
             **outcome,
@@ -206,6 +212,24 @@ class Parts:
 
 def record_path(config: Config, stage: str) -> Path:
     return config.folder / "stages" / f"{stage}.json"
+
+
+def day_of(config: Config) -> date:
+    """The day that chat templates write into the run's prompts: the one on which its first stage
+    began, so that a run that goes on later has the same prompts; before, today."""
+    day = TODAY
+    with suppress(OSError, ValueError, TypeError):
+        day = date.fromisoformat(json.loads(_day_path(config).read_text()))
+    return day
+
+
+def _keep_day(config: Config) -> None:
+    if not _day_path(config).exists():
+        write_json(_day_path(config), TODAY.isoformat())
+
+
+def _day_path(config: Config) -> Path:
+    return config.folder / "stages" / "day.json"
 
 
 def read_record(config: Config, name: str) -> dict[str, Any]:
@@ -308,8 +332,8 @@ def provenance(config: Config) -> dict[str, Any]:
 
 @contextmanager
 def ticking(words: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
-    """A progress bar, as plain text where the output is no terminal. Yields
-    `tick(parts=1, note="")` to advance it."""
+    """A progress bar; where the output is no terminal, a line of plain text from time to time and
+    at the end. Yields `tick(parts=1, note="")` to advance it."""
     columns = [
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -320,7 +344,16 @@ def ticking(words: str, total: int, done: int = 0) -> Iterator[Callable[..., Non
     ]
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(words, total=total, completed=done, note="")
-        yield lambda parts=1, note="": bar.update(task, advance=parts, note=note)
+        last_line = time.monotonic()
+
+        def tick(parts: int = 1, note: str = "") -> None:
+            nonlocal last_line
+            bar.update(task, advance=parts, note=note)
+            if not console.is_terminal and time.monotonic() > last_line + LINE_SECONDS:
+                console.print(bar.get_renderable())
+                last_line = time.monotonic()
+
+        yield tick
 
 
 def watched(items: Collection[T], words: str) -> Iterator[T]:

@@ -40,25 +40,41 @@ class ReducedHead(torch.nn.Module):
 
     vocabulary_R: Tensor
 
-    def __init__(self, weight_RD: Tensor, vocabulary_R: Tensor, outputs: int) -> None:
+    def __init__(self, whole: Any, vocabulary_R: Tensor) -> None:
+        """Args: the output layer over all tokens; int64 on its device."""
         super().__init__()
-        rows, inputs = weight_RD.shape
-        self.rows = torch.nn.Linear(inputs, rows, bias=False, device="meta")
-        self.rows.weight = torch.nn.Parameter(weight_RD, requires_grad=False)
+        self.out_features, self.in_features = whole.weight.shape
+        self.rows = torch.nn.Linear(self.in_features, len(vocabulary_R), False, device="meta")
+        self.rows.weight = _rows(whole.weight, vocabulary_R)
+        if output_bias(whole) is not None:
+            self.rows.bias = _rows(whole.bias, vocabulary_R)
         self.register_buffer("vocabulary_R", vocabulary_R, persistent=False)
-        self.in_features = inputs
-        self.out_features = outputs
 
     @property
     def weight(self) -> Tensor:
         """The rows of the tokens that the draft scores, [R, D]."""
         return self.rows.weight
 
+    @property
+    def bias(self) -> Tensor | None:
+        """What is added to their logits, [R]."""
+        return self.rows.bias
+
     def forward(self, hidden_TD: Tensor) -> Tensor:
         logits_TR = self.rows(hidden_TD)
         logits_TV = logits_TR.new_full((*logits_TR.shape[:-1], self.out_features), -torch.inf)
         # a self-check cuts the rows
         return logits_TV.index_copy(-1, self.vocabulary_R[: logits_TR.shape[-1]], logits_TR)
+
+
+def output_bias(head: Any) -> Tensor | None:
+    """What an output layer adds to the logits, [V]; None for nothing."""
+    bias: Tensor | None = getattr(head, "bias", None)
+    return bias
+
+
+def _rows(weights: Tensor, vocabulary_R: Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(weights.detach()[vocabulary_R].clone(), requires_grad=False)
 
 
 def draft_vocabulary(model: PreTrainedModel) -> Tensor | None:
@@ -160,8 +176,6 @@ def stored_weights(draft: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _with_tables(config: Any, target: PreTrainedModel, vocabulary_R: Tensor) -> PreTrainedModel:
-    table = target.get_output_embeddings()
-    rows = int(table.weight.shape[0])
     config = deepcopy(config)
     config.vocab_size = 8  # its own tables are replaced at once
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
@@ -169,11 +183,9 @@ def _with_tables(config: Any, target: PreTrainedModel, vocabulary_R: Tensor) -> 
     draft: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=target.dtype).to(
         target.device
     )
-    vocabulary_R = vocabulary_R.to(target.device)
+    head = ReducedHead(target.get_output_embeddings(), vocabulary_R.to(target.device))
     draft.set_input_embeddings(target.get_input_embeddings())
-    draft.set_output_embeddings(
-        ReducedHead(table.weight.detach()[vocabulary_R].clone(), vocabulary_R, rows)
-    )
-    draft.config.get_text_config().vocab_size = rows
+    draft.set_output_embeddings(head)
+    draft.config.get_text_config().vocab_size = head.out_features
     draft.generation_config = deepcopy(target.generation_config)
     return draft

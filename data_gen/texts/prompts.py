@@ -9,11 +9,15 @@ import codecs
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
+from datetime import date
+from functools import partial
+from itertools import cycle, zip_longest
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -25,6 +29,10 @@ from selector.schema import InputError
 T = TypeVar("T")
 LONG = 200  # characters for each token that is kept: what is beyond them of a text is not read
 PACKED = {".gz": "gzip", ".zst": "zstd"}  # how a file of lines is compressed, by suffix
+# where a template writes today's date, in a format
+DATE = re.compile(r"""strftime_now\(\s*(["'])(?P<format>.*?)\1\s*\)""")
+# stand for turns, to find what a template puts around them
+MARKS = ("@@one@@", "@@two@@", "@@three@@")
 
 
 def _name(value: Any) -> str | None:
@@ -107,6 +115,15 @@ class Prompt:
         return cls(prompt_id, text, record.kind or "text", source, is_last_turn)
 
 
+class Turns(NamedTuple):
+    """The tokens around the turns of texts. A model that continues a text samples the first one of
+    `to_answer` and of `to_user` itself: it ends a turn."""
+
+    opening: list[int]  # before a text or, in a chat template, the user's first turn
+    to_answer: list[int]  # after a user's turn; empty without a chat template
+    to_user: list[int]  # after an answer; empty where the template takes no further turn
+
+
 @dataclass(frozen=True)
 class Form:
     """How prompts become tokens.
@@ -118,24 +135,46 @@ class Form:
         chat: the text is a user's turn in the tokenizer's chat template, and the model's turn
             begins after it.
         system: the text of the template's system turn; None for no such turn.
+        day: the day that the template may write; None for today.
     """
 
     tokens: int
     longer: str = "start"
     chat: bool = False
     system: str | None = None
+    day: date | None = None
 
-    def whole(self, tokenizer: Any, prompts: Iterable[Prompt]) -> list[list[int]]:
-        """All token ids of each prompt, but of very long ones only more than are kept, and one BOS
-        where the text has one, too; InputError where there is no chat template, or it takes no
-        system turn."""
+    def texts(self, tokenizer: Any, prompts: Iterable[Prompt]) -> list[str]:
+        """The texts whose tokens the prompts are, but of very long ones only more than is kept.
+        InputError where there is no chat template, or it takes no system turn."""
         most = LONG * self.tokens
         part = slice(-most, None) if self.longer == "end" else slice(most)
         texts = [prompt.text[part] for prompt in prompts]
         if self.chat:
             texts = [self._in_template(tokenizer, text) for text in texts]
-        if not texts:
-            return []
+        return texts
+
+    def whole(self, tokenizer: Any, prompts: Iterable[Prompt]) -> list[list[int]]:
+        """All token ids of each of the `texts`, and one BOS where the text has one, too; InputError
+        as there."""
+        texts = self.texts(tokenizer, prompts)
+        return self._tokens(tokenizer, texts) if texts else []
+
+    def turns(self, tokenizer: Any) -> Turns:
+        """The tokens around the turns of these prompts' texts; InputError as in `texts`."""
+        first, second, third = MARKS
+        if not self.chat:
+            (ids,) = self._tokens(tokenizer, [first])
+            return Turns(ids[: _special(tokenizer, ids)], [], [])
+        opening, _, to_answer = self._in_template(tokenizer, first).partition(first)
+        to_user = ""
+        with suppress(InputError):  # it takes no such turns
+            conversation = self._in_template(tokenizer, *MARKS)
+            to_user, has_third, _ = conversation.partition(second)[2].partition(third)
+            to_user = to_user if has_third else ""
+        return Turns(*self._tokens(tokenizer, [opening, to_answer, to_user]))
+
+    def _tokens(self, tokenizer: Any, texts: list[str]) -> list[list[int]]:
         bos_twice = [tokenizer.bos_token_id] * 2
         encoded: list[list[int]] = []
         for ids in tokenizer(texts, add_special_tokens=not self.chat)["input_ids"]:
@@ -143,16 +182,24 @@ class Form:
             encoded.append(ids[1:] if has_two else ids)
         return encoded
 
-    def _in_template(self, tokenizer: Any, text: str) -> str:
+    def _in_template(self, tokenizer: Any, *contents: str) -> str:
+        """Turns of the user and the model, and the beginning of the model's next turn."""
         name = tokenizer.name_or_path
         if not tokenizer.chat_template:
             raise InputError(f"prompts.chat: the tokenizer of {name} has no chat template")
-        turns = [{"role": "user", "content": text}]
+        turns = []
         if self.system is not None:
-            turns.insert(0, {"role": "system", "content": self.system})
+            turns.append({"role": "system", "content": self.system})
+        for role, content in zip(cycle(("user", "assistant")), contents, strict=False):
+            turns.append({"role": role, "content": content})
         try:
+            template = tokenizer.get_chat_template()
+            if self.day is not None:
+                template = DATE.sub(partial(_literal, self.day), template)
             return str(
-                tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+                tokenizer.apply_chat_template(
+                    turns, chat_template=template, tokenize=False, add_generation_prompt=True
+                )
             )
         except Exception as error:  # a template is a program, and may raise anything
             key = "chat" if self.system is None else "system"
@@ -193,13 +240,22 @@ class Form:
         """At most `tokens` of a prompt's tokens."""
         if self.longer != "end" or len(ids) <= self.tokens:
             return ids[: self.tokens]
-        special_ids = tokenizer.all_special_ids
-        first = next((n for n, token in enumerate(ids) if token not in special_ids), 0)
+        first = _special(tokenizer, ids)
         return ids[:first] + ids[len(ids) - self.tokens + first :]
 
     def encode(self, tokenizer: Any, prompt: Prompt) -> list[int]:
         """The token ids of a prompt, at most `tokens`."""
         return self.cut(tokenizer, self.whole(tokenizer, [prompt])[0])
+
+
+def _literal(day: date, call: re.Match[str]) -> str:
+    return repr(day.strftime(call["format"]))
+
+
+def _special(tokenizer: Any, ids: list[int]) -> int:
+    """How many special tokens some ids begin with; 0 where there are no others."""
+    special_ids = tokenizer.all_special_ids
+    return next((n for n, token in enumerate(ids) if token not in special_ids), 0)
 
 
 def parsed_lines(path: Path, parse: Callable[[str, Any], T]) -> Iterator[T | InputError]:

@@ -16,17 +16,9 @@ from data_gen.models.pair import DTYPES, eos_ids, resolve_device, scored
 from data_gen.models.prepack import computes_in_bfloat16, prepack
 from data_gen.models.self_check import check_model
 from pipelines.config import Config
-from pipelines.distil.texts import (
-    BEGUN,
-    FEW,
-    Sequences,
-    Template,
-    file_count,
-    held_out,
-    write_texts,
-)
+from pipelines.distil.texts import BEGUN, FEW, Sequences, held_out, sequence_count, write_texts
 from pipelines.distil.training import SEQUENCES, cost, measured, speed, train
-from pipelines.pair.stage import all_prompts, by_split, prepared_prompts, target_name
+from pipelines.pair.stage import form_of, prepared_prompts, prompts_depend, target_name
 from pipelines.run import Parts, Stage, console, provenance, read_json, table, write_json
 from pipelines.tracking import describe, mlflow_run
 from selector.schema import InputError, sha256
@@ -39,7 +31,7 @@ def plan(config: Config) -> list[str]:
     settings = config.distil
     layers = ", ".join(map(str, settings.layers))
     vocabulary = f"{settings.vocabulary:,}" if settings.vocabulary else "all"
-    tokens = file_count(config) * settings.batch * settings.context
+    tokens = sequence_count(config) * settings.context
     return [
         f"{tokens:,} tokens sampled from {config.pair.target}, {settings.batch} sequences of "
         f"{settings.context} at once; about {tokens / 1e3:.0f} MB for each 500 of its hidden width",
@@ -49,8 +41,7 @@ def plan(config: Config) -> list[str]:
 
 
 def _steps(config: Config) -> int:
-    settings = config.distil
-    return max(1, settings.passes * file_count(config) * settings.batch // SEQUENCES)
+    return max(1, config.distil.passes * sequence_count(config) // SEQUENCES)
 
 
 def run(config: Config) -> None:
@@ -97,14 +88,9 @@ def _texts_depend(
     config: Config, target: Any, tokenizer: Any, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Everything that the texts depend on."""
-    prompts = by_split(config, all_prompts(config))
-    texts_by_split = {}
-    for split in ("train", "validation"):
-        texts_by_split[split] = [[prompt.id, prompt.text] for prompt in prompts[split]]
     return {
         "target": fingerprint([target], tokenizer, eos_ids(target)),
-        "prompts": texts_by_split,
-        "system": config.prompts.system,
+        "prompts": prompts_depend(config, "train", "validation"),
         "texts": {
             **config.distil.model_dump(mode="json", include=OF_TEXTS),
             "dtype": str(dtype),
@@ -147,10 +133,8 @@ def _trained(
     settings = config.distil
     data = Sequences(sorted(texts.glob("0*.safetensors")))
     began = time.monotonic()
-    always = set(eos_ids(target))
-    template = Template.of(tokenizer, config.prompts.system)
-    if template is not None:
-        always |= {*template.to_answer, *template.to_user}
+    turns = form_of(config).turns(tokenizer)
+    always = eos_ids(target).union(turns.to_answer, turns.to_user)
     scored_tokens = data.most_frequent(settings.vocabulary, scored(target), sorted(always))
     draft = new_draft(target, settings.layers, scored_tokens)
     run_id = mlflow.active_run().info.run_id

@@ -2,11 +2,12 @@
 next-token distributions are computed from; and its answers to held-out prompts. Each file is a
 safetensors file.
 
-A sequence is a conversation in the target's chat template. The target samples the user's first
-turn, from nothing or from the first few tokens of a training prompt, then an answer, the user's
-next turn, and so on to the end (Magpie, arXiv 2406.08464). A target without a template writes texts
-one after the other. Whole prompts are not used: a draft that has learned their answers drafts
-better there than elsewhere, and a selector trained on them would draft too much.
+The texts begin as those that the run decodes. In a chat template a sequence is a conversation. The
+target samples the user's first turn, from nothing or from the first few tokens of a training
+prompt, then an answer, the user's next turn, and so on to the end (Magpie, arXiv 2406.08464).
+Without a template it writes texts one after the other. Whole prompts are not used: a draft that has
+learned their answers drafts better there than elsewhere, and a selector trained on them would draft
+too much.
 
 Legend: B, X sequences, T tokens of a sequence, V vocabulary, R tokens that the draft scores, D
     hidden width.
@@ -14,13 +15,13 @@ Legend: B, X sequences, T tokens of a sequence, V vocabulary, R tokens that the 
 
 from __future__ import annotations
 
+import math
 import random
-import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,12 +33,13 @@ from torch.nn.functional import linear, pad
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, StaticCache
 
+from data_gen.models.distilled import output_bias
 from data_gen.models.pair import eos_ids
 from data_gen.texts.generated import seed_of
-from data_gen.texts.prompts import Prompt
+from data_gen.texts.prompts import LONG, Prompt, Turns
 from pipelines.config import Config
-from pipelines.pair.stage import all_prompts, by_split
-from pipelines.run import Parts, watched
+from pipelines.pair.stage import form_of, kept_prompts
+from pipelines.run import Parts, ticking
 from selector.schema import InputError
 
 HELD_OUT = "held_out.safetensors"
@@ -46,41 +48,8 @@ TEMPERATURES = (1.0, 0.6, 1.0, 0.3, 0.8)
 BEGUN = 0.75  # share of conversations that begin with tokens of a prompt
 FEW = 4  # how many of these at most
 LONGEST_TURN = 96  # tokens of a user's turn that the target samples
-# stand for turns, to find what the template puts between them
-MARKS = ("\x02one\x02", "\x02two\x02", "\x02three\x02")
 # the largest distance of logits from a linear map, as a share of their standard deviation
 LINEAR = 0.05
-
-
-class Template(NamedTuple):
-    """The tokens that a chat template puts between turns. The target itself samples the first one
-    of `to_answer` and of `to_user`: it ends a turn."""
-
-    opening: list[int]  # before the user's first turn
-    to_answer: list[int]  # after a user's turn
-    to_user: list[int]  # after an answer
-
-    @classmethod
-    def of(cls, tokenizer: Any, system: str | None) -> Template | None:
-        """None for a tokenizer without a template, or with one that cannot hold these turns."""
-        if not tokenizer.chat_template:
-            return None
-        turns = []
-        if system is not None:
-            turns.append({"role": "system", "content": system})
-        for role, mark in zip(("user", "assistant", "user"), MARKS, strict=True):
-            turns.append({"role": role, "content": mark})
-        try:
-            text = str(tokenizer.apply_chat_template(turns, tokenize=False))
-        except Exception:  # a template is a program, and may raise anything
-            return None
-        parts = re.split("|".join(MARKS), text)
-        if len(parts) != len(MARKS) + 1:
-            return None
-        part_tokens = tokenizer(parts[:3], add_special_tokens=False)["input_ids"]
-        if not all(part_tokens[1:]):
-            return None
-        return cls(*part_tokens)
 
 
 class Start(NamedTuple):
@@ -104,33 +73,33 @@ class Sampled(NamedTuple):
         return pad(self.drawn_BT[..., 1:], (0, 1))
 
 
-def starts(
-    template: Template | None, prompts: Sequence[list[int]], chance: random.Random
-) -> Iterator[Start]:
-    """Beginnings of sequences, without end. `prompts` are token ids without the template."""
+def starts(turns: Turns, prompts: Sequence[list[int]], chance: random.Random) -> Iterator[Start]:
+    """Beginnings of texts, without end. `prompts` are token ids without those of `turns`."""
     temperatures = cycle(TEMPERATURES)
-    opening = [] if template is None else template.opening
+    answers = not turns.to_answer
     while True:
         for prompt in chance.sample(prompts, len(prompts)):
             few = 0
-            if template is None or chance.random() < BEGUN:
+            if answers or chance.random() < BEGUN:
                 most = max(1, min(len(prompt) // 2, FEW))
                 few = chance.randint(1, most)
-            yield Start([*opening, *prompt[:few]], template is None, next(temperatures))
+            yield Start([*turns.opening, *prompt[:few]], answers, next(temperatures))
 
 
 @torch.inference_mode()
 def write(
     target: PreTrainedModel,
-    template: Template | None,
+    turns: Turns,
     begun: Sequence[Start],
     further: Iterator[Start],
     length: int,
     seed: int,
+    tick: Callable[[], None] = lambda: None,
 ) -> Sampled:
-    """Sample sequences of `length` tokens, all at once. Where a target without a template ends its
-    text, the sequence continues with the next of the `further` beginnings. InputError where the
-    target's logits are not a linear map of its last hidden state, or not finite."""
+    """Sample sequences of `length` tokens, all at once; `tick` is called after each of them. Where
+    the target ends a turn that no other follows, the sequence continues with the next of the
+    `further` beginnings. InputError where the target's logits are not a linear map of its last
+    hidden state, or not finite."""
     table = target.get_output_embeddings()
     width = target.config.get_text_config().hidden_size
     # another kind would be copied at every token
@@ -139,9 +108,7 @@ def write(
     rows = []
     for tokens, answers, temperature in begun:
         rows.append(
-            _GrowingSequence(
-                template, further, eos_ids(target), deque(tokens), answers, temperature
-            )
+            _GrowingSequence(turns, further, eos_ids(target), deque(tokens), answers, temperature)
         )
     shape = (len(rows), length)
     tokens_BT = torch.zeros(shape, dtype=torch.int32)
@@ -168,6 +135,7 @@ def write(
             temperatures_B1 = torch.tensor(temperatures, device=target.device)
             probabilities_BV = logits_BV.div_(temperatures_B1).softmax(-1)
             drawn_B = probabilities_BV.multinomial(1, generator=generator)[:, 0].cpu()
+            tick()
     if not log_total_BT.isfinite().all():
         raise InputError(
             f"{target.name_or_path}: the model gives numbers that are not finite (NaN or infinity)"
@@ -188,7 +156,7 @@ def _next_tokens(rows: Sequence[_GrowingSequence], drawn_B: Tensor) -> tuple[Ten
 
 def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor) -> None:
     table = target.get_output_embeddings()
-    mapped_BV = linear(hidden_BD, table.weight, getattr(table, "bias", None)).float()
+    mapped_BV = linear(hidden_BD, table.weight, output_bias(table)).float()
     distance = (mapped_BV - logits_BV).abs().amax()
     if distance > LINEAR * logits_BV.std():
         raise InputError(
@@ -199,7 +167,7 @@ def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor)
 
 @dataclass
 class _GrowingSequence:
-    template: Template | None
+    turns: Turns
     further: Iterator[Start]
     ends: frozenset[int]
     pending: deque[int]  # tokens that are not sampled
@@ -217,52 +185,62 @@ class _GrowingSequence:
         if self.pending:
             return self.pending.popleft(), False
         self.turn_length += 1
-        if self.template is None:
-            if drawn in self.ends:
-                self.pending.extend(next(self.further).tokens)
-            return drawn, True
         if self.answers:
-            end, *rest = self.template.to_user
+            between = self.turns.to_user
             is_too_long = False
         else:
-            end, *rest = self.template.to_answer
+            between = self.turns.to_answer
             is_too_long = self.turn_length > LONGEST_TURN
-        if not (drawn == end or drawn in self.ends or is_too_long):
+        if not (drawn in self.ends or drawn in between[:1] or is_too_long):
+            return drawn, True
+        self.turn_length = 0
+        if not between:
+            start = next(self.further)
+            self.answers = start.answers
+            self.pending.extend(start.tokens)
             return drawn, True
         self.answers = not self.answers
-        self.turn_length = 0
+        end, *rest = between
         self.pending.extend(rest)
         return end, drawn == end
 
 
-def file_count(config: Config) -> int:
-    settings = config.distil
-    return max(1, round(settings.tokens / (settings.batch * settings.context)))
+def sequence_count(config: Config) -> int:
+    return max(1, round(config.distil.tokens / config.distil.context))
 
 
 def write_texts(config: Config, texts: Parts, target: PreTrainedModel, tokenizer: Any) -> None:
     """Sample and store the texts that are missing, and answers to the validation prompts at
     temperature 1."""
     settings = config.distil
-    template = Template.of(tokenizer, config.prompts.system)
-    prompts = list(_prompts_with_room(config, tokenizer, "train").values())
+    turns = form_of(config).turns(tokenizer)
+    beginnings = _beginnings(config, tokenizer)
+    numbers = range(sequence_count(config))
 
-    def write_file(number: int, path: Path) -> None:
+    def write_batch(number: int, path: Path) -> None:
         seed = seed_of(config.seed, "distil", number)
-        further = starts(template, prompts, random.Random(seed))
-        begun = [next(further) for _ in range(settings.batch)]
-        save(write(target, template, begun, further, settings.context, seed), path)
+        further = starts(turns, beginnings, random.Random(seed))
+        first = number * settings.batch
+        begun = list(islice(further, len(numbers[first : first + settings.batch])))
+        save(write(target, turns, begun, further, settings.context, seed, tick), path)
 
     def write_held_out(path: Path) -> None:
-        asked = _prompts_with_room(config, tokenizer, "validation").values()
-        begun = [_asked(template, ids) for ids in asked]
-        further = starts(template, prompts, random.Random(0))
+        begun = [Start(ids, True, 1.0) for ids in _held_out_prompts(config, tokenizer).values()]
+        further = starts(turns, beginnings, random.Random(0))
         seed = seed_of(config.seed, "distil", "held out")
-        save(write(target, template, begun, further, settings.context, seed), path)
+        # as where a run decodes, only the target's own end of a text ends an answer
+        alone = turns._replace(to_user=[])
+        save(write(target, alone, begun, further, settings.context, seed, tick), path)
 
-    for number in watched(range(file_count(config)), "sampling texts"):
-        texts.file(f"{number:05}.safetensors", partial(write_file, number))
-    texts.file(HELD_OUT, write_held_out)
+    writers: dict[str, Callable[[Path], None]] = {}
+    for number in range(math.ceil(len(numbers) / settings.batch)):
+        writers[f"{number:05}.safetensors"] = partial(write_batch, number)
+    writers[HELD_OUT] = write_held_out
+    done = sum((texts.folder / name).exists() for name in writers)
+    passes = settings.context * len(writers)
+    with ticking("sampling texts", passes, settings.context * done) as tick:
+        for name, write_file in writers.items():
+            texts.file(name, write_file)
 
 
 def held_out(
@@ -271,13 +249,11 @@ def held_out(
     """The sequences with held-out answers; which of their tokens belong to the answer, bool [X, T],
     up to the first one in `ends`; and the kinds of the prompts."""
     data = Sequences([folder / HELD_OUT])
-    template = Template.of(tokenizer, config.prompts.system)
     answers_XT = torch.zeros_like(data.drawn_BT)
-    prompts = _prompts_with_room(config, tokenizer, "validation")
+    prompts = _held_out_prompts(config, tokenizer)
     for number, ids in enumerate(prompts.values()):
-        begin = len(_asked(template, ids).tokens)
-        length = _answer_length(data.tokens_BT[number, begin:].tolist(), ends)
-        answers_XT[number, begin : begin + length] = True
+        length = _answer_length(data.tokens_BT[number, len(ids) :].tolist(), ends)
+        answers_XT[number, len(ids) : len(ids) + length] = True
     return data, answers_XT, [prompt.kind for prompt in prompts]
 
 
@@ -288,27 +264,27 @@ def _answer_length(tokens: list[int], ends: frozenset[int]) -> int:
     return len(tokens)
 
 
-def _asked(template: Template | None, ids: Sequence[int]) -> Start:
-    tokens = list(ids)
-    if template is not None:
-        tokens = [*template.opening, *ids, *template.to_answer]
-    return Start(tokens, True, 1.0)
+def _beginnings(config: Config, tokenizer: Any) -> list[list[int]]:
+    """The first tokens of the training prompts' own texts."""
+    prompts = kept_prompts(config, tokenizer, "train")
+    texts = [prompt.text[: LONG * FEW] for prompt in prompts]
+    return [ids for ids in tokenizer(texts, add_special_tokens=False)["input_ids"] if ids]
 
 
-def _prompts_with_room(config: Config, tokenizer: Any, split: str) -> dict[Prompt, list[int]]:
+def _held_out_prompts(config: Config, tokenizer: Any) -> dict[Prompt, list[int]]:
+    """The validation prompts that leave room for an answer, and their tokens as a run decodes
+    them."""
+    form = form_of(config)
     longest = config.distil.context - config.distil.context // 4
-    prompts = by_split(config, all_prompts(config))[split]
-    encoded: list[list[int]] = []
-    if prompts:
-        texts = [prompt.text for prompt in prompts]
-        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     ids_by_prompt = {}
-    for prompt, ids in zip(prompts, encoded, strict=True):
-        if 0 < len(ids) <= longest:
+    for prompt in kept_prompts(config, tokenizer, "validation"):
+        ids = form.encode(tokenizer, prompt)
+        if len(ids) <= longest:
             ids_by_prompt[prompt] = ids
     if not ids_by_prompt:
         raise InputError(
-            f"distil.context={config.distil.context}: no {split} prompt leaves room for an answer"
+            f"distil.context={config.distil.context}: no validation prompt leaves room for an "
+            "answer"
         )
     return ids_by_prompt
 

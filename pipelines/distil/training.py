@@ -28,7 +28,7 @@ from torch.nn.functional import linear
 from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedModel
 
-from data_gen.models.distilled import stored_weights
+from data_gen.models.distilled import output_bias, stored_weights
 from data_gen.models.pair import CachedModel, scored
 from pipelines.distil.texts import Sampled, Sequences
 from pipelines.train.fitting import fit
@@ -151,11 +151,15 @@ def distances(draft: Any, sequences: Sampled) -> tuple[Tensor, Tensor, Tensor]:
     device = states_ND.device.type
     if torch.is_autocast_enabled(device):
         states_ND = states_ND.to(torch.get_autocast_dtype(device))
-    rows_RD = draft.get_output_embeddings().weight.to(states_ND.dtype)
+    head = draft.get_output_embeddings()
+    rows_RD = head.weight.to(states_ND.dtype)
+    bias_R = output_bias(head)
+    if bias_R is not None:
+        bias_R = bias_R.to(states_ND.dtype)
     hidden_ND = sequences.hidden_BTD[counted_BT].to(rows_RD.dtype)
     with torch.no_grad():
         means, gradient_ND = loss_and_gradient(
-            states_ND, rows_RD, hidden_ND, sequences.log_total_BT[counted_BT]
+            states_ND, rows_RD, bias_R, hidden_ND, sequences.log_total_BT[counted_BT]
         )
     cross_entropy, overlap, covered = means
     slope = (states_ND * gradient_ND).sum()  # has this gradient
@@ -163,11 +167,16 @@ def distances(draft: Any, sequences: Sampled) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def loss_and_gradient(
-    states_ND: Tensor, rows_RD: Tensor, hidden_ND: Tensor, log_total_N: Tensor
+    states_ND: Tensor,
+    rows_RD: Tensor,
+    bias_R: Tensor | None,
+    hidden_ND: Tensor,
+    log_total_N: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Means of the cross-entropy, the overlap and the covered probability, [3], and the gradient of
-    the loss by the draft's last hidden states, [N, D]; `hidden_ND` and `log_total_N` are the
-    target's, as in `Sampled`. A few positions at a time: `[N, R]` would be gigabytes.
+    the loss by the draft's last hidden states, [N, D]. `rows_RD` and `bias_R` are the output
+    layer's; `hidden_ND` and `log_total_N` are the target's, as in `Sampled`. A few positions at a
+    time: `[N, R]` would be gigabytes.
 
     With z the draft's logits and q their softmax, cross-entropy has the gradient `sum(p) q - p`,
     and `- sum min(p, q)` has `q (sum(b q) - b)`, where b is 1 for the tokens with q < p.
@@ -177,8 +186,9 @@ def loss_and_gradient(
     size = max(1, ELEMENTS // len(rows_RD))
     for begin in range(0, len(states_ND), size):
         part = slice(begin, begin + size)
-        p_nR = linear(hidden_ND[part], rows_RD).float().sub_(log_total_N[part, None]).exp_()
-        log_q_nR = linear(states_ND[part], rows_RD).float().log_softmax(-1)
+        logits_nR = linear(hidden_ND[part], rows_RD, bias_R).float()
+        p_nR = logits_nR.sub_(log_total_N[part, None]).exp_()
+        log_q_nR = linear(states_ND[part], rows_RD, bias_R).float().log_softmax(-1)
         q_nR = log_q_nR.exp()
         covered_n1 = p_nR.sum(-1, keepdim=True)
         below_nR = q_nR * (q_nR < p_nR)

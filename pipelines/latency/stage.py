@@ -76,7 +76,7 @@ def context_lengths(config: Config) -> tuple[int, ...]:
     """The contexts that are timed, in tokens, ascending: a short prompt, half-way through the text
     of a prompt of mean length, and the end of the longest text. Times are linear in between."""
     tokenizer = pairs.tokenizer_of(config)
-    form = config.prompts.form
+    form = pairs.form_of(config)
     new = config.data.tokens
     kept, _ = form.fit(tokenizer, pairs.all_prompts(config))
     ordered = sorted(len(form.cut(tokenizer, ids)) for ids in form.whole(tokenizer, kept))

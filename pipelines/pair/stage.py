@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.self_check import check_once
 from data_gen.texts.prompt_sets import SETS, read_set
 from data_gen.texts.prompts import (
+    Form,
     Prompt,
     read_prompts,
     split_of,
@@ -25,7 +26,7 @@ from data_gen.texts.prompts import (
 )
 from data_gen.texts.written import BEHAVIOUR, BEYOND, DEPTH, WIDE_BEHAVIOUR, Recipe
 from pipelines.config import DISTILLED, SHIPPED, SMOLLM2, Config
-from pipelines.run import Stage, read_record, verify
+from pipelines.run import Stage, day_of, read_record, verify
 from selector.files import atomically
 from selector.schema import FULL, InputError, sha256
 from selector.train.data import SPLITS
@@ -108,7 +109,7 @@ def recipe(config: Config) -> Recipe:
     data = config.data
     return Recipe(
         config.verifiers,
-        config.prompts.form,
+        form_of(config),
         data.tokens,
         data.siblings,
         data.stride,
@@ -117,6 +118,11 @@ def recipe(config: Config) -> Recipe:
         data.space,
         WIDE_BEHAVIOUR if data.is_wide else BEHAVIOUR,
     )
+
+
+def form_of(config: Config) -> Form:
+    """How the run's prompts become tokens."""
+    return replace(config.prompts.form, day=day_of(config))
 
 
 def prompts_path(config: Config) -> Path:
@@ -159,8 +165,7 @@ def prompts_of(
 ) -> list[Prompt]:
     """`count` prompts of a split, kinds in turn; all if None. Longer ones may be left out, as
     `prompts.longer` says. InputError where there are fewer."""
-    kept, _ = config.prompts.form.fit(pair.tokenizer, all_prompts(config))
-    prompts = by_split(config, kept)[split]
+    prompts = kept_prompts(config, pair.tokenizer, split)
     if count is not None and count > len(prompts):
         raise InputError(
             f"{prompts_path(config)} holds {len(prompts)} prompts for {split}; {count} are asked "
@@ -169,20 +174,30 @@ def prompts_of(
     return take_evenly(prompts, count)
 
 
+def kept_prompts(config: Config, tokenizer: Any, split: str) -> list[Prompt]:
+    """The prompts of a split that are not left out."""
+    kept, _ = form_of(config).fit(tokenizer, all_prompts(config))
+    return by_split(config, kept)[split]
+
+
 def encode(config: Config, pair: ModelPair, prompt: Prompt) -> list[int]:
-    return config.prompts.form.encode(pair.tokenizer, prompt)
+    return form_of(config).encode(pair.tokenizer, prompt)
 
 
 def prompts_depend(config: Config, *splits: str) -> dict[str, Any]:
     """What determines the prompt tokens of some splits, except the pair: the prompts' form and a
-    hash of all texts."""
+    hash of all texts, as they come out of the chat template."""
     prompts_by_split = by_split(config, sorted(all_prompts(config), key=lambda prompt: prompt.id))
+    tokenizer = tokenizer_of(config) if config.prompts.chat else None
     fields: list[str] = []
     for split in splits:
-        for prompt in prompts_by_split[split]:
-            fields += [prompt.id, prompt.kind, prompt.source, prompt.text]
+        prompts = prompts_by_split[split]
+        texts = form_of(config).texts(tokenizer, prompts)
+        for prompt, text in zip(prompts, texts, strict=True):
+            fields += [prompt.id, prompt.kind, prompt.source, text]
     digest = hashlib.sha256("\0".join(fields).encode()).hexdigest()
-    return {**asdict(config.prompts.form), "texts": digest[:16]}
+    form = config.prompts.model_dump(include={"tokens", "longer", "chat", "system"})
+    return {**form, "texts": digest[:16]}
 
 
 def plan(config: Config) -> list[str]:
@@ -211,7 +226,7 @@ def prepared_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
     cannot be read."""
     if config.prompts.sets:
         _write_prompts(config, tokenizer, prompts_path(config))
-    kept, remark = config.prompts.form.fit(tokenizer, all_prompts(config))
+    kept, remark = form_of(config).fit(tokenizer, all_prompts(config))
     Stage("prompts", config, {}, ()).say(remark)
     return kept
 
@@ -245,7 +260,7 @@ def _write_prompts(config: Config, tokenizer: Any, path: Path) -> None:
 def _taken_from_sets(config: Config, tokenizer: Any) -> Iterator[tuple[list[Prompt], str]]:
     for dataset in config.prompts.sets:
         prompts, records = read_set(dataset.name, dataset.file, dataset.kind)
-        kept, remark = config.prompts.form.fit(tokenizer, prompts)
+        kept, remark = form_of(config).fit(tokenizer, prompts)
         least = 1 if dataset.prompts is None else dataset.prompts
         if len(kept) < least:
             raise InputError(

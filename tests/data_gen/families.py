@@ -59,6 +59,7 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3",
         {"text_config": UNTIED, "vision_config": VISION, "tie_word_embeddings": False},
     ),
+    "Phi 1 and 2": ("Phi", PLAIN),  # with a bias in the output layer
     "Phi-3": ("Phi3", PLAIN),
     "Phi-3, sliding window": ("Phi3", {**PLAIN, "sliding_window": WINDOW}),
     "GPT-OSS": ("GptOss", {**MIXED, "num_local_experts": 4, "num_experts_per_tok": 2}),

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import copy
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from data_gen.models.pair import ModelPair
 from data_gen.texts.prompts import (
     LONG,
     Form,
     Prompt,
+    Turns,
     joined,
     read_prompts,
     take_evenly,
@@ -123,6 +126,51 @@ def test_a_chat_is_the_users_turn_in_the_template_and_the_models_begins(tokenize
         expected = [f"{before}<user>text {n}{END}<assistant>" for n in range(2)]
         assert encoded == tokenizer(expected, add_special_tokens=False)["input_ids"]
     assert Form(100, "drop", chat=True).whole(tokenizer, []) == []
+
+
+THINKING = TEMPLATE.replace("<assistant>", "<assistant><think>\n")
+ONE_TURN = "{% if messages | length > 1 %}{{ raise_exception('no') }}{% endif %}" + TEMPLATE
+BY_DAY = "{{ strftime_now('%d %b %Y') }}" + TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("template", "form", "expected"),
+    [
+        ("", Form(100), ("<bos>", "", "")),
+        (TEMPLATE, Form(100), ("<bos>", "", "")),  # of a chat's model, but no chat
+        (TEMPLATE, Form(100, "drop", True), ("<user>", f"{END}<assistant>", f"{END}<user>")),
+        (
+            TEMPLATE,
+            Form(100, "drop", True, "Be brief."),
+            (f"<system>Be brief.{END}<user>", f"{END}<assistant>", f"{END}<user>"),
+        ),
+        (
+            THINKING,
+            Form(100, "drop", True),
+            ("<user>", f"{END}<assistant><think>\n", f"{END}<user>"),
+        ),
+        (ONE_TURN, Form(100, "drop", True), ("<user>", f"{END}<assistant>", "")),
+        (
+            BY_DAY,
+            Form(100, "drop", True, day=date(2026, 5, 1)),
+            ("01 May 2026<user>", f"{END}<assistant>", f"{END}<user>"),
+        ),
+    ],
+)
+def test_what_stands_around_the_turns_of_texts(
+    tokenizer: Any, template: str, form: Form, expected: tuple[str, str, str]
+) -> None:
+    """Also around those of a prompt."""
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", tokenizer.bos_token_id)]
+    )
+    tokenizer.chat_template = template or None
+    turns = form.turns(tokenizer)
+    assert turns == Turns(*tokenizer(list(expected), add_special_tokens=False)["input_ids"])
+    text = tokenizer("hello", add_special_tokens=False)["input_ids"]
+    prompt = form.encode(tokenizer, Prompt("a", "hello", "text", "a"))
+    assert prompt == [*turns.opening, *text, *turns.to_answer]
 
 
 def test_a_tokenizer_without_a_template_or_system_turn_is_refused(tokenizer: Any) -> None:

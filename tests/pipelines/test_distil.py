@@ -4,6 +4,7 @@ decoding."""
 from __future__ import annotations
 
 import json
+import math
 import random
 import signal
 from collections import Counter
@@ -14,14 +15,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    PhiConfig,
+    PhiForCausalLM,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
 )
 
 from data_gen.models.pair import ModelPair
+from data_gen.models.sampling import Sampling
+from data_gen.texts.generated import generated_by_target, rows_along
+from data_gen.texts.prompts import Turns
+from pipelines.distil.stage import plan
 from pipelines.distil.texts import (
     BEGUN,
     FEW,
@@ -29,14 +36,15 @@ from pipelines.distil.texts import (
     Sampled,
     Sequences,
     Start,
-    Template,
     save,
     starts,
     write,
 )
 from pipelines.distil.training import WEIGHT_DECAY, Muon, distances, loss_and_gradient
+from pipelines.pair.stage import encode, kept_prompts, pair_names
 from selector.schema import sha256
-from tests.pipelines.runs import TARGET, UNTEMPLATED, at_call, espalier, outcome, patch
+from tests.pipelines.runs import TARGET, UNTEMPLATED, at_call, demo_config, espalier, outcome, patch
+from tests.tiny import END, TEMPLATE
 
 SMALL = [
     f"pair.target={TARGET}",
@@ -47,7 +55,7 @@ SMALL = [
     "distil.layers=[0]",
     "distil.vocabulary=60",
     "distil.context=160",
-    "distil.batch=8",
+    "distil.batch=10",
     "distil.tokens=3840",
     "distil.passes=2",
 ]
@@ -60,37 +68,11 @@ def target() -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(TARGET).eval()
 
 
-@pytest.fixture
-def tokenizer() -> PreTrainedTokenizerFast:
-    return AutoTokenizer.from_pretrained(TARGET)
-
-
-def test_a_template_falls_into_what_stands_between_turns(
-    tokenizer: PreTrainedTokenizerFast,
-) -> None:
-    template = Template.of(tokenizer, None)
-    assert template is not None
-    assert list(map(tokenizer.decode, template)) == [
-        "<user>",
-        "<|end|><assistant>",
-        "<|end|><user>",
-    ]
-    with_system = Template.of(tokenizer, "Be brief.")
-    assert (
-        with_system is not None
-        and tokenizer.decode(with_system.opening) == "<system>Be brief.<|end|><user>"
-    )
-    tokenizer.chat_template = "{{ raise_exception('no') }}"
-    assert Template.of(tokenizer, None) is None
-    tokenizer.chat_template = None
-    assert Template.of(tokenizer, None) is None
-
-
 def test_the_target_writes_the_users_first_turn() -> None:
     """But a few of its tokens: no answer to a prompt is learned."""
-    template, prompts = Template([1], [2, 3], [2, 4]), [[*range(10, 40)], [50, 51]]
+    turns, prompts = Turns([1], [2, 3], [2, 4]), [[*range(10, 40)], [50, 51]]
     lengths: Counter[int] = Counter()
-    for start in islice(starts(template, prompts, random.Random(0)), 400):
+    for start in islice(starts(turns, prompts, random.Random(0)), 400):
         begun = start.tokens[1:]
         assert (
             start.tokens[0] == 1
@@ -101,20 +83,20 @@ def test_the_target_writes_the_users_first_turn() -> None:
     assert sorted(lengths) == [*range(FEW + 1)] and lengths[0] == pytest.approx(
         400 * (1 - BEGUN), abs=40
     )
-    assert next(starts(None, [[50, 51]], random.Random(0))) == Start([50], True, 1.0)
+    texts = starts(Turns([1], [], []), [[50, 51]], random.Random(0))
+    assert next(texts) == Start([1, 50], True, 1.0)
 
 
-def written(
-    target: PreTrainedModel, template: Template | None, begun: list[Start], length: int = 60
-) -> Sampled:
-    return write(
-        target, template, begun, starts(template, [[7, 8]], random.Random(1)), length, seed=3
-    )
+PLAIN = Turns([], [], [])
+
+
+def written(target: PreTrainedModel, turns: Turns, begun: list[Start], length: int = 60) -> Sampled:
+    return write(target, turns, begun, starts(turns, [[7, 8]], random.Random(1)), length, seed=3)
 
 
 def test_what_is_recorded_is_the_targets_distribution(target: PreTrainedModel) -> None:
     """By one pass without a cache over each finished sequence."""
-    sampled = written(target, None, [Start([5, 9, 4], True, 1.0), Start([11], True, 0.3)])
+    sampled = written(target, PLAIN, [Start([5, 9, 4], True, 1.0), Start([11], True, 0.3)])
     with torch.no_grad():
         logits_BTV = target(sampled.tokens_BT.long()).logits
         again_BTV = target.get_output_embeddings()(sampled.hidden_BTD.float())
@@ -127,7 +109,7 @@ def test_what_is_recorded_is_the_targets_distribution(target: PreTrainedModel) -
 
 def often(target: PreTrainedModel) -> int:
     """The token that the target draws most often."""
-    drawn = written(target, None, [Start([1, 2], True, 1.0)], 200).tokens_BT[0, 2:]
+    drawn = written(target, PLAIN, [Start([1, 2], True, 1.0)], 200).tokens_BT[0, 2:]
     return int(drawn.mode().values)
 
 
@@ -136,11 +118,11 @@ def test_turns_follow_one_another(target: PreTrainedModel) -> None:
     long."""
     drawn_ends, forced_ends = 0, 0
     for end in (often(target), 150):  # a byte that is no text, which is hardly ever drawn
-        template, begun = (
-            Template([1], [end, 3], [end, 4]),
+        turns, begun = (
+            Turns([1], [end, 3], [end, 4]),
             [Start([1], False, 0.5), Start([1, 5, end, 3], True, 1.0)],
         )
-        sampled = written(target, template, begun, 300)
+        sampled = written(target, turns, begun, 300)
         for start, tokens, drawn in zip(
             begun, sampled.tokens_BT.tolist(), sampled.drawn_BT.tolist(), strict=True
         ):
@@ -165,25 +147,32 @@ def test_without_a_template_texts_follow_one_another(
     """Where the target draws a token that ends a text, the next one begins as a prompt does."""
     end = often(target)
     monkeypatch.setattr(target.generation_config, "eos_token_id", end)
-    sampled = written(target, None, [Start([1, 2], True, 1.0)], 200)
+    sampled = written(target, PLAIN, [Start([1, 2], True, 1.0)], 200)
     tokens, drawn = sampled.tokens_BT[0].tolist(), sampled.drawn_BT[0].tolist()
     ends = [t for t in range(2, 198) if drawn[t] and tokens[t] == end]
     assert ends and all(tokens[t + 1] == 7 and not drawn[t + 1] for t in ends)
     assert drawn.count(False) <= 2 + len(ends) + 2
 
 
-def test_the_loss_has_the_gradient_of_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spread", [0.0, 2.0], ids=["no bias", "bias"])
+def test_the_loss_has_the_gradient_of_its_formula(
+    spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipelines.distil.training.ELEMENTS", 7 * 30)  # in parts of seven places
     generator = torch.Generator().manual_seed(0)
     states_ND, hidden_ND = torch.randn(2, 50, 8, generator=generator)
     states_ND.requires_grad_()
     rows_VD = torch.randn(40, 8, generator=generator)
     rows_RD = rows_VD[:30]  # the draft scores a part of the tokens
-    log_total_N = (hidden_ND @ rows_VD.T).logsumexp(-1)
+    bias_V = spread * torch.randn(40, generator=generator)
+    bias_R = bias_V[:30]
+    log_total_N = (hidden_ND @ rows_VD.T + bias_V).logsumexp(-1)
     with torch.no_grad():
-        means, gradient_ND = loss_and_gradient(states_ND, rows_RD, hidden_ND, log_total_N)
-    p_NR = (hidden_ND @ rows_RD.T - log_total_N[:, None]).exp()
-    log_q_NR = (states_ND @ rows_RD.T).log_softmax(-1)
+        means, gradient_ND = loss_and_gradient(
+            states_ND, rows_RD, bias_R if spread else None, hidden_ND, log_total_N
+        )
+    p_NR = (hidden_ND @ rows_RD.T + bias_R - log_total_N[:, None]).exp()
+    log_q_NR = (states_ND @ rows_RD.T + bias_R).log_softmax(-1)
     cross_entropy = -(p_NR * log_q_NR).sum(-1).mean()
     overlap = torch.minimum(p_NR, log_q_NR.exp()).sum(-1).mean()
     expected = torch.stack([cross_entropy, overlap, p_NR.sum(-1).mean()])
@@ -194,7 +183,7 @@ def test_the_loss_has_the_gradient_of_its_formula(monkeypatch: pytest.MonkeyPatc
 
 def test_the_loss_passes_its_gradient_to_the_draft(target: PreTrainedModel) -> None:
     """Along a weight's gradient the loss falls by its square."""
-    batch = written(target, None, [Start([5, 9, 4], True, 1.0)])
+    batch = written(target, PLAIN, [Start([5, 9, 4], True, 1.0)])
     _, overlap, covered = distances(target, batch)  # its own draft
     assert 0.98 < float(overlap) <= float(covered)
     draft = deepcopy(target)
@@ -241,6 +230,15 @@ def test_the_most_frequent_tokens_are_counted_where_they_were_drawn(tmp_path: Pa
     assert data[0].counted_BT.tolist() == [False, False, True, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(1, "384"), (20_000, "19,968"), (1_000_000, "999,936")]
+)
+def test_as_many_tokens_are_written_as_are_asked_for(tokens: int, expected: str) -> None:
+    """But for the last sequence, which is whole or left out."""
+    config = demo_config(f"distil.tokens={tokens}", "distil.context=384", "distil.batch=128")
+    assert plan(config)[0].startswith(f"{expected} tokens sampled from ")
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder with a draft, and the checksum of its weights."""
@@ -255,6 +253,8 @@ def test_a_draft_from_nothing_to_decoding(whole: tuple[Path, str]) -> None:
     about = json.loads(manifest.read_text())["draft"]
     assert about["vocabulary"] == 60 and 0.1 < about["overlap"] < about["covered"] < 1
     assert "distil: reusing" in espalier(folder, "distil", *SMALL)
+    written_paths = sorted((folder / DISTIL / "texts").glob("0*"))
+    assert [len(Sequences([path])) for path in written_paths] == [10, 10, 4]  # 3,840 tokens
     texts = {path: path.stat().st_mtime_ns for path in (folder / DISTIL / "texts").iterdir()}
     espalier(folder, "distil", *SMALL, "distil.layers=[1]", "distil.passes=1")
     assert texts == {path: path.stat().st_mtime_ns for path in texts}  # another draft on them
@@ -265,6 +265,67 @@ def test_a_draft_from_nothing_to_decoding(whole: tuple[Path, str]) -> None:
     assert "their vocabulary" in espalier(folder, "pair", *SMALL, "data.tokens=24")
     made = json.loads((folder / DISTIL / "draft" / "provenance.json").read_text())
     assert made["weights"] == sha256(folder / WEIGHTS) and made["config"]["layers"] == [1]
+
+
+def target_of(kind: str, folder: Path) -> str:
+    """A target with a bias in its output layer, with a first token that every text has, or with a
+    template that opens a thought. What is special about it sways its texts."""
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    tokenizer.chat_template = None
+    model = AutoModelForCausalLM.from_pretrained(TARGET)
+    if kind == "bias":
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+        tokens = {"vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": None}
+        model = PhiForCausalLM(
+            PhiConfig(**sizes, **tokens, num_attention_heads=4, initializer_range=0.3)
+        )
+        model.lm_head.bias.data.normal_(std=2)
+    elif kind == "first token":
+        model.model.embed_tokens.weight.data[0] *= 8
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{END} $A", special_tokens=[(END, 0)]
+        )
+    else:
+        tokenizer.chat_template = TEMPLATE.replace("<assistant>", "<assistant><think>\n")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", ["bias", "first token", "thought"])
+def test_the_overlap_is_that_of_the_targets_own_decoding(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many tokens as the stage's answers have, behind the same prompts."""
+    monkeypatch.chdir(tmp_path)
+    overrides = [
+        *SMALL,
+        f"pair.target={target_of(kind, tmp_path / 'target')}",
+        "distil.vocabulary=0",
+        "prompts.tokens=100",
+    ]
+    if kind == "thought":
+        overrides += ["prompts.chat=true", "prompts.longer=drop"]
+    espalier(tmp_path, "distil", *overrides)
+    config = demo_config(*overrides)
+    pair = ModelPair.load(*pair_names(config), device="cpu")
+    sums = []
+    for prompt in kept_prompts(config, pair.tokenizer, "validation"):
+        ids = encode(config, pair, prompt)
+        (text,) = generated_by_target(pair, [ids], 160 - len(ids), Sampling(), seed=len(sums))
+        overlaps_N = torch.cat(
+            [
+                torch.minimum(block.target.probs_NV, block.draft.probs_NV).sum(-1)
+                for block in rows_along(pair, text, Sampling())
+            ]
+        )
+        sums.append((float(overlaps_N[:-1].sum()), len(overlaps_N) - 1))
+    overlaps, tokens = torch.tensor(sums, dtype=torch.float64).T
+    mean = overlaps.sum() / tokens.sum()
+    error = (overlaps - mean * tokens).norm() / tokens.sum()
+    said = json.loads((DISTIL / "manifest.json").read_text())["draft"]["overlap"]
+    assert abs(said - mean) < 3 * math.sqrt(2) * error  # both are means of as many texts
 
 
 KILLED = partial(signal.raise_signal, signal.SIGKILL)

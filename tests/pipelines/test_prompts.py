@@ -4,16 +4,27 @@ configs."""
 from __future__ import annotations
 
 import json
+import shutil
+from datetime import date
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from data_gen.models.pair import ModelPair
-from data_gen.texts.prompts import read_prompts
+from data_gen.texts.prompts import Prompt, read_prompts
 from pipelines.cli import run
 from pipelines.config import load_config
-from pipelines.pair.stage import all_prompts, encode, load_pair, prompts_of
+from pipelines.pair.stage import (
+    all_prompts,
+    encode,
+    form_of,
+    load_pair,
+    prompts_depend,
+    prompts_of,
+)
+from pipelines.run import Stage
 from selector.schema import InputError
 from selector.train.data import SPLITS
 from tests.data_gen.test_prompt_sets import RECORDS
@@ -21,11 +32,13 @@ from tests.pipelines.runs import (
     DEMO,
     ROOT,
     SMALL_PAIR,
+    TARGET,
     UNTEMPLATED,
     demo_config,
     failure,
     write_lines,
 )
+from tests.tiny import TEMPLATE
 
 LARGE = ("qwen", "spec_bench")
 COUNT = 40  # records of a set
@@ -68,6 +81,30 @@ def test_a_prompt_that_a_file_repeats_is_in_one_split(
     for split in SPLITS:
         in_splits.append({tuple(encode(config, pair, p)) for p in prompts_of(config, pair, split)})
     assert len(set.union(*in_splits)) == sum(map(len, in_splits)) == 100
+
+
+def test_a_run_that_goes_on_has_the_prompts_of_the_day_on_which_it_began(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the template writes the day, also in what the texts depend on."""
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    shutil.copytree(TARGET, "target")
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + TEMPLATE
+    tokenizer.save_pretrained("target")
+    first_day, later_day = date(2026, 5, 1), date(2026, 12, 12)
+    prompt = Prompt("a", "hello", "text", "a")
+    depends = {}
+    for day, name in ((first_day, "early"), (later_day, "early"), (later_day, "late")):
+        monkeypatch.setattr("pipelines.run.TODAY", day)
+        config = demo_config(*SMALL_PAIR, "pair.target=target", f"name={name}")
+        stage = Stage("data", config, prompts_depend(config, *SPLITS), ())
+        assert stage.is_reusable == (depends.get(name) is not None)
+        depends[name] = stage.depends
+        written = "12 Dec" if name == "late" else "01 May"
+        ids = form_of(config).encode(tokenizer, prompt)
+        assert tokenizer.decode(ids).startswith(f"{written} 2026<user>hello")
+        stage.finish()
+    assert depends["early"] != depends["late"]
 
 
 @pytest.mark.parametrize("name", LARGE)

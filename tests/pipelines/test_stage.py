@@ -193,6 +193,16 @@ def test_a_users_names_are_no_markup(config: Config, capsys: pytest.CaptureFixtu
     )
 
 
+def test_where_the_output_is_no_terminal_lines_say_how_far_a_stage_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds, expected in ((3600, ["2/2"]), (0, ["1/2", "2/2", "2/2"])):
+        monkeypatch.setattr("pipelines.run.LINE_SECONDS", seconds)
+        for _ in watched([1, 2], "reading"):
+            pass
+        assert re.findall(r"reading .*(\d/\d)", capsys.readouterr().out) == expected
+
+
 def test_other_inputs_are_named(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     run(stage_of(config))
     changes = "number: 1 -> 2; shape.width: 10 -> 20"
