@@ -7,7 +7,7 @@ asks the draft model after every step, and verifies what it returns in one forwa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,44 @@ from data_gen.engines.text import Chains, TextSelector, no_harm
 
 
 class VerifyingLlama(Llama):
-    """A `Llama` that computes the logits of every token only behind a prompt, where a pass verifies
-    drafted ones.
+    """A `Llama` that computes the logits of every token only where a pass verifies drafted ones.
 
-    With a draft model, `Llama` itself computes those of the prompt, too, and fails beyond `n_batch`
-    tokens without `logits_all`. Logprobs are refused.
+    With a draft model, `Llama` itself computes those of the prompt, too, fails beyond `n_batch`
+    tokens without `logits_all`, and with it takes room for the logits of `n_ctx` tokens. Logprobs
+    are refused.
     """
 
-    def __init__(self, model_path: str, **options: Any) -> None:
-        # this only allocates room for them
-        super().__init__(model_path, **options, logits_all=True)
-        self._logits_all = False
+    n_tokens: int
 
-    def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate further tokens of the text."""
-        self._logits_all = self.n_tokens > 0 and len(tokens) > 1
-        super().eval(tokens)
+    def __init__(self, model_path: str, **options: Any) -> None:
+        super().__init__(model_path, **options)
         # else `Llama` would give logprobs from rows that were not computed
         self._logits_all = False
+        self._verifies = False
+
+    def generate(self, *args: Any, **options: Any) -> Generator[int, Sequence[int] | None]:
+        """Continue a prompt, as `Llama` does."""
+        self._verifies = False  # the first tokens are the prompt's, or what it has beyond the last
+        yield from super().generate(*args, **options)
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate further tokens of the text; of those that are verified, at most `n_batch`."""
+        if self._verifies and len(tokens) > 1:
+            self._verify(tokens[: self.n_batch])
+        else:
+            super().eval(tokens)
+        self._verifies = True
+
+    def _verify(self, tokens: Sequence[int]) -> None:
+        """As `Llama.eval`, whose sampler reads the logits where llama.cpp has them: `scores` need
+        no copy."""
+        begin = self.n_tokens
+        self._ctx.kv_cache_seq_rm(-1, begin, -1)
+        self._batch.set_batch(batch=tokens, n_past=begin, logits_all=True)
+        self._ctx.decode(self._batch)
+        self.n_tokens = begin + len(tokens)
+        self.input_ids[begin : self.n_tokens] = tokens
+        self._requires_eval = False
 
 
 class SelectedDrafts(LlamaDraftModel):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
@@ -503,14 +504,34 @@ def test_vllms_draft_is_loaded_with_the_target(
 
 
 class Engine:
-    """llama-cpp-python's `Llama`, as far as ours overrides it."""
+    """llama-cpp-python's `Llama`, as far as ours overrides and calls it."""
 
     def __init__(self, model_path: str, **options: Any) -> None:
-        self.n_tokens, self.options, self.all_of = 0, options, list[bool]()
+        self.options = options
+        self.n_batch = 3
+        self.n_tokens = 0
+        self.input_ids = np.zeros(20, np.intc)
+        self.passes: list[tuple[list[int], int, bool]] = []  # tokens, cached ones, all logits
+        self._batch = self._ctx = self
+
+    def set_batch(self, batch: list[int], n_past: int, logits_all: bool) -> None:
+        self.passes.append((batch, n_past, logits_all))
+
+    def kv_cache_seq_rm(self, sequence: int, begin: int, end: int) -> None:
+        assert (sequence, begin, end) == (-1, self.n_tokens, -1)
+
+    def decode(self, batch: object) -> None:
+        assert batch is self
 
     def eval(self, tokens: list[int]) -> None:
+        self.set_batch(tokens, self.n_tokens, self._logits_all)  # type: ignore[attr-defined]
+        self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
         self.n_tokens += len(tokens)
-        self.all_of.append(self._logits_all)  # type: ignore[attr-defined]
+
+    def generate(self, tokens: list[int], *drafted: list[int]) -> Iterator[int]:
+        for step in (tokens, *drafted):
+            self.eval(step)
+            yield step[-1]
 
 
 @pytest.fixture
@@ -526,13 +547,22 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_llama_cpp_computes_all_logits_where_it_verifies_alone(plugin: Any) -> None:
-    """Of a prompt and of a plain step the last ones are enough."""
-    llama = plugin.VerifyingLlama("model.gguf")
-    for tokens in ([1, 2, 3], [4], [5, 6], [7]):
-        llama.eval(tokens)
-        assert not llama._logits_all  # so that logprobs are refused
-    assert (llama.all_of, llama.n_tokens) == ([False, False, True, False], 7)
-    assert llama.options == {"logits_all": True}
+    """Of a prompt and of a plain step the last ones are enough, also of a prompt that begins as the
+    last text did. There is room for a batch, as in their own class."""
+    llama = plugin.VerifyingLlama("model.gguf", n_ctx=20)
+    assert [*llama.generate([1, 2], [4], [5, 6, 7, 8], [9])] == [2, 4, 8, 9]
+    assert [*llama.generate([3, 4], [5, 6])] == [4, 6]
+    assert llama.passes == [
+        ([1, 2], 0, False),
+        ([4], 2, False),
+        ([5, 6, 7], 3, True),
+        ([9], 6, False),
+        ([3, 4], 7, False),
+        ([5, 6], 9, True),
+    ]
+    assert llama.input_ids[: llama.n_tokens].tolist() == [1, 2, 4, 5, 6, 7, 9, 3, 4, 5, 6]
+    assert not llama._logits_all  # so that logprobs are refused
+    assert llama.options == {"n_ctx": 20}
 
 
 def test_llama_cpp_is_given_the_copies_of_its_one_text(copies: Path, plugin: Any) -> None:
