@@ -192,9 +192,9 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class TraceStore:
-    """The shards in one folder, listed in `manifest.json`; `depends` is everything that the rows
-    depend on, as JSON values. InputError where the folder's traces were made from other inputs;
-    says what differs."""
+    """The shards in one folder, which the first one makes, listed in `manifest.json`; `depends` is
+    everything that the rows depend on, as JSON values. InputError where the folder's traces were
+    made from other inputs; says what differs."""
 
     def __init__(self, folder: Path, depends: dict[str, Any]) -> None:
         self.folder = folder
@@ -210,8 +210,6 @@ class TraceStore:
                 )
         else:
             self.manifest = {"depends": depends, "shards": {}}
-            folder.mkdir(parents=True, exist_ok=True)
-            self._write_manifest()
 
     def holds(self, name: str) -> bool:
         """Whether a shard is finished and its file exists; InputError if the file has changed."""
