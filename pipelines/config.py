@@ -260,7 +260,7 @@ class Data(Section):
     @property
     def space(self) -> ActionSpace:
         """The labelled trees."""
-        return ActionSpace.wide() if self.is_wide else ActionSpace.recorded()
+        return ActionSpace.with_wide_trees() if self.is_wide else ActionSpace.recorded()
 
 
 class Train(Section):

@@ -42,7 +42,7 @@ from pipelines.run import (
     write_json,
 )
 from pipelines.tracking import describe, metric_name, mlflow_run
-from selector.actions import GREEDY, IID, Action
+from selector.actions import GREEDY, IID, Action, balanced
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 
@@ -52,16 +52,21 @@ FITTED = [
     *map(Action.of, product((2, 4), (0, 8), (1, 4, 8))),
     *(Action(*shape, GREEDY) for shape in GREEDY_TREES),
     *map(Action.copy, (2, 8, 16)),
+    balanced(4, 2),
+    balanced(16, 4),
 ]
 CHECKED = [
     *map(SPACE.chain, (3, 6, 12)),
     *map(Action.of, product((2, 3), (0, 2), (3, 6))),
     Action.copy(4),
+    balanced(8, 3),
 ]
 # besides, where the labelled trees are wide
 FITTED_WIDE = [
     *map(Action.of, product((8, 16, 32), (0,), (1, 3))),
     *map(Action.of, product((8, 16, 32), (0,), (2,), (GREEDY,))),
+    balanced(32, 4),
+    balanced(48, 6),
 ]
 CHECKED_WIDE = [*map(Action.of, product((6, 12, 24), (0,), (2, 3)))]
 PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted

@@ -24,7 +24,14 @@ from data_gen.texts.prompts import (
     take_evenly,
     write_prompts,
 )
-from data_gen.texts.written import BEHAVIOUR, BEYOND, DEPTH, WIDE_BEHAVIOUR, Recipe
+from data_gen.texts.written import (
+    BEHAVIOUR,
+    BEYOND,
+    CERTAIN_BEHAVIOUR,
+    DEPTH,
+    WIDE_BEHAVIOUR,
+    Recipe,
+)
 from pipelines.config import DISTILLED, DISTILLED_FOLDER, SHIPPED, SMOLLM2, Config
 from pipelines.run import Stage, day_of, read_record, verify
 from selector.files import atomically
@@ -114,7 +121,7 @@ def recipe(config: Config) -> Recipe:
         data.stride,
         data.features == FULL,
         config.seed,
-        data.space,
+        replace(data.space, ranked=CERTAIN_BEHAVIOUR),
         WIDE_BEHAVIOUR if data.is_wide else BEHAVIOUR,
     )
 

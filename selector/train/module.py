@@ -40,8 +40,8 @@ def survival_loss(
     """A regressor's loss, scalar: the cross-entropy of survivals, in nats, and `weight` times the
     squared error of the block efficiencies that they sum to, in squared tokens.
 
-    Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches and
-    lookups have equal weights, although there are far more branches.
+    Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches,
+    lookups and shapes by rank have equal weights, although there are far more branches.
 
     Labels are `P(tau >= t | text)`; NaN where unknown. Both terms are least at the labels' mean, so
     unbiased labels suffice, even where the draw of siblings puts one above 1.
