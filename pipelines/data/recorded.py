@@ -94,6 +94,8 @@ def _decoded_steps(folder: Path) -> dict[tuple[str, str], list[Tensor]]:
         table = pq.read_table(folder / name)
         space = space_of(table)
         decoded = table.filter(was_decoded)
+        if decoded.num_rows == 0:
+            continue
         verifiers = pc.unique(decoded["step_verifier"]).to_pylist()
         texts = to_texts(decoded, verifiers, torch.zeros(0, 0), space, lookups=())
         first_X = texts.size_X.cumsum(0) - texts.size_X

@@ -50,17 +50,14 @@ def survival_loss(
     labels_BS = labels_BS.nan_to_num()
     log_S = log_survivals_BS.clamp(max=-1e-6)
     loss_BS = -(labels_BS * log_S + (1 - labels_BS) * torch.log(-torch.expm1(log_S))) * known_BS
-    sizes = [
-        space.depth,
-        space.tree_survivals - space.depth,
-        loss_BS.shape[-1] - space.tree_survivals,
-    ]
-    cross_entropy = sum(part.mean() for part in loss_BS.split(sizes, dim=-1) if part.shape[-1])
+    parts = loss_BS.split(space.survivals_by_part, dim=-1)
+    cross_entropy = sum(part.mean() for part in parts if part.shape[-1])
     known_BA = (~known_BS).to(log_S) @ space.sums_SA.to(log_S) == 0
     predicted_BA = space.efficiencies(log_survivals_BS.exp())
     error_BA = (predicted_BA - space.efficiencies(labels_BS)) * known_BA
-    parts = error_BA.split([len(space.trees), len(space.lookups)], dim=-1)
-    return cross_entropy + weight * sum(part.square().mean() for part in parts if part.shape[-1])
+    trees_and_others = len(space.trees), len(space) - len(space.trees)
+    errors = error_BA.split(trees_and_others, dim=-1)
+    return cross_entropy + weight * sum(part.square().mean() for part in errors if part.shape[-1])
 
 
 def policy_ratios(
