@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from data_gen.features.root import DrafterKnowledge
 from data_gen.models.sampling import Sampling
+from data_gen.texts.log_steps import Correction
 from data_gen.texts.logs import LoggedText, Logs
 from data_gen.texts.prompts import Prompt, place_of, split_of
 from data_gen.traces import HIT, read_rows, space_of, text_row, text_schema, to_table
@@ -94,32 +96,57 @@ class Labeller:
         return row
 
     def _survivals(self, text: LoggedText) -> torch.Tensor:
-        """NaN, for unknown, at depths beyond those that were drafted, where all drafted tokens were
-        accepted."""
+        """NaN, for unknown, where nothing was drafted, and at depths beyond what was drafted."""
         drafted_RD = torch.from_numpy(text.of(self.drafter))
-        further = torch.zeros(len(drafted_RD), self.space.depth - drafted_RD.shape[1])
-        if drafted_RD.shape[1] == 0 or bool(drafted_RD.isnan().any()):  # steps alone were logged
-            rejected_R = drafted_RD[:, -1:].eq(0).any(-1)
-            further[~rejected_R] = torch.nan
-        return torch.cat([drafted_RD, further], dim=-1)
+        # beyond the longest chain of dense labels nothing is accepted
+        beyond = torch.nan if text.is_sparse(self.drafter) else 0.0
+        further = (len(drafted_RD), self.space.depth - drafted_RD.shape[1])
+        return torch.cat([drafted_RD, torch.full(further, beyond)], dim=-1)
 
 
 @lru_cache(maxsize=1)
 def read_log_texts(folder: Path, digest: str) -> dict[str, Texts]:
     """The texts of a log's trace store by split; InputError as `read_rows`. `digest` is the
     manifest's checksum: the features of one store are computed once in a process."""
-    texts_by_split = {"train": with_features(read_rows(folder, "train"))}
+    train = with_features(read_rows(folder, "train"))
+    correction = correction_of(train)
+    texts_by_split = {"train": train}
     for split in SPLITS[1:]:
-        texts_by_split[split] = with_features(
-            read_rows(folder, split), texts_by_split["train"].tokens
-        )
+        table = read_rows(folder, split)
+        texts_by_split[split] = with_features(table, train.tokens, correction)
     return texts_by_split
 
 
-def with_features(table: pa.Table, tokens: TokenStatistics | None = None) -> Texts:
-    """The texts of a log's rows. Without the training texts' statistics by token, these are the
-    training texts: each has the statistics of other sources', and the statistics of all are
-    kept."""
+def correction_of(texts: Texts) -> Correction | None:
+    """How labels follow from the steps of some texts; None where all of them are known."""
+    if bool((texts.drafted_R == texts.space.depth).all()):
+        return None
+    sizes = texts.size_X.tolist()
+    return Correction.of([part_RD.numpy() for part_RD in _observed(texts).split(sizes)])
+
+
+def imputed(texts: Texts, correction: Correction | None, again: float | None = None) -> Texts:
+    """The texts with means in place of labels that the log does not tell, as
+    `Correction.imputed`."""
+    if correction is None:
+        return texts
+    parts = []
+    for part_RD in _observed(texts).split(texts.size_X.tolist()):
+        parts.append(torch.from_numpy(correction.imputed(part_RD.numpy(), again)).half())
+    return replace(texts, survivals={VERIFIER: torch.cat(parts)})
+
+
+def _observed(texts: Texts) -> Tensor:
+    """A drafter's labels, NaN where nothing was drafted, float32 [R, D]."""
+    return texts.observed(VERIFIER, slice(None), texts.space)[:, : texts.space.depth]
+
+
+def with_features(
+    table: pa.Table, tokens: TokenStatistics | None = None, correction: Correction | None = None
+) -> Texts:
+    """The texts of a log's rows, with labels at every root. Without the training texts' statistics
+    by token, these are the training texts: each has the statistics of other sources', and the
+    statistics of all are kept. Without a `correction`, it is that of these texts."""
     statistics = tokens or TokenStatistics.empty()
     scalars: list[np.ndarray] = []
     keys: list[np.ndarray] = []
@@ -127,14 +154,13 @@ def with_features(table: pa.Table, tokens: TokenStatistics | None = None) -> Tex
         text_scalars_RF, text_keys_RJ = _along(table, row, statistics)
         scalars.append(text_scalars_RF)
         keys.append(text_keys_RJ)
-    space = space_of(table)
-    scalars_RF = torch.from_numpy(np.concatenate(scalars))
-    texts = to_texts(table, [VERIFIER], scalars_RF, space, space.lookups, LOG)
+    texts = to_texts(
+        table, [VERIFIER], torch.from_numpy(np.concatenate(scalars)), space_of(table), LOG
+    )
+    texts = imputed(texts, correction or correction_of(texts))
     if tokens is not None:
         return replace(texts, tokens=tokens)
     survivals_RD = texts.survivals[VERIFIER][:, :LONGEST_COUNTED].float()
-    mean_D = survivals_RD.nanmean(0)
-    survivals_RD = torch.where(survivals_RD.isnan(), mean_D, survivals_RD).nan_to_num()
     copied_R = texts.lookup_R.clamp(max=LONGEST_COUNTED)
     values_RK = torch.stack([survivals_RD.sum(-1), copied_R], dim=-1).double().numpy()
     source_R = texts.source_number_X[texts.text_R].numpy()

@@ -92,8 +92,7 @@ def _of_steps(name: str, steps: list[list[int]], positions: int) -> NDArray[np.f
                 "outside of the text, or more accepted than drafted"
             )
         survivals_RD[position, :accepted] = 1
-        if accepted < drafted:
-            survivals_RD[position, accepted:] = 0
+        survivals_RD[position, accepted:drafted] = 0
     for step, following in pairwise(sorted(steps)):
         if following[0] <= step[0] + step[2]:
             raise ValueError(f"drafters.{name}.steps: step {following} begins within step {step}")

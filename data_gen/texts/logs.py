@@ -25,6 +25,7 @@ from data_gen.texts.log_lines import (
     LoggedRecord,
     record_of,
 )
+from data_gen.texts.log_steps import predicted
 from data_gen.texts.prompts import PACKED, joined, parsed_lines
 from data_gen.traces import read_manifest, read_rows, space_of
 from selector.schema import InputError, survival_column
@@ -54,6 +55,11 @@ class LoggedText:
         """Positions at which every drafter has an entry; the text is cut after the last of them."""
         return min([len(self.tokens) - self.start, *map(len, self.survivals.values())])
 
+    def is_sparse(self, drafter: str) -> bool:
+        """Whether a drafter's labels are not known at every root."""
+        survivals_RD = self.of(drafter)
+        return survivals_RD.shape[1] == 0 or bool(np.isnan(survivals_RD).any())
+
     def of(self, drafter: str) -> NDArray[np.float32]:
         """A drafter's survivals at every root, float32 [R, D]; D is 0 for `NO_DRAFTER`."""
         if drafter == NO_DRAFTER:
@@ -61,24 +67,12 @@ class LoggedText:
         return self.survivals[drafter][: self.roots]
 
     def hits(self, drafter: str) -> list[float]:
-        """Whether the drafter predicted each generated token, 1 or 0.
-
-        Where only steps were logged, accepted tokens count as hits. A step's additional token
-        counts as a hit only if the whole chain was accepted.
-        """
+        """Whether the drafter predicted each generated token, 1 or 0; 1 where that is not known,
+        as of a step's additional token where the whole chain was accepted."""
         survivals_RD = self.of(drafter)
         if not survivals_RD.shape[1]:
             return [0.0] * self.roots
-        hits_R = survivals_RD[:, 0].copy()
-        for root in np.flatnonzero(~np.isnan(hits_R) & (hits_R > 0)):
-            accepted = int(np.nansum(survivals_RD[root]))
-            end = root + accepted
-            hits_R[root:end] = np.nan_to_num(hits_R[root:end], nan=1.0)
-            if end < self.roots and np.isnan(hits_R[end]):
-                short_chain = np.isnan(survivals_RD[root]).any()
-                all_accepted = short_chain or accepted == survivals_RD.shape[1]
-                hits_R[end] = float(all_accepted)
-        return np.nan_to_num(hits_R, nan=1.0).tolist()
+        return np.nan_to_num(predicted(survivals_RD).hit_R, nan=1.0).tolist()
 
 
 def read_logs(paths: Sequence[Path], remarks: list[str] | None = None) -> list[LoggedText]:

@@ -7,7 +7,7 @@ Legend: R roots, X texts, A actions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
@@ -70,6 +70,19 @@ def measured(
             source_X = None if is_mixed else timed.texts.source_number_X
             of_batch = {**columns, "kind": kind, "is_mixed": is_mixed}
             yield from compared(replays, [PLAIN], selectors, source_X, **of_batch)
+
+
+def widened(figures: Sequence[Figure], others: Sequence[Sequence[Figure]]) -> list[Figure]:
+    """The figures with errors that are larger by the most that the same figures under other labels
+    differ from them."""
+    wider = []
+    for figure, *under_others in zip(figures, *others, strict=True):
+        if figure.low is not None and figure.high is not None:
+            distances = [abs(other.value - figure.value) for other in under_others]
+            most = max(distances, default=0.0)
+            figure = replace(figure, low=figure.low - most, high=figure.high + most)
+        wider.append(figure)
+    return wider
 
 
 def entries(table: Table, cases: Cases) -> Iterator[dict[str, Any]]:

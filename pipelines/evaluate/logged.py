@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby, product
 from typing import Any
 
-from data_gen.texts.log_labels import VERIFIER
+from data_gen.texts.log_labels import VERIFIER, correction_of, imputed
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, timed
 from pipelines.evaluate.gains import (
@@ -21,6 +21,7 @@ from pipelines.evaluate.gains import (
     entries,
     measured,
     selector_at,
+    widened,
 )
 from pipelines.evaluate.methods import COPYING, PLAIN, drafts_in_words
 from pipelines.evaluate.table import ALL, Figure, Table
@@ -52,18 +53,26 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
     sampling = config.sampling[0].build()
     module = load_module(config, result)
     outcome["decision_seconds"] = _decision_seconds(profile)
-    if not source.is_dense:
-        return {"logs": outcome, "summary": None}, Table([])
     predicted = {level: module.scores(data["test"], level) for level in LEVELS}
     cases_by_batch: dict[int, dict[str, Case]] = {}
     for case in result.best.cases:
         if case.setting.level in outcome["levels"]:
             cases_by_batch.setdefault(case.setting.batch, {})[case.setting.level] = case
             outcome["cases"].append(json.loads(CASE.dump_json(case)))
+    bounds: list[Texts] = []  # the test texts with the least and the most correction
+    correction = correction_of(data["train"])
+    if correction is not None:
+        for again in (correction.low, correction.high):
+            bounds.append(imputed(data["test"], correction, again))
     figures: list[Figure] = []
     for batch, cases in watched(cases_by_batch.items(), "replay, by batch size"):
         test = timed(data["test"], sampling, VERIFIER, profile, batch)
         batch_figures = list(measured(cases, test, predicted, profile))
+        others = []
+        for texts in bounds:
+            bound = timed(texts, sampling, VERIFIER, profile, batch)
+            others.append(list(measured(cases, bound, predicted, profile)))
+        batch_figures = widened(batch_figures, others)
         outcome["by_batch"] += entries(Table(batch_figures), cases)
         figures += batch_figures
     return {"logs": outcome, "summary": None}, Table(figures)
@@ -74,6 +83,7 @@ def _contents(source: LogSource, data: dict[str, Texts]) -> dict[str, Any]:
     levels = list(LEVELS)
     if not source.drafts:
         levels = levels[:1]  # without a drafter there are no hits
+    correction = correction_of(data["train"])
     accepted = {}
     for name, texts in data.items():
         mean_S = texts.survivals[VERIFIER].float().nanmean(0)
@@ -82,7 +92,8 @@ def _contents(source: LogSource, data: dict[str, Texts]) -> dict[str, Any]:
         "drafter": source.drafter,
         "texts": {name: len(texts) for name, texts in data.items()},
         "roots": {name: int(texts.size_X.sum()) for name, texts in data.items()},
-        "dense": source.is_dense,
+        # how labels follow from the steps of a log that is not dense
+        "steps": None if correction is None else asdict(correction),
         "levels": levels,
         # of the drafter's longest chain, by the number of its tokens
         "accepted": accepted,
@@ -195,11 +206,9 @@ def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
     )
     if logs["doubt"]:
         yield f"WARNING: {logs['doubt']}."
-    if not logs["dense"]:
-        yield (
-            "The log holds only what its own steps drafted: no other policy can be replayed on it."
-        )
     depth = len(logs["accepted"]["test"])
+    if logs["steps"]:
+        yield from _steps_in_words(logs, depth)
     if depth:
         training = _mean_accepted(logs, "train")
         others = _mean_accepted(logs, "test")
@@ -228,6 +237,32 @@ def _by_batch(tuned: Sequence[Choice]) -> str:
             requests += f" to {batches[-1]}"
         parts.append(f"{requests}: {advice}")
     return "; ".join(parts)
+
+
+def _steps_in_words(logs: dict[str, Any], depth: int) -> Iterator[str]:
+    """What follows from a log of steps alone, what does not, and what to change for that."""
+    steps = logs["steps"]
+    yield (
+        "The log holds steps alone, from which follows what other drafts would have had accepted; "
+        f"{steps['unknown']:.0%} of the tokens were predicted by no draft, and count as the mean."
+    )
+    shares = f"{steps['again']:.2f} ({steps['low']:.2f} to {steps['high']:.2f})"
+    if steps["is_told"]:
+        yield (
+            "Of the tokens that a deeper draft missed, a nearer one hits, by steps of several "
+            f"lengths, {shares}."
+        )
+    elif depth > 1:
+        yield (
+            "How many of the tokens that a deeper draft missed a nearer one hits, steps of one "
+            f"length do not tell: {shares} are taken, and the errors hold the difference. For "
+            f"less, let the engine draft 1 to {max(depth, 3)} tokens in one step of ten."
+        )
+    if any(entry["fixed_length"] == depth for entry in logs["by_batch"]):
+        yield (
+            f"The best fixed length is the longest that was drafted, {depth}. Of longer ones the "
+            f"log says nothing: let the engine draft {depth + 2} in one step of ten."
+        )
 
 
 def _mean_accepted(logs: dict[str, Any], split: str) -> str:

@@ -54,7 +54,7 @@ from selector.latency import LatencyProfile
 from selector.runtime.selector import Policy
 from selector.sampling import Sampling
 from selector.schema import InputError, sha256
-from selector.train.data import Texts, Timed, with_shapes
+from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import tune_lookup_rule
 
@@ -132,7 +132,7 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     result = load_result(config)
     profile = load_profile(config, pair)
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
-    splits = with_shapes(load_traces(config), result.ranked)
+    splits = load_traces(config)
     module = load_module(config, result)
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", splits)

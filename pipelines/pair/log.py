@@ -4,11 +4,10 @@ engine's step times, `data` stores what each text says of every position, and no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from data_gen.texts.log_labels import Labeller, read_log_texts, splits_of
@@ -26,12 +25,6 @@ DRAFTING_LEAD = 1.1
 TIMELESS = (
     "No step times were given: add --timings FILE to train a selector, to measure its gain and to "
     "export it."
-)
-UNMEASURED = (
-    "WARNING: no selector is written, because a log of steps alone cannot tell whether it gains. "
-    "Log dense steps, set "
-    "logs.drafter=none for copies, whose labels are always exact, or export it all the same with "
-    "logs.force=true."
 )
 
 
@@ -68,21 +61,8 @@ class LogSource:
     def drafting_lead(self) -> float:
         return DRAFTING_LEAD if self.drafts else 1.0
 
-    @cached_property
-    def is_dense(self) -> bool:
-        if not self.labeller.space.depth:
-            return True
-        for text in self.logs.all:
-            survivals_RD = text.of(self.drafter)
-            # NaN stands for what is not known
-            if survivals_RD.shape[1] == 0 or np.isnan(survivals_RD).any():
-                return False
-        return True
-
     @property
     def why_untrained(self) -> str:
-        if not (self.is_dense or self.config.logs.force):
-            return UNMEASURED
         if self.config.latency.timings is None:
             return TIMELESS
         return ""

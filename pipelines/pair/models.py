@@ -36,7 +36,6 @@ class PairSource:
     schema = PAIR
     decodes = True
     drafts = True
-    is_dense = True
     why_untrained = ""
     squared_weight = 1.0
     drafting_lead = 1.0

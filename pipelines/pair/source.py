@@ -56,10 +56,6 @@ class Source(Protocol):
     def processes(self) -> int: ...
 
     @property
-    def is_dense(self) -> bool:
-        """Whether all labels are known, so that every policy can be replayed."""
-
-    @property
     def why_untrained(self) -> str:
         """Why no selector can be trained on the texts; empty where it can."""
 

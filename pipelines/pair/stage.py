@@ -24,15 +24,8 @@ from data_gen.texts.prompts import (
     take_evenly,
     write_prompts,
 )
-from data_gen.texts.written import (
-    BEHAVIOUR,
-    BEYOND,
-    CERTAIN_BEHAVIOUR,
-    DEPTH,
-    WIDE_BEHAVIOUR,
-    Recipe,
-)
-from pipelines.config import DISTILLED, DISTILLED_FOLDER, SHIPPED, SMOLLM2, Config
+from data_gen.texts.written import BEHAVIOUR, BEYOND, DEPTH, WIDE_BEHAVIOUR, Recipe
+from pipelines.config import DISTILLED, SHIPPED, SMOLLM2, Config
 from pipelines.run import Stage, day_of, read_record, verify
 from selector.files import atomically
 from selector.schema import FULL, InputError, sha256
@@ -55,9 +48,10 @@ def pair_names(config: Config) -> tuple[str, str]:
     if draft == SMOLLM2:
         return target, str(SHIPPED)
     if draft == DISTILLED:
-        draft = str(config.folder / DISTILLED_FOLDER)
-    if Path(draft).match(f"runs/*/{DISTILLED_FOLDER}") and not Path(draft).is_dir():
-        raise InputError(f"{draft} does not exist: run the distil stage first, as by `make distil`")
+        folder = config.folder / "distil" / "draft"
+        if not folder.is_dir():
+            raise InputError(f"{folder} does not exist: run the distil stage first")
+        return target, str(folder)
     return target, resolved(draft, "draft")
 
 
@@ -121,7 +115,7 @@ def recipe(config: Config) -> Recipe:
         data.stride,
         data.features == FULL,
         config.seed,
-        replace(data.space, ranked=CERTAIN_BEHAVIOUR),
+        data.space,
         WIDE_BEHAVIOUR if data.is_wide else BEHAVIOUR,
     )
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from pipelines.config import Config
 from pipelines.data.recorded import samplings_of, timed
 from pipelines.run import watched
-from pipelines.train.result import Case
-from selector.actions import Action
 from selector.decision import Setting
 from selector.latency import LatencyProfile
 from selector.train import tuning
@@ -29,7 +27,6 @@ from selector.train.tuning import (
     best_static,
     decide,
     judge_setting,
-    shapes_that_pay,
     tune_lookup_rule,
 )
 
@@ -47,17 +44,6 @@ def timed_cases(config: Config, texts: Texts, profile: LatencyProfile) -> list[T
             sizes = profile.batches.sizes
         cases += [whole.on(profile.at_batch(batch), batch) for batch in sizes]
     return cases
-
-
-def shapes_by_rank(config: Config, texts: Texts, profile: LatencyProfile) -> tuple[Action, ...]:
-    """The shapes by rank that pay in some case, with and without a lookup; none of a log, whose
-    drafter's ranks are not known."""
-    if texts.rank_RD.shape[1] == 0:
-        return ()
-    shapes: dict[Action, None] = {}
-    for case in watched(timed_cases(config, texts, profile), "choosing shapes by rank"):
-        shapes |= dict.fromkeys(shapes_that_pay(case))
-    return tuple(shapes)
 
 
 def statics(train: list[Timed]) -> list[Setting]:
@@ -200,25 +186,3 @@ def keep_if_ahead(
     if unsure or rule.ratio.is_ahead(tuning.TIE):
         return rule
     return Judged(static, Ratio(1.0, 0.0))
-
-
-def untuned(module: SelectorModule, timed: Timed) -> list[Case]:
-    """By level, the setting for a log on which nothing can be replayed: the price of time at each
-    root is its own best ratio (`rho` = 1), and the static tree is the best one by the network's
-    predictions."""
-    trees = timed.space.trees
-    efficiency_A = module.scores(timed.texts).mean(0)[: len(trees)]
-    speed_A = efficiency_A / timed.seconds().mean(0)[: len(trees)]
-    best = int(speed_A.argmax())
-    fixed = Setting(
-        timed.sampling,
-        trees[best],
-        speed=float(speed_A[best]),
-        batch=timed.batch,
-        mean_efficiency=tuple(efficiency_A.tolist()),
-    )
-    cases = []
-    for level in module.schema.levels:
-        setting = replace(fixed, feature_levels=(level,), level=level)
-        cases.append(Case(setting, fixed, fixed))
-    return cases

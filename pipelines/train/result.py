@@ -6,7 +6,6 @@ Legend: R roots, A actions, F scalars, N ways to decide.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from selector.latency import LatencyProfile
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Policy, Selector, load_selector
 from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError, sha256
-from selector.train.data import Texts, Timed, with_shapes
+from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio
 from selector.train.tuning import decide
@@ -37,9 +36,6 @@ from selector.train.tuning import decide
 # decisions, about: that many of the artefact must be those of the trained network
 COMPARED = 50_000
 TIE = 1e-3  # tokens; the artefact sums in another order than the module
-
-
-UNKNOWN = Ratio(1.0, math.inf)  # a speed on texts that cannot be replayed
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,8 @@ class Case:
     static: Setting  # the best static tree
     rule: Setting  # the lookup rule
     # speeds over the best static tree
-    network_ratio: Ratio = UNKNOWN
-    rule_ratio: Ratio = UNKNOWN
+    network_ratio: Ratio
+    rule_ratio: Ratio
     # where one length serves all requests of a step: the price of time, in tokens per second
     common: float = 0.0
     # the lookup rule that copies alone, as engines' own n-grams do, where it was tuned by itself
@@ -71,7 +67,7 @@ class TrainedSelector:
     checkpoint: str  # in the folder `training`
     run_id: str  # of MLflow
     cases: list[Case]
-    kept: Ratio = UNKNOWN  # the mean speed, over cases, of what decides over the best static tree
+    kept: Ratio  # the mean speed, over cases, of what decides over the best static tree
 
 
 @dataclass(frozen=True)
@@ -83,8 +79,6 @@ class Result:
 
     chosen: str
     selectors: dict[str, TrainedSelector]
-    # shapes by rank that may be chosen, with and without a lookup
-    ranked: tuple[Action, ...] = ()
 
     @property
     def best(self) -> TrainedSelector:
@@ -170,7 +164,7 @@ def build(
     profile = load_profile(config)
     module = load_module(config, result)
     verifier = config.train.verifier
-    texts = with_shapes(splits, result.ranked)["validation"]
+    texts = splits["validation"]
     first_root_X = texts.size_X.cumsum(0) - texts.size_X
     texts = texts.take((first_root_X * len(result.best.cases) < COMPARED).nonzero()[:, 0])
     facts: dict[str, Any] = {

@@ -25,12 +25,12 @@ from pipelines.run import Stage, console, table, watched
 from pipelines.tracking import describe, log_traces, mlflow_run, named
 from pipelines.train import judging
 from pipelines.train.fitting import OWN, fitted, module_of
-from pipelines.train.result import RESULT, UNKNOWN, Case, Result, TrainedSelector, inputs
+from pipelines.train.result import RESULT, Case, Result, TrainedSelector, inputs
 from selector.decision import NETWORK, RULE, STATIC, Setting
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.schema import LIGHT
-from selector.train.data import Texts, Timed, with_shapes
+from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio
 from selector.train.tuning import TIE, Judged
@@ -70,11 +70,10 @@ def run(config: Config) -> None:
     with atomically(stage.outputs[0]) as partial:
         result = _train(config, splits, profile, partial)
         stage.replace()
-    if source.is_dense:
-        console.print(table_of(result))
-        doubt = judging.too_few(splits["validation"])
-        if doubt:
-            stage.say(f"warning: {doubt}")
+    console.print(table_of(result))
+    doubt = judging.too_few(splits["validation"])
+    if doubt:
+        stage.say(f"warning: {doubt}")
     stage.finish()
 
 
@@ -82,24 +81,18 @@ def _train(
     config: Config, splits: dict[str, Texts], profile: LatencyProfile, folder: Path
 ) -> Result:
     source = source_of(config)
-    is_dense = source.is_dense
     with mlflow_run(config, "train") as mlflow:
         log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
-        ranked = judging.shapes_by_rank(config, splits["train"], profile)
-        splits = with_shapes(splits, ranked)
         train = judging.timed_cases(config, splits["train"], profile)
         validation = judging.timed_cases(config, splits["validation"], profile)
-        bases: list[Setting] = []
-        rules: list[Judged] = []
+        bases = judging.statics(train)
+        rules = judging.judge_rules(train, validation, bases, profile)
         copies: list[Judged] = []
-        if is_dense:
-            bases = judging.statics(train)
-            rules = judging.judge_rules(train, validation, bases, profile)
-            if source.drafting_lead > 1:
-                copies = judging.judge_rules(train, validation, bases, profile, drafts=False)
-                rules = judging.drafting_where_ahead(rules, copies, source.drafting_lead)
-            train = []  # its labels take memory that the networks' training needs
+        if source.drafting_lead > 1:
+            copies = judging.judge_rules(train, validation, bases, profile, drafts=False)
+            rules = judging.drafting_where_ahead(rules, copies, source.drafting_lead)
+        train = []  # its labels take memory that the networks' training needs
         selectors: dict[str, TrainedSelector] = {}
         for objective, level in source.selectors:
             name = _name_of(objective, level)
@@ -109,17 +102,13 @@ def _train(
                 module = module_of(config, objective, level, splits["train"])
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
                 mlflow.log_params({"objective": objective, "feature_level": level})
-                if is_dense:
-                    cases, kept = decided(module, validation, rules, bases, profile, source)
-                    cases = with_copies(cases, copies)
-                else:
-                    cases = [case for texts in train for case in judging.untuned(module, texts)]
-                    kept = UNKNOWN
+                cases, kept = decided(module, validation, rules, bases, profile, source)
+                cases = with_copies(cases, copies)
                 checkpoint = f"{name}/best.ckpt"
                 selector = TrainedSelector(objective, level, checkpoint, run_id, cases, kept)
                 mlflow.log_metrics(figures(selector))
                 selectors[name] = selector
-        result = Result(choose(selectors), selectors, ranked)
+        result = Result(choose(selectors), selectors)
         _log_choice(mlflow, result)
         (folder / "result.json").write_bytes(RESULT.dump_json(result, indent=1))
     return result
@@ -135,10 +124,7 @@ def _log_choice(mlflow: Any, result: Result) -> None:
 
 def figures(selector: TrainedSelector) -> dict[str, float]:
     """MLflow's metrics, as speeds over the best static tree: of the network alone and of what is
-    kept, as means over sampling settings and for each of them; none where nothing can be
-    replayed."""
-    if selector.kept == UNKNOWN:
-        return {}
+    kept, as means over sampling settings and for each of them."""
     metrics = {
         "kept_ratio": selector.kept.value,
         "replayed_ratio": statistics.mean(case.network_ratio.value for case in selector.cases),
@@ -163,8 +149,7 @@ def trained(
     run_id: str,
 ) -> SelectorModule:
     """Train a module on the training texts, and return it as of its best epoch by replay of the
-    validation texts: of several batch sizes for the smallest and the middle one. Without `bases` it
-    is that of the least loss."""
+    validation texts: of several batch sizes for the smallest and the middle one."""
     verifier = config.train.verifier
     further: dict[str, tuple[Tensor, Tensor]] | None = None
     if not module.is_regressor:
@@ -176,7 +161,7 @@ def trained(
     sizes = sorted({case.batch for case in validation})
     judged_sizes = (sizes[0], sizes[len(sizes) // 2])
     judged = []
-    for case, base in zip(validation, bases, strict=False):
+    for case, base in zip(validation, bases, strict=True):
         if case.batch in judged_sizes:
             for levels, _ in module.ways:
                 judged.append((case, replace(base, feature_levels=levels, rho=1.0)))

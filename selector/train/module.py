@@ -40,24 +40,36 @@ def survival_loss(
     """A regressor's loss, scalar: the cross-entropy of survivals, in nats, and `weight` times the
     squared error of the block efficiencies that they sum to, in squared tokens.
 
-    Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches,
-    lookups and shapes by rank have equal weights, although there are far more branches.
+    Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches and
+    lookups have equal weights, although there are far more branches.
 
-    Labels are `P(tau >= t | text)`; NaN where unknown. Both terms are least at the labels' mean, so
-    unbiased labels suffice, even where the draw of siblings puts one above 1.
+    Labels are `P(tau >= t | text)`; NaN where unknown, as of tokens beyond a logged step's draft:
+    both terms are over those that are known. They are least at the labels' mean, so unbiased labels
+    suffice, even where the draw of siblings puts one above 1.
     """
     known_BS = ~labels_BS.isnan()
     labels_BS = labels_BS.nan_to_num()
     log_S = log_survivals_BS.clamp(max=-1e-6)
-    loss_BS = -(labels_BS * log_S + (1 - labels_BS) * torch.log(-torch.expm1(log_S))) * known_BS
-    parts = loss_BS.split(space.survivals_by_part, dim=-1)
-    cross_entropy = sum(part.mean() for part in parts if part.shape[-1])
+    loss_BS = -(labels_BS * log_S + (1 - labels_BS) * torch.log(-torch.expm1(log_S)))
+    sizes = [
+        space.depth,
+        space.tree_survivals - space.depth,
+        loss_BS.shape[-1] - space.tree_survivals,
+    ]
     known_BA = (~known_BS).to(log_S) @ space.sums_SA.to(log_S) == 0
     predicted_BA = space.efficiencies(log_survivals_BS.exp())
-    error_BA = (predicted_BA - space.efficiencies(labels_BS)) * known_BA
-    trees_and_others = len(space.trees), len(space) - len(space.trees)
-    errors = error_BA.split(trees_and_others, dim=-1)
-    return cross_entropy + weight * sum(part.square().mean() for part in errors if part.shape[-1])
+    square_BA = (predicted_BA - space.efficiencies(labels_BS)).square()
+    actions = [len(space.trees), len(space.lookups)]
+    return _means(loss_BS, known_BS, sizes) + weight * _means(square_BA, known_BA, actions)
+
+
+def _means(values: Tensor, is_known: Tensor, sizes: list[int]) -> Tensor:
+    """The sum, over parts of the columns, of the means of what is known."""
+    known = values.where(is_known, 0.0)
+    total = torch.zeros((), dtype=values.dtype)
+    for part, is_known_part in zip(known.split(sizes, -1), is_known.split(sizes, -1), strict=True):
+        total = total + part.sum() / is_known_part.sum().clamp(min=1)
+    return total
 
 
 def policy_ratios(
@@ -175,8 +187,9 @@ class SelectorModule(pl.LightningModule):
         """Fit the scalars' ranges and scaling on the training roots, and begin a regressor at their
         mean survivals."""
         self._body.standardise(texts.scalars_RF[rows])
-        if isinstance(self.network, SurvivalNetwork):  # labels that a log does not tell are NaN
-            self.network.begin_at(texts.labels(verifier, rows, self.space).nanmean(0).nan_to_num())
+        if isinstance(self.network, SurvivalNetwork):
+            mean_S = texts.observed(verifier, rows, self.space).nanmean(0)
+            self.network.begin_at(mean_S.nan_to_num())
 
     def loss(self, batch: Batch) -> Tensor:
         """The policy objective's loss with all features; a regressor's with all features plus that
@@ -342,7 +355,7 @@ class Roots:
     def _batch(self, split: str, rows: Tensor) -> Batch:
         texts = self.splits[split]
         scalars_BF, hidden = texts.features(rows, self.is_full)
-        survivals_BS = texts.labels(self.verifier, rows, self.space)
+        survivals_BS = texts.observed(self.verifier, rows, self.space)
         if self.further is None:
             return Batch(scalars_BF, hidden, survivals_BS, torch.zeros(0), torch.zeros(0))
         seconds_RA, base_speed_R = self.further[split]

@@ -199,7 +199,8 @@ def test_a_text_whose_steps_are_not_known_is_for_lookups_alone(
 
 
 def test_beyond_what_a_text_drafted_nothing_is_known(tmp_path: Path) -> None:
-    """All of two drafted tokens accepted says nothing of a third one; one rejected says all."""
+    """Neither of a third token after two that were accepted, nor of those after a rejected one:
+    beyond a draft's end, rejections alone would be seen."""
     steps = {"short": [[0, 2, 2], [3, 2, 1]], "long": [[0, 4, 4], [5, 4, 0]]}
     ids = {"prompt_token_ids": [1], "generated_token_ids": list(range(9))}
     entries = [
@@ -209,8 +210,8 @@ def test_beyond_what_a_text_drafted_nothing_is_known(tmp_path: Path) -> None:
     texts = read_logs([write(tmp_path / "log.jsonl", entries)])
     space = ActionSpace.chains(4, 20)
     rows = Labeller("head", space, Sampling(0.0)).table(texts[:1])
-    short_RD = with_features(rows).survivals[VERIFIER][:, :4]
-    expected = [[1, 1, np.nan, np.nan], [np.nan] * 4, [1, 0, 0, 0]]
+    short_RD = with_features(rows).observed(VERIFIER, slice(None), space)[:, :4]
+    expected = [[1, 1, np.nan, np.nan], [np.nan] * 4, [1, 0, np.nan, np.nan]]
     np.testing.assert_array_equal(short_RD[[0, 1, 3]], expected)
 
 

@@ -311,7 +311,8 @@ def logs_where(
     cases = []
     for batch, setting in settings.items():
         setting = replace(setting, batch=batch)
-        case = Case(setting, setting.static_only(), replace(RULE, batch=batch))
+        even = Ratio(1.0, 0.0)
+        case = Case(setting, setting.static_only(), replace(RULE, batch=batch), even, even)
         cases.append(json.loads(CASE.dump_json(case)))
         ratios = {PLAIN: Ratio(*over_plain), NGRAMS: Ratio(1.0, 0.0), FIXED: Ratio(1.0, 0.0)}
         ratios[COPYING + CHARGED] = Ratio(1.01, 0.002)
@@ -324,7 +325,7 @@ def logs_where(
         "texts": {"train": 60, "test": 20},
         "roots": {"test": 900},
         "accepted": {"train": [], "test": []},
-        "dense": True,
+        "steps": None,
         "doubt": "",
         "exported": False,
         "why": "",

@@ -24,7 +24,7 @@ from data_gen.traces import read_texts
 from pipelines.evaluate import gains
 from pipelines.evaluate.gains import selector_at
 from pipelines.evaluate.methods import COPYING
-from pipelines.evaluate.table import Table
+from pipelines.evaluate.table import Figure, Table
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.pair.log import DRAFTING_LEAD
 from pipelines.train import judging
@@ -190,8 +190,6 @@ def test_its_card_says_what_it_is_and_generate_refuses_it(
     folder = run[0] / "runs/small/selector"
     card = (folder / "README.md").read_text()
     assert "the drafter `head`" in card and "custom_generate" not in card
-    assert "selector.at(temperature=0.0, top_p=1.0)" in card and "temperature=1.0" not in card
-    assert "steps of 1, 8, 32 requests" in card and "`batch` chooses the setting" in card
     with pytest.raises(InputError, match="trained on an engine's log"):
         pair.target.generate(
             torch.tensor([[5]]),
@@ -246,22 +244,29 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
         assert gain["selector"] > max(gain["rule"], gain["fixed"])
 
 
-def test_a_sparse_log_cannot_be_replayed_and_gives_a_selector_only_by_force(tmp_path: Path) -> None:
+def test_a_log_of_steps_gives_a_selector_and_says_what_it_does_not_tell(tmp_path: Path) -> None:
+    """The log says nothing of drafts of more than three tokens. Every error is larger by what the
+    bounds of the labels make of the gain."""
     small(tmp_path, 1)
-    write(tmp_path / "sparse.jsonl", [as_steps(record(n)) for n in range(30)])
-    line = arguments(tmp_path, "sparse.jsonl", "sparse")
-    espalier(tmp_path, "logs", *line, "logs.force=true", config="")
+    entries = [as_steps(record(n, kind="prose" if n % 2 else "code")) for n in range(40)]
+    write(tmp_path / "sparse.jsonl", entries)
+    output = espalier(tmp_path, "logs", *arguments(tmp_path, "sparse.jsonl", "sparse"), config="")
     selector = load_selector(tmp_path / "runs/sparse/selector")
-    assert (
-        selector.at(0.0, batch=8).setting.decider == "network" and len(selector.tokens.keys_N) > 0
-    )
-    output = espalier(tmp_path, "logs", *line, config="")
-    assert (
-        "no other policy can be replayed" in output and "WARNING: no selector is written" in output
-    )
-    assert "logs.force=true" in output and not (tmp_path / "runs/sparse/selector").exists()
+    assert selector.space.depth == 3 and len(selector.tokens.keys_N) > 0
+    assert "steps of one length do not tell" in output and "in one step of ten" in output
     contents = evaluation_of(tmp_path, "sparse")["logs"]
-    assert not contents["dense"] and not contents["exported"] and contents["by_batch"] == []
+    steps = contents["steps"]
+    assert contents["exported"] and not steps["is_told"]
+    assert 0 == steps["low"] < steps["again"] < steps["high"] < 1 and 0 < steps["unknown"] < 0.3
+    assert len(contents["accepted"]["test"]) == 3
+
+
+def test_errors_are_larger_by_what_other_labels_make_of_a_figure() -> None:
+    figures = [Figure(method="a", value=1.1, low=1.0, high=1.2), Figure(method="b", value=2.0)]
+    others = [[replace(f, value=f.value + by) for f in figures] for by in (0.05, -0.2)]
+    wide, open_figure = gains.widened(figures, others)
+    assert (wide.value, wide.low, wide.high) == pytest.approx((1.1, 0.8, 1.4))
+    assert open_figure == figures[1] and gains.widened(figures, []) == figures
 
 
 def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:

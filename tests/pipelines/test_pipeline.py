@@ -93,13 +93,14 @@ def test_the_snippets_of_the_pages_run(
     if page.stem == "README":
         config = let_the_network_decide(monkeypatch)
         build(config, Path("runs/demo/selector"), load_traces(config))
-    # of steps alone: no other policy is compared, so that the network decides
     if page.stem == "logs":
         _, timings = small(inside, 1)
         log = write(inside / "log.jsonl", [as_steps(record(n)) for n in range(30)])
-        options = ["--timings", str(timings), "--name", "llama_eagle3", "logs.force=true"]
+        options = ["--timings", str(timings), "--name", "llama_eagle3"]
         network = ["train.epochs=1", "train.hidden=[8]"]
         espalier(inside, "logs", str(log), *options, *network, config="")
+        config = let_the_network_decide(monkeypatch, "llama_eagle3")
+        build(config, Path("runs/llama_eagle3/selector"), load_traces(config))
     monkeypatch.setattr(Policy, "select", observed)
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         block = block.replace("smollm2", TARGET)  # the pair of this demo
@@ -108,15 +109,16 @@ def test_the_snippets_of_the_pages_run(
     assert any(decided) or page.stem not in ("README", "logs")
 
 
-def let_the_network_decide(monkeypatch: pytest.MonkeyPatch) -> Config:
-    """In every setting of the demo's result, whatever pays on this machine; the demo's config."""
-    record = json.loads(Path("runs/demo/stages/train.json").read_text())
-    config = Config.model_validate(record["provenance"]["config"])
+def let_the_network_decide(monkeypatch: pytest.MonkeyPatch, name: str = "demo") -> Config:
+    """In every setting of a run's result, whatever pays on this machine; the run's config."""
+    train = json.loads(Path(f"runs/{name}/stages/train.json").read_text())
+    config = Config.model_validate(train["provenance"]["config"])
     result = load_result(config)
-    cases = [
-        replace(case, setting=replace(case.setting, feature_levels=("light",), rule=None, rho=1.0))
-        for case in result.best.cases
-    ]
+    cases = []
+    for case in result.best.cases:
+        levels = (case.setting.level or "light",)
+        setting = replace(case.setting, feature_levels=levels, rule=None, rho=1.0)
+        cases.append(replace(case, setting=setting))
     best = replace(result.best, cases=cases)
     monkeypatch.setattr(
         "pipelines.train.result.load_result",

@@ -72,6 +72,7 @@ def texts(count: int = 9, roots: int = 30, seed: int = 0) -> Texts:
         length_R=length_R,
         survivals={"naive": (accepted_R[:, None] > torch.arange(SPACE.depth)).half()},
         lookup_R=lookup_R.to(torch.uint8),
+        drafted_R=torch.full((R,), SPACE.depth, dtype=torch.uint8),
         hidden_R=torch.full((R,), -1),
         schema=LOG,
         space=SPACE,

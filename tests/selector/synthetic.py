@@ -116,6 +116,7 @@ def texts(
         length_R=length_R,
         survivals={"traversal": survivals_of(torch.where(easy_R, EASY, HARD)).half()},
         lookup_R=(CONTINUED * repeats_R).to(torch.uint8),
+        drafted_R=torch.full((R,), SPACE.depth, dtype=torch.uint8),
         hidden={name: rows[known_R].half() for name, rows in hidden.items()}
         if level == FULL
         else {},
@@ -171,7 +172,7 @@ def joined(parts: Sequence[Texts]) -> Texts:
     """Texts of several sampling settings as one split; light features alone."""
     lists, tensors = (
         ("samplings", "kind_X", "source_X", "prompt_X"),
-        ("size_X", "scalars_RF", "length_R", "lookup_R"),
+        ("size_X", "scalars_RF", "length_R", "lookup_R", "drafted_R"),
     )
     made = {name: [value for part in parts for value in getattr(part, name)] for name in lists}
     made |= {
