@@ -31,7 +31,7 @@ from data_gen.models.checkpoints import known_weights_of
 from data_gen.models.pair import ModelPair, resolve_device
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.verification import get_verifier
-from selector.actions import EMPTY, GREEDY, Action
+from selector.actions import EMPTY, GREEDY, RANKED, Action
 from selector.latency import LatencyProfile, Table, Verification, draft_passes
 
 Case = tuple[str, Action]  # a verifier's name and the action of a step
@@ -171,9 +171,10 @@ def real_steps(
 
 
 def verified_as(sample: Sample) -> str:
-    """The key of `LatencyProfile.verify`: greedy trees are verified alike, whatever verifies the
-    others."""
-    return GREEDY if sample.step.action.style == GREEDY else sample.verifier
+    """The key of `LatencyProfile.verify`: greedy trees and shapes by rank are verified alike,
+    whatever verifies the others."""
+    style = sample.step.action.style_name
+    return style if style in (GREEDY, RANKED) else sample.verifier
 
 
 def parts_of(sample: Sample) -> Counter[str]:
@@ -188,7 +189,7 @@ def parts_of(sample: Sample) -> Counter[str]:
         parts["drafting"] = 1
         parts.update(_ramps("lag", LAGS, sample.lag))
         parts[f"token {name}"] = action.nodes
-        if action.K > 1:
+        if action.K > 1 and not action.is_certain:
             parts[f"branching {name}"] = 1
             parts[f"depth {name}"] = action.L2
     return parts

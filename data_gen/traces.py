@@ -21,6 +21,8 @@ JSON.
     hit                      float32 list   instead of these four, of a log: whether the drafter
                                             predicted it
     lookup.right             uint8 list     roots: how many tokens of a lookup agree with the text
+    draft_rank               uint8 list     the draft's ranks of the tokens after the first root, up
+                                            to `MOST_DEPTH` behind the last root; empty of a log
     <verifier>.survivals     float16 list   roots x survivals P(tau >= t | text) of the space's
                                             trees; NaN where a log does not tell them
     target_hidden_prev, ..   float16 list   roots x width, if recorded; every `hidden_stride`-th
@@ -35,7 +37,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,7 @@ from selector.schema import (
     HIDDEN_STATES,
     LOOKUP_COLUMN,
     PAIR,
+    RANK_COLUMN,
     InputError,
     sha256,
     survival_column,
@@ -87,6 +90,7 @@ def text_schema(
         ("roots", pa.int32()),
         *((name, pa.list_(pa.float32())) for name in numbers),
         (LOOKUP_COLUMN, pa.list_(pa.uint8())),
+        (RANK_COLUMN, pa.list_(pa.uint8())),
         *((name, pa.list_(pa.float16())) for name in halves),
         ("hidden_stride", pa.int32()),
         ("step_root", pa.list_(pa.int32())),
@@ -122,6 +126,7 @@ def text_row(
         "start": start,
         "roots": roots,
         LOOKUP_COLUMN: lookup_lengths(tokens, start, roots, longest_copy),
+        RANK_COLUMN: (),
         "hidden_stride": 0,
         "step_root": (),
         "step_action": (),
@@ -192,9 +197,9 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class TraceStore:
-    """The shards in one folder, listed in `manifest.json`; `depends` is everything that the rows
-    depend on, as JSON values. InputError where the folder's traces were made from other inputs;
-    says what differs."""
+    """The shards in one folder, which the first one makes, listed in `manifest.json`; `depends` is
+    everything that the rows depend on, as JSON values. InputError where the folder's traces were
+    made from other inputs; says what differs."""
 
     def __init__(self, folder: Path, depends: dict[str, Any]) -> None:
         self.folder = folder
@@ -210,8 +215,6 @@ class TraceStore:
                 )
         else:
             self.manifest = {"depends": depends, "shards": {}}
-            folder.mkdir(parents=True, exist_ok=True)
-            self._write_manifest()
 
     def holds(self, name: str) -> bool:
         """Whether a shard is finished and its file exists; InputError if the file has changed."""
@@ -285,8 +288,8 @@ def texts_of(table: pa.Table, verifiers: Sequence[str]) -> Texts:
             wrong.append(name)
     if wrong:
         raise ValueError(f"scalars that were not computed, or are not finite: {', '.join(wrong)}")
-    space = replace(space_of(table), lookups=ActionSpace.with_lookups().lookups)
-    return to_texts(table, verifiers, torch.from_numpy(scalars_RF), space)
+    lookups = ActionSpace.with_lookups().lookups
+    return to_texts(table, verifiers, torch.from_numpy(scalars_RF), space_of(table), lookups)
 
 
 def to_table(rows: Sequence[dict[str, Any]], schema: pa.Schema) -> pa.Table:

@@ -50,17 +50,29 @@ class DraftTree:
     def _add_path(self, node: int, path: Path) -> list[int]:
         nodes = [node]
         for token in map(int, path):
-            parent = nodes[-1]
-            child = self._child_of[parent].setdefault(token, len(self._tokens))
-            if child == len(self._tokens):
-                self._tokens.append(token)
-                self._parents.append(parent)
-                self._depths.append(self._depths[parent] + 1)
-                self._child_lists.append([])
-                self._child_of.append({})
-            self._child_lists[parent].append(child)
+            before = len(self)
+            child = self.add(nodes[-1], token)
+            if child < before:
+                self._child_lists[nodes[-1]].append(child)
             nodes.append(child)
         return nodes
+
+    def add(self, parent: int, token: int) -> int:
+        """The child of a node with this token; a new one, at the end of the parent's child list,
+        where there is none. Only while the tree is built: its tensors are made once."""
+        child = self._child_of[parent].setdefault(token, len(self._tokens))
+        if child == len(self._tokens):
+            self._tokens.append(token)
+            self._parents.append(parent)
+            self._depths.append(self._depths[parent] + 1)
+            self._child_lists.append([])
+            self._child_of.append({})
+            self._child_lists[parent].append(child)
+        return child
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of a node with this token; None where there is none."""
+        return self._child_of[node].get(token)
 
     def along(self, paths: Sequence[Path]) -> DraftTree:
         """The same nodes under the same ids, but only those on the given paths (of node ids) are

@@ -218,9 +218,20 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
 
         print(*planned(config, modules), sep="\n")
         return
+    from pipelines.run import console, outdated, record_path
+
     with only_one(config.folder):
+        records = {name: _bytes(record_path(config, name)) for name in modules}
         for module in modules.values():
             module.run(config)
+        anew = [name for name in modules if records[name] != _bytes(record_path(config, name))]
+        words = outdated(config, anew, modules)
+        if words:
+            console.print(words, soft_wrap=True)
+
+
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
 
 
 @contextmanager

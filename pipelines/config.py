@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -26,6 +26,7 @@ from selector.schema import InputError
 SHIPPED = Path(__file__).parent / "pair" / "shipped" / "draft"  # the draft that comes with Espalier
 SMOLLM2 = "smollm2"  # the pair that comes with Espalier
 DISTILLED = "distilled"  # a draft that the run trains itself
+DISTILLED_FOLDER = "distil/draft"  # of such a draft, in the run's folder
 OF_LOGS: dict[str, Any] = {  # the defaults of runs on logs
     "name": "logs",
     "sampling": [{"temperature": 0.0}],
@@ -259,7 +260,7 @@ class Data(Section):
     @property
     def space(self) -> ActionSpace:
         """The labelled trees."""
-        return ActionSpace.wide() if self.is_wide else ActionSpace.recorded()
+        return ActionSpace.with_wide_trees() if self.is_wide else ActionSpace.recorded()
 
 
 class Train(Section):
@@ -390,12 +391,18 @@ class Config(Section):
         return Path("runs") / self.name
 
 
+LISTS: dict[str, tuple[Section, ...]] = {  # of sections, and what stands there by default
+    "sampling": Config.model_fields["sampling"].default,
+    "prompts.sets": Prompts.model_fields["sets"].default,
+}
+
+
 def in_small(config: Config) -> Config:
     """The run of `espalier quick`, with a name of its own; a draft that the run has trained stays
     where it is."""
     pair = config.pair
     if pair.draft == DISTILLED:
-        pair = pair.model_copy(update={"draft": str(config.folder / "distil" / "draft")})
+        pair = pair.model_copy(update={"draft": str(config.folder / DISTILLED_FOLDER)})
     return config.model_copy(update={"name": f"{config.name}-quick", "pair": pair})
 
 
@@ -416,6 +423,7 @@ def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> 
         key, separator, value = override.partition("=")
         if not separator:
             raise InputError(f"{override!r}: an override reads section.key=value")
+        key = _in_lists(merged, key)
         with _one_line_of(key):
             OmegaConf.update(merged, key, yaml.safe_load(value), merge=False)
     try:
@@ -427,6 +435,33 @@ def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> 
         train = config.train.model_copy(update={"verifier": "naive", "objectives": ("regressor",)})
         config = config.model_copy(update={"verifiers": ("naive",), "train": train})
     return config
+
+
+def _in_lists(merged: Any, key: str) -> str:
+    """A dotted key, with the number of the only entry where it leads into a list of sections
+    without one; InputError where the list has no such entry, or several."""
+    name = next((name for name in LISTS if key.startswith(f"{name}.")), None)
+    if name is None:
+        return key
+    with _one_line_of(key):
+        entries = OmegaConf.select(merged, name)
+    if entries is None:
+        entries = [entry.model_dump() for entry in LISTS[name]]
+        OmegaConf.update(merged, name, entries)
+    if not isinstance(entries, list | ListConfig):  # which the config's model refuses
+        return key
+    inner = key.removeprefix(f"{name}.")
+    number, _, after_number = inner.partition(".")
+    if number.isdecimal():
+        inner = after_number
+        if int(number) < len(entries):
+            return key
+    elif len(entries) == 1:
+        return f"{name}.0.{inner}"
+    one = f"name one of them, as {name}.0.{inner}, or " if entries else ""
+    raise InputError(
+        f"{key}: {name} is a list of {len(entries)}: {one}give the whole list, as '{name}=[{{..}}]'"
+    )
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
@@ -469,7 +504,13 @@ def _named(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         plain = ".".join(part for part in first["loc"] if isinstance(part, str))
         close = difflib.get_close_matches(plain, known_keys(), n=1)
-        advice = f"; did you mean {close[0]}?" if close else ""
+        advice = ""
+        if close:
+            parts: list[Any] = close[0].split(".")
+            for at, part in enumerate(first["loc"]):
+                if isinstance(part, int):  # the number of a list's entry
+                    parts.insert(at, part)
+            advice = f"; did you mean {'.'.join(map(str, parts))}?"
         return f"unknown key {key}{advice}"
     message = first["msg"].removeprefix("Value error, ")
     if not key:  # of the config as a whole

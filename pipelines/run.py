@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from importlib.metadata import version
@@ -101,6 +101,23 @@ class Stage:
         return reason is not None
 
     @property
+    def changes(self) -> str:
+        """The inputs that have changed since the output was made; empty where there is none."""
+        with suppress(InputError):
+            recorded = read_record(self.config, self.name)["depends"]
+            return differences(recorded, {"format": FORMAT, **self.depends})
+        return ""
+
+    def differs_only_in(self, key: str) -> bool:
+        """Whether the output is finished and unchanged, and made from the same inputs but for
+        one."""
+        with suppress(InputError):
+            record = read_record(self.config, self.name)
+            depends = {**self.depends, key: record["depends"].get(key)}
+            return replace(self, depends=depends).is_reusable
+        return False
+
+    @property
     def is_reusable(self) -> bool:
         """Whether the output is finished, unchanged and made from the same inputs."""
         return self._reason_to_run() is None
@@ -114,9 +131,8 @@ class Stage:
             record = read_record(self.config, self.name)
         except InputError:
             return f"{path} is damaged: made again"
-        changes = differences(record["depends"], {"format": FORMAT, **self.depends})
-        if changes:
-            return f"made again: {changes}"
+        if self.changes:
+            return f"made again: {self.changes}"
         if not record["finished"]:
             return ""
         damaged = _changed_file(self.config, record)
@@ -291,11 +307,46 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
             lines.append(f"{name}: {stage.outputs[0]} is reused: nothing it depends on has changed")
             continue
         rerun.add(name)
+        earlier = finished_files(config, name)
+        if earlier:
+            reason = "made from the output of an earlier stage"
+            if stage is not None and stage.changes:
+                reason = stage.changes
+            lines.append(f"{name}: replaces {', '.join(earlier)}: {reason}")
         lines += [f"{name}: {line}" for line in module.plan(config)]
         with suppress(InputError, KeyError):
             last_seconds = read_record(config, name)["seconds"]
             lines.append(f"{name}: about {_in_words(last_seconds)}, as last time")
     return lines
+
+
+def finished_files(config: Config, name: str) -> list[str]:
+    """The files and folders that a finished stage has written."""
+    with suppress(InputError):
+        record = read_record(config, name)
+        tops = dict.fromkeys(Path(file).parts[0] for file in record.get("files", {}))
+        return [str(config.folder / top) for top in tops]
+    return []
+
+
+def outdated(config: Config, anew: Collection[str], ran: Collection[str]) -> str:
+    """What later stages, which did not run, have made from the output of stages that was made
+    `anew`; empty where there is nothing."""
+    changed = set(anew)
+    files = []
+    stages = []
+    for name, earlier in READS.items():  # in the order in which they run
+        if changed & earlier:
+            changed.add(name)
+            if name not in ran and finished_files(config, name):
+                stages.append(name)
+                files += finished_files(config, name)
+    if not files:
+        return ""
+    return (
+        f"{', '.join(files)}: made before that, and no longer of this run's output; to make them "
+        f"again: espalier {', then '.join(stages)}"
+    )
 
 
 def _in_words(seconds: float) -> str:

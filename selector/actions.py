@@ -1,5 +1,5 @@
-"""The actions that a selector chooses from: delayed trees of a shape and a style, and lookups of a
-length.
+"""The actions that a selector chooses from: delayed trees of a shape and a style, shapes by rank,
+lookups of a length, and both in one tree.
 
 Legend: A actions, S survivals, D depths.
 """
@@ -7,7 +7,7 @@ Legend: A actions, S survivals, D depths.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
@@ -24,18 +24,31 @@ WITHOUT_REPLACEMENT = "without_replacement"
 GREEDY = "greedy"
 STYLES = (IID, WITHOUT_REPLACEMENT, GREEDY)
 COPY = "copy"  # the style of a lookup, whose tokens are copied from the text
+RANKED = "ranked"  # the name of the style of a shape by rank
+Ranks = tuple[tuple[int, ...], ...]  # paths of ranks from the root, closed under prefixes
+MOST_RANKS = 32  # ranks of a node's children are below this
+MOST_DEPTH = 8  # of a shape by rank
 
 
 class Action(NamedTuple):
-    """What is verified at a root: a delayed tree of a trunk of `L1` tokens, then `K` branches of
-    `L2` tokens (DDTE, section 3), whose first tokens are drawn in a style of `STYLES`; or, with the
-    style `COPY`, a chain of `L1` tokens that followed the longest earlier match of the text's
-    end."""
+    """What is verified at a root, in one of three forms.
+
+    A *delayed tree* (DDTE, section 3) has a trunk of `L1` tokens, then `K` branches of `L2` tokens,
+    whose first tokens are drawn in a style of `STYLES`.
+
+    A *lookup*, with the style `COPY`, is the chain of the `L1` tokens that followed the longest
+    earlier match of the text's end.
+
+    A *shape by rank* has its paths of ranks as style, and a node for each: (0, 2) is the draft's
+    third choice after its first. Such static trees are those of Medusa, EAGLE and Sequoia (arXiv
+    2402.12374). A lookup of `L1` tokens, if that is not 0, stands in the same tree. `K` is the
+    number of the root's children by rank, and `L2` the depth of the shape.
+    """
 
     K: int
     L1: int
     L2: int
-    style: str = IID
+    style: str | Ranks = IID
 
     @classmethod
     def copy(cls, length: int) -> Action:
@@ -43,25 +56,80 @@ class Action(NamedTuple):
         return cls(1, length, 0, COPY)
 
     @classmethod
+    def ranked(cls, paths: Iterable[Iterable[int]], copied: int = 0) -> Action:
+        """The shape of some paths of ranks, with a lookup of `copied` tokens in the same tree.
+        ValueError where a path's prefix is missing, or there is no path."""
+        ranks: Ranks = tuple(sorted({tuple(path) for path in paths}, key=_breadth_first))
+        known: set[tuple[int, ...]] = {()}
+        for path in ranks:
+            if not path or path[:-1] not in known:
+                raise ValueError(f"{list(path)}: the shape lacks the path before its last rank")
+            known.add(path)
+            if not 0 <= path[-1] < MOST_RANKS or len(path) > MOST_DEPTH:
+                limits = f"ranks in 0..{MOST_RANKS - 1}, at most {MOST_DEPTH} of them"
+                raise ValueError(f"{list(path)} is no path of {limits}")
+        if not ranks:
+            raise ValueError("a shape by rank has at least one path")
+        children = sum(len(path) == 1 for path in ranks)
+        return cls(children, copied, len(ranks[-1]), ranks)
+
+    @classmethod
     def of(cls, values: Iterable[Any]) -> Action:
-        """From JSON or a user: K, L1, L2 and perhaps a style; TypeError for anything else."""
+        """From JSON or a user: K, L1, L2 and perhaps a style, which may be the paths of a shape by
+        rank; TypeError for anything else."""
         shape = tuple(values)
         numbers, style = shape[:3], shape[3:]
         styles = (*STYLES, COPY)
         valid_numbers = [type(size) for size in numbers] == [int, int, int]
+        if valid_numbers and len(style) == 1 and isinstance(style[0], list | tuple):
+            return cls.ranked(style[0], copied=shape[1])
         valid_style = len(style) == 0 or (len(style) == 1 and style[0] in styles)
         if not (valid_numbers and valid_style):
             raise TypeError(f"{shape} is not K, L1, L2 and perhaps a style of {', '.join(styles)}")
         return cls(*shape)
 
     @property
+    def ranks(self) -> Ranks:
+        """The paths of ranks of a shape, shorter ones first; none of another action."""
+        return () if isinstance(self.style, str) else self.style
+
+    @property
+    def style_name(self) -> str:
+        """The style; `RANKED` of a shape by rank."""
+        return self.style if isinstance(self.style, str) else RANKED
+
+    @property
     def nodes(self) -> int:
-        """Number of drafted tokens; equal prefixes of i.i.d. branches count separately."""
+        """Number of drafted tokens; equal prefixes of i.i.d. branches count separately, and so do
+        tokens that are copied and drafted."""
+        if self.ranks:
+            return self.L1 + len(self.ranks)
         return self.L1 + self.K * self.L2
 
     @property
+    def depth(self) -> int:
+        """Tokens of the longest path."""
+        return max(self.L1, self.L2) if self.ranks else self.L1 + self.L2
+
+    @property
+    def inner_widths(self) -> list[int]:
+        """Of a shape by rank, how many nodes with children there are at each depth from 1 on."""
+        inner = {path[:-1] for path in self.ranks if len(path) > 1}
+        return [sum(len(path) == depth for path in inner) for depth in range(1, self.L2)]
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether its tokens are certain given the text: none is drawn."""
+        return self.style_name in (COPY, RANKED)
+
+    @property
+    def copied(self) -> int:
+        """Tokens that are copied from the text."""
+        return self.L1 if self.is_certain else 0
+
+    @property
     def copies(self) -> bool:
-        """Whether it is a lookup."""
+        """Whether it is a lookup, and nothing else."""
         return self.style == COPY
 
     @property
@@ -77,20 +145,56 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         if self.copies:
             return f"lookup {self.L1}"
+        if self.ranks:
+            shape = f"shape of {len(self.ranks)} nodes, depth {self.L2}"
+            return f"{shape}, and lookup {self.L1}" if self.copied else shape
         if self.distinct:
             return f"({self.K}, {self.L1}, {self.L2}, {self.style})"
         return f"({self.K}, {self.L1}, {self.L2})"
 
 
+def balanced(nodes: int, depth: int) -> Action:
+    """A shape by rank for texts that nobody has seen: its nodes have the least products of
+    `rank + 1` along their path, shorter paths first."""
+    product_of: dict[tuple[int, ...], int] = {(): 1}
+    for _ in range(depth):
+        for path, product_before in list(product_of.items()):
+            for rank in range(nodes // product_before):
+                product_of[*path, rank] = product_before * (rank + 1)
+    del product_of[()]
+    ordered = sorted(product_of, key=lambda path: (product_of[path], len(path), path))
+    return Action.ranked(ordered[:nodes])
+
+
+def _breadth_first(path: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    return len(path), path
+
+
 EMPTY = Action(1, 0, 0)  # no token is drafted: autoregressive decoding
 LARGEST = 256  # each number of a space is below this, so that its tables stay small
+WIDE_DEPTH = 3  # tokens of a branch of trees that are wider than `max_K`
+
+
+class Grid(NamedTuple):
+    """Delayed trees of all combinations of some numbers of branches, and of trunks and branches up
+    to two lengths."""
+
+    widths: tuple[int, ...]  # K > 1, ascending
+    max_L1: int
+    max_L2: int
+
+    @property
+    def survivals(self) -> int:
+        """Of one style: for each K, trunk and depth below it."""
+        return len(self.widths) * (self.max_L1 + 1) * self.max_L2
 
 
 @dataclass(frozen=True)
 class ActionSpace:
     """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2` in ascending
-    order: first those with i.i.d. branches, then the branching ones of each further style; then
-    lookups. Where `widths` are given, they are the only numbers of branches.
+    order, and those of the `wide` numbers of branches from the root, of up to `WIDE_DEPTH` tokens:
+    first those with i.i.d. branches, then the branching ones of each further style; then shapes by
+    rank; then lookups; then shapes with a lookup in the same tree.
 
     `(K, L1, 0)` is the same chain for every `K`, and `(1, L1, L2)` is the chain of length
     `L = L1 + L2`. A chain is represented as `(1, min(L, max_L1), max(0, L - max_L1))`.
@@ -101,7 +205,8 @@ class ActionSpace:
     max_L2: int
     lookups: tuple[int, ...] = ()
     styles: tuple[str, ...] = ()  # besides i.i.d.
-    widths: tuple[int, ...] = ()  # the numbers K > 1 of branches; empty for all up to max_K
+    wide: tuple[int, ...] = ()  # numbers of branches above `max_K`, ascending
+    ranked: tuple[Action, ...] = ()  # shapes by rank, with and without a lookup
 
     @classmethod
     def default(cls) -> ActionSpace:
@@ -120,10 +225,10 @@ class ActionSpace:
         return cls(4, 8, 8, styles=(GREEDY,))
 
     @classmethod
-    def wide(cls) -> ActionSpace:
-        """Up to 32 branches of up to three tokens from the root, as engines draft them: i.i.d. and
-        greedy ones."""
-        return cls(32, 0, 3, styles=(GREEDY,), widths=(2, 3, 4, 6, 8, 12, 16, 24, 32))
+    def with_wide_trees(cls) -> ActionSpace:
+        """The recorded trees, and up to 32 branches of up to three tokens from the root, as engines
+        draft them: i.i.d. and greedy ones."""
+        return replace(cls.recorded(), wide=(6, 8, 12, 16, 24, 32))
 
     @classmethod
     def of_pairs(cls) -> ActionSpace:
@@ -146,36 +251,47 @@ class ActionSpace:
             values["max_L2"],
             tuple(values["lookups"]),
             tuple(values["styles"]),
-            tuple(values["widths"]),
+            tuple(values["wide"]),
+            tuple(map(Action.of, values["ranked"])),
         )
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
-        entries = asdict(self)
-        for name in ("lookups", "styles", "widths"):
-            entries[name] = list(entries[name])
-        return entries
+        return {
+            "max_K": self.max_K,
+            "max_L1": self.max_L1,
+            "max_L2": self.max_L2,
+            "lookups": list(self.lookups),
+            "styles": list(self.styles),
+            "wide": list(self.wide),
+            "ranked": [list(shape) for shape in self.ranked],
+        }
 
     @cached_property
-    def branch_counts(self) -> tuple[int, ...]:
-        """The numbers K > 1 of branches that trees may have, ascending."""
-        return self.widths or tuple(range(2, self.max_K + 1))
+    def grids(self) -> tuple[Grid, ...]:
+        """The branching delayed trees of each style."""
+        narrow = Grid(tuple(range(2, self.max_K + 1)), self.max_L1, self.max_L2)
+        wide = Grid(self.wide, 0, min(WIDE_DEPTH, self.max_L2))
+        return tuple(grid for grid in (narrow, wide) if grid.survivals > 0)
 
     @cached_property
     def trees(self) -> tuple[Action, ...]:
-        """The actions that the draft drafts, and the empty tree."""
-        sizes = self.branch_counts, range(self.max_L1 + 1), range(1, self.max_L2 + 1)
-        branching = [Action(K, L1, L2) for K, L1, L2 in product(*sizes)]
+        """The actions that the draft alone drafts, and the empty tree."""
+        branching: list[Action] = []
+        for widths, max_L1, max_L2 in self.grids:
+            for K, L1, L2 in product(widths, range(max_L1 + 1), range(1, max_L2 + 1)):
+                branching.append(Action(K, L1, L2))
         chains = [self.chain(length) for length in range(self.depth + 1)]
         trees = sorted(chains + branching)
         for style in self.styles:
             trees += [action._replace(style=style) for action in branching]
-        return tuple(trees)
+        return (*trees, *(shape for shape in self.ranked if not shape.copied))
 
     @cached_property
     def actions(self) -> tuple[Action, ...]:
         """All actions, in the order of `scores` and of labels."""
-        return (*self.trees, *map(Action.copy, self.lookups))
+        unions = [shape for shape in self.ranked if shape.copied]
+        return (*self.trees, *map(Action.copy, self.lookups), *unions)
 
     @cached_property
     def needs_draft_A(self) -> Tensor:
@@ -184,19 +300,26 @@ class ActionSpace:
 
     @property
     def depth(self) -> int:
-        """Largest depth of a tree, in tokens."""
+        """Largest depth of a delayed tree, in tokens."""
         return self.max_L1 + self.max_L2
 
     @property
     def deepest(self) -> int:
         """Largest depth of any action, in tokens."""
-        return max(self.depth, *self.lookups, 0)
+        return max(self.depth, *(action.depth for action in self))
 
     @property
     def tree_survivals(self) -> int:
-        """How many of the survivals belong to trees."""
-        branches = (1 + len(self.styles)) * len(self.branch_counts)  # pairs of a style and a K
-        return self.depth + branches * (self.max_L1 + 1) * self.max_L2
+        """How many of the survivals belong to delayed trees."""
+        return sum(self.survivals_by_part[:2])
+
+    @cached_property
+    def survivals_by_part(self) -> tuple[int, int, int, int]:
+        """How many of the survivals belong to chains, to branches, to lookups and to shapes by
+        rank, in their order."""
+        branches = (1 + len(self.styles)) * sum(grid.survivals for grid in self.grids)
+        shapes = sum(shape.depth for shape in self.ranked)
+        return self.depth, branches, max(self.lookups, default=0), shapes
 
     @cached_property
     def sums_SA(self) -> Tensor:
@@ -204,24 +327,47 @@ class ActionSpace:
 
         The survivals `P(tau >= t)` are ordered: those of the chain by depth; those of branches by
         style, K, trunk length L1 and depth below it, which do not depend on L2; those of lookups by
-        depth. For example, `E[tau + 1]` of (3, 2, 4) is 1 + the chain's first two + the first four
-        of K = 3 at L1 = 2.
+        depth; those of each shape by rank by depth. For example, `E[tau + 1]` of (3, 2, 4) is 1 +
+        the chain's first two + the first four of K = 3 at L1 = 2.
         """
-        sums_SA = torch.zeros(self.tree_survivals + max(self.lookups, default=0), len(self))
+        sums_SA = torch.zeros(sum(self.survivals_by_part), len(self))
         for a, action in enumerate(self):
             sums_SA[self._positions_by_depth(action), a] = 1
         return sums_SA
 
     def _positions_by_depth(self, action: Action) -> list[int]:
-        K, L1, L2, style = action
+        K, L1, L2, _ = action
         if action.copies:
             return list(range(self.tree_survivals, self.tree_survivals + L1))
+        if action.ranks:
+            first = self._first_of_shape[action]
+            return list(range(first, first + action.depth))
         if K == 1:
             return list(range(L1 + L2))
-        counts = self.branch_counts
-        branches = (IID, *self.styles).index(style) * len(counts) + counts.index(K)
-        start = self.depth + (branches * (self.max_L1 + 1) + L1) * self.max_L2
-        return [*range(L1), *range(start, start + L2)]
+        first = (
+            self._first_of_branches[action.style_name, K] + L1 * self.max_L2
+        )  # wide trees have no trunk
+        return [*range(L1), *range(first, first + L2)]
+
+    @cached_property
+    def _first_of_branches(self) -> dict[tuple[str, int], int]:
+        # by style and K, the position of the first survival of trees without a trunk
+        first_of: dict[tuple[str, int], int] = {}
+        first = self.depth
+        for style, grid in product((IID, *self.styles), self.grids):
+            for K in grid.widths:
+                first_of[style, K] = first
+                first += (grid.max_L1 + 1) * grid.max_L2
+        return first_of
+
+    @cached_property
+    def _first_of_shape(self) -> dict[Action, int]:
+        first_of: dict[Action, int] = {}
+        first = sum(self.survivals_by_part[:3])
+        for shape in self.ranked:
+            first_of[shape] = first
+            first += shape.depth
+        return first_of
 
     def survival_factors(self) -> Tensor:
         """Which conditional acceptance probabilities each survival is the product of: zeros and
@@ -230,10 +376,20 @@ class ActionSpace:
         factors_SS = torch.zeros(len(self.sums_SA), len(self.sums_SA))
         longest_lookup = max(self.lookups, default=0)
         lookups = [Action.copy(length) for length in range(1, longest_lookup + 1)]
-        for action in (*self.trees, *lookups):
+        for action in (*self.trees, *lookups, *self.ranked):
             path = self._positions_by_depth(action)
-            factors_SS[path, path[-1:]] = 1
+            for end in range(len(path)):
+                factors_SS[path[: end + 1], path[end]] = 1
         return factors_SS
+
+    def positions_in(self, labelled: ActionSpace) -> Tensor:
+        """Positions of the chains' and branches' survivals among those of a space that has them,
+        int64 [tree_survivals]."""
+        positions = list(range(self.depth))
+        for style, grid in product((IID, *self.styles), self.grids):
+            for K, L1 in product(grid.widths, range(grid.max_L1 + 1)):
+                positions += labelled._positions_by_depth(Action(K, L1, grid.max_L2, style))[L1:]
+        return torch.tensor(positions)
 
     @cached_property
     def survival_of_AD(self) -> Tensor:
@@ -259,20 +415,21 @@ class ActionSpace:
     def index(self, action: Action) -> int:
         """Position in `actions` of the action that drafts the same tokens; ValueError where there
         is none."""
-        K, L1, L2, _ = action
+        K, L1, L2 = action[:3]
         branches = K > 1 and L2 > 0
-        canonical = action if action.copies or branches else self.chain(L1 + L2)
+        canonical = action
+        if not (branches or action.is_certain):
+            canonical = self.chain(L1 + L2)
         if canonical not in self._index or min(K, L1 + 1, L2 + 1) < 1:
-            styles = ""
+            words = [f"K in 1..{self.max_K}, L1 in 0..{self.max_L1}, L2 in 0..{self.max_L2}"]
             if self.styles:
-                styles = f", style {' or '.join((IID, *self.styles))}"
-            K_values = f"1..{self.max_K}"
-            if self.widths:
-                K_values = f"{(1, *self.widths)}"
-            raise ValueError(
-                f"{action} is not in the space of K in {K_values}, L1 in 0..{self.max_L1}, "
-                f"L2 in 0..{self.max_L2}{styles}, lookups of {self.lookups or 'no'} tokens"
-            )
+                words.append(f"style {' or '.join((IID, *self.styles))}")
+            if self.wide:
+                words.append(f"K in {self.wide} at the root")
+            if self.ranked:
+                words.append(f"{len(self.ranked)} shapes by rank")
+            words.append(f"lookups of {self.lookups or 'no'} tokens")
+            raise ValueError(f"{action} is not in the space of {', '.join(words)}")
         return self._index[canonical]
 
     def __len__(self) -> int:

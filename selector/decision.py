@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace
+from selector.actions import Action, ActionSpace, Ranks
 from selector.files import Array
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, FULL, LIGHT, MATCH, InputError
@@ -38,13 +38,17 @@ NEVER = -1e9  # the score, in tokens, of an action that may not be chosen
 
 
 class LookupRule(NamedTuple):
-    """Drafts a lookup of `length` tokens wherever the match has at least `least` tokens."""
+    """Drafts a lookup of `length` tokens wherever the match has at least `least` tokens; with
+    `ranks`, in one tree with that shape by rank."""
 
     least: int
     length: int
+    ranks: Ranks = ()
 
     @property
     def lookup(self) -> Action:
+        if self.ranks:
+            return Action.ranked(self.ranks, self.length)
         return Action.copy(self.length)
 
 
@@ -173,7 +177,8 @@ class Setting:
         levels = tuple(entry["feature_levels"])
         rule = None
         if entry["rule"] is not None:
-            rule = LookupRule(*entry["rule"])
+            least, length, ranks = entry["rule"]
+            rule = LookupRule(least, length, tuple(map(tuple, ranks)))
         return cls(
             sampling=Sampling(
                 **{parameter.name: entry[parameter.name] for parameter in fields(Sampling)}

@@ -305,9 +305,9 @@ class LatencyProfile:
         seconds = self.target.at(length, nodes) + sum(self.draft.at(*size) for size in passes)
         seconds += self.decision_seconds(feature_levels)
         if action.drafts:
-            verification = self.verify.get(action.style, self.verify[verifier])
+            verification = self.verify.get(action.style_name, self.verify[verifier])
             seconds += self.drafting.at(length, 0) + verification.token * action.nodes
-            if action.K > 1:
+            if action.K > 1 and not action.is_certain:
                 seconds += verification.branching + verification.depth * action.L2
         if sampling.top_p < 1:
             seconds += self.nucleus * (nodes + sum(width for _, width in passes))
@@ -364,10 +364,16 @@ def draft_passes(action: Action, length: float, root: bool = False) -> list[tupl
     always made, for the decision."""
     if not action.drafts:
         return [(length, 2)] if root else []
+    passes: list[tuple[float, int]] = [(length, 2)]
+    if action.ranks:
+        passed = 0
+        for width in action.inner_widths:
+            passed += width
+            passes.append((length + passed, width))
+        return passes
     K, L1, L2 = action[:3]
     # nothing is drafted after the last token of a chain, so it needs no pass
     last = L1 if L2 > 0 else L1 - 1
-    passes: list[tuple[float, int]] = [(length, 2)]
     passes += [(length + depth, 1) for depth in range(1, last + 1)]
     passes += [(length + L1 + depth * K, K) for depth in range(1, L2)]
     return passes

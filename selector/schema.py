@@ -15,7 +15,7 @@ from pathlib import Path
 
 # Of all files of runs and artefacts. Raise it when the same inputs give other contents or another
 # layout.
-FORMAT = 24
+FORMAT = 25
 
 
 class InputError(ValueError):
@@ -264,6 +264,9 @@ SCALARS_KEY = "scalars"  # in a feature dictionary: one float vector in the orde
 HIDDEN_STATES = ("target_hidden_prev", "draft_hidden_prev", "draft_hidden_root")
 # trace column: by root, the number of a lookup's tokens that agree with the text
 LOOKUP_COLUMN = "lookup.right"
+# trace column: the draft's ranks of the text's tokens after the first root, each after the tokens
+# before it, 0 for its most likely one; 255 from 255 on, and where the draft cannot write the token
+RANK_COLUMN = "draft_rank"
 
 
 def survival_column(verifier: str) -> str:

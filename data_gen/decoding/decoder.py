@@ -20,12 +20,13 @@ from torch import Tensor
 
 from data_gen.decoding.loop import Chooser, Decoded, Step, Stopwatch
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.drafting.sampled import Draft, draft_lookup, draft_tree
+from data_gen.drafting.ranked import draft_certain
+from data_gen.drafting.sampled import Draft, draft_tree
 from data_gen.features.root import BLOCK, RootKnowledge
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling
-from data_gen.verification import COPIED, Verdict, Verifier, styled
+from data_gen.verification import CERTAIN, Verdict, Verifier, styled
 from data_gen.verification.distributions import sample
 from selector.actions import Action
 from selector.schema import FULL, LIGHT, MATCH
@@ -185,20 +186,25 @@ class Decoder:
     def _draft(self, text: Text, action: Action, stopwatch: Stopwatch) -> Draft:
         if action.drafts:
             self._forward_root(text, stopwatch)
-            return draft_tree(
+        if action.is_certain or not action.drafts:
+            return draft_certain(
                 text.draft,
-                text.root_probs_V,
+                text.root_logits_V if action.drafts else None,
                 action,
                 self.draft_sampling,
-                text.generator,
-                self._verifier_of(action).style,
+                text.proposal(action.copied) if action.copied else (),
                 text.tokens,
-                root_logits_V=text.root_logits_V,
             )
-        copied: list[int] = []
-        if action.copies:
-            copied = text.proposal(action.L1)
-        return draft_lookup(copied, self.pair.vocabulary, self.pair.device)
+        return draft_tree(
+            text.draft,
+            text.root_probs_V,
+            action,
+            self.draft_sampling,
+            text.generator,
+            self._verifier_of(action).style,
+            text.tokens,
+            root_logits_V=text.root_logits_V,
+        )
 
     def _target(self, text: Text, drafted: Draft) -> ModelRows:
         tree = drafted.tree
@@ -223,10 +229,10 @@ class Decoder:
         )
 
     def _verifier_of(self, action: Action) -> Verifier:
-        if action.copies:
-            return COPIED
+        if action.is_certain:
+            return CERTAIN
         if action.distinct:
-            return styled(self.verifier, action.style)
+            return styled(self.verifier, action.style_name)
         return self.verifier
 
     def _commit(self, text: Text, drafted: Draft, rows: ModelRows, verdict: Verdict) -> list[int]:

@@ -113,34 +113,25 @@ def distinct_nodes(
     `texts` are token ids and the position of the first root; branches are drafted at every
     `EVERY`-th one from it.
     """
-    action = Action(space.max_K, 0, space.max_L2)
     generator = torch.Generator(device=model.device).manual_seed(seed)
-    counts = []  # by root, K and depth
+    counts: dict[str, list[list[int]]] = {}  # by K, root and depth
     for tokens, start in texts:
         draft = CachedModel(model)
         for root in range(start, len(tokens), EVERY):
             draft.fill(tokens[draft.committed : root])
             (probs_V,) = probabilities(draft.extend(tokens[root : root + 1]).logits_WV, sampling)
-            drafted = draft_tree(draft, probs_V, action, sampling, generator)
-            draft.keep([])
-            nodes_by_depth = list(zip(*drafted.tree.branch_nodes, strict=True))[1:]
-            root_counts = []
-            for K in space.branch_counts:
-                root_counts.append([len(set(nodes[:K])) for nodes in nodes_by_depth])
-            counts.append(root_counts)
-    means_KD = torch.tensor(counts, dtype=torch.float64).mean(0)
-    return {
-        str(K): means_D.tolist() for K, means_D in zip(space.branch_counts, means_KD, strict=True)
-    }
-
-
-def draft_lookup(proposal: Sequence[int], vocabulary: int, device: torch.device) -> Draft:
-    """A chain that is copied from the text, by `LookupIndex.proposal`. Its tokens have draft
-    probability 1, so each is accepted with its target probability."""
-    tree = DraftTree.from_paths(list(proposal), [[]])
-    probs_NV = torch.zeros(len(tree), vocabulary, device=device)
-    probs_NV[range(len(proposal)), list(proposal)] = 1
-    return Draft(tree, probs_NV, {}, [])
+            for grid in space.grids:
+                action = Action(grid.widths[-1], 0, grid.max_L2)
+                drafted = draft_tree(draft, probs_V, action, sampling, generator)
+                draft.keep([])
+                nodes_by_depth = list(zip(*drafted.tree.branch_nodes, strict=True))[1:]
+                for K in grid.widths:
+                    distinct = [len(set(nodes[:K])) for nodes in nodes_by_depth]
+                    counts.setdefault(str(K), []).append(distinct)
+    means_of_K = {}
+    for name, counts_RD in counts.items():
+        means_of_K[name] = torch.tensor(counts_RD, dtype=torch.float64).mean(0).tolist()
+    return means_of_K
 
 
 def draw_children(

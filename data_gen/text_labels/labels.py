@@ -46,6 +46,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple, cast
 
 import torch
@@ -66,7 +67,7 @@ from data_gen.verification.distributions import divide, most_likely
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import FirstPath
 from data_gen.verification.ranking import SortedRows
-from selector.actions import GREEDY, IID, ActionSpace
+from selector.actions import GREEDY, IID, ActionSpace, Grid
 
 ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once
 
@@ -129,11 +130,12 @@ def labelled_verifier(name: str) -> TopDown | BottomUp:
     raise ValueError(f"{name} has no labels along a text")
 
 
-class _Style(NamedTuple):
-    """The branches of one style. Many verifiers take the same rule for another style than i.i.d.,
-    so rules are walked for once."""
+class _Branching(NamedTuple):
+    """The branches of one style and grid. Many verifiers take the same rule for another style than
+    i.i.d., so rules are walked for once."""
 
-    name: str
+    style: str
+    grid: Grid
     rules: list[TopDown | BottomUp]  # by verifier
     # by rule, [P, K, max_L2, L] of each block; top-down L is 1
     blocks: defaultdict[type, list[Tensor]]
@@ -165,11 +167,12 @@ class TextLabeller:
             )
         self.verifiers = [labelled_verifier(name) for name in verifiers]
         self._is_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
-        self._styles: list[_Style] = []
-        if self.space.branch_counts and self.space.max_L2 > 0:
-            for name in (IID, *self.space.styles):
-                rules = [cast(TopDown | BottomUp, styled(rule, name)) for rule in self.verifiers]
-                self._styles.append(_Style(name, rules, defaultdict(list)))
+        self._branchings: list[_Branching] = []
+        for style, grid in product((IID, *self.space.styles), self.space.grids):
+            rules = [cast(TopDown | BottomUp, styled(rule, style)) for rule in self.verifiers]
+            self._branchings.append(_Branching(style, grid, rules, defaultdict(list)))
+        self._widest = max((grid.widths[-1] for grid in self.space.grids), default=1)
+        self._look_ahead = max((grid.max_L2 for grid in self.space.grids), default=0)
         # of the text's own next tokens, block by block
         self._p: list[Tensor] = []
         self._q: list[Tensor] = []
@@ -199,7 +202,7 @@ class TextLabeller:
             raise ValueError(f"token {at} of the text has probability 0 under the target")
         self._p.append(p_B)
         self._q.append(_normalised_at(q_BV, next_B))
-        if self._styles:
+        if self._branchings:
             p_PV = p_BV
             q_PV = q_BV
             if self._rows is not None:
@@ -209,12 +212,12 @@ class TextLabeller:
             self._rows = SortedRows(p_PV, q_PV, self._draft_vocabulary_S)
             if GREEDY in self.space.styles:
                 logits_BV = None if draft_logits_BV is None else draft_logits_BV[: len(next_B)]
-                likely_BK = most_likely(q_BV, self.space.max_K, logits_BV)
+                likely_BK = most_likely(q_BV, self._widest, logits_BV)
                 if self._likely is not None:
                     kept_BK = self._likely[len(self._likely) - self._waiting :]
                     likely_BK = torch.cat([kept_BK, likely_BK])
                 self._likely = likely_BK
-            count = max(0, len(self._rows.p_NV) - self.space.max_L2 + 1)
+            count = max(0, len(self._rows.p_NV) - self._look_ahead + 1)
             if count > 0:
                 self._branch(self._rows, begin - self._waiting, count)
             self._waiting = len(self._rows.p_NV) - count
@@ -227,24 +230,26 @@ class TextLabeller:
 
     def _branch(self, rows: SortedRows, begin: int, count: int) -> None:
         """The branches of all styles at `count` positions from `begin` on, the first of `rows`."""
-        device = rows.device
-        space = self.space
-        since = max(0, begin - space.max_L1)
-        entry_TD = entry_weights(*self._ahead(since))
-        trunk_L = torch.arange(space.max_L1 + 1, device=device)
-        root_PL = torch.arange(begin, begin + count, device=device).unsqueeze(-1) - trunk_L
-        entry_PL = entry_TD[root_PL.clamp(min=since) - since, trunk_L.expand_as(root_PL)]
-        entry_PL = entry_PL * (root_PL >= 0)
-        entry_CL = entry_PL.repeat_interleave(len(space.branch_counts), dim=0)
-        tokens_B = self.tokens_T[begin + 1 : begin + 1 + len(rows.p_NV)].to(device)
-        for style in self._styles:
-            branches = Branches(
-                style.name, space, self._siblings, rows, tokens_B, count, self._likely
-            )
-            rules = {type(rule): rule for rule in style.rules}
+        tokens_B = self.tokens_T[begin + 1 : begin + 1 + len(rows.p_NV)].to(rows.device)
+        for style, grid, style_rules, blocks in self._branchings:
+            entry_PL = self._trunk_weights(grid, begin, count)
+            entry_CL = entry_PL.repeat_interleave(len(grid.widths), dim=0)
+            branches = Branches(style, grid, self._siblings, rows, tokens_B, count, self._likely)
+            rules = {type(rule): rule for rule in style_rules}
             starts = [before_branches(rule, entry_CL) for rule in rules.values()]
             for kind, block in zip(rules, branches.survivals(starts), strict=True):
-                style.blocks[kind].append(block)
+                blocks[kind].append(block)
+
+    def _trunk_weights(self, grid: Grid, begin: int, count: int) -> Tensor:
+        """The entry weights that trunks of 0, 1, .. tokens leave at `count` positions, [P, L]; 0
+        where a trunk would begin before the text."""
+        since = max(0, begin - grid.max_L1)
+        entry_TD = entry_weights(*self._ahead(since))
+        trunk_L = torch.arange(grid.max_L1 + 1, device=entry_TD.device)
+        end_P1 = torch.arange(begin, begin + count, device=entry_TD.device).unsqueeze(-1)
+        root_PL = end_P1 - trunk_L
+        entry_PL = entry_TD[root_PL.clamp(min=since) - since, trunk_L.expand_as(root_PL)]
+        return entry_PL * (root_PL >= 0)
 
     def survivals(self) -> Tensor:
         """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once
@@ -261,24 +266,25 @@ class TextLabeller:
             # bottom-up, the trunk's acceptance is in the entry weights of the branches
             trunk_TD = chain_TD if isinstance(verifier, TopDown) else drafted_TD
             parts = [chain_TD[: self.roots, 1:]]
-            for style in self._styles:
-                parts += self._branch_survivals(v, style, chain_TD, trunk_TD)
+            for branching in self._branchings:
+                parts += self._branch_survivals(v, branching, chain_TD, trunk_TD)
             survivals.append(torch.cat(parts, dim=-1))
         return torch.stack(survivals)
 
     def _branch_survivals(
-        self, v: int, style: _Style, chain_TD: Tensor, trunk_TD: Tensor
+        self, v: int, branching: _Branching, chain_TD: Tensor, trunk_TD: Tensor
     ) -> list[Tensor]:
         """Of every root for one verifier, [R, max_L2] for each K and L1."""
-        max_L2 = self.space.max_L2
-        trunks = range(self.space.max_L1 + 1)
-        if style.name == IID and self._is_first_path[v]:
+        widths, max_L1, max_L2 = branching.grid
+        trunks = range(max_L1 + 1)
+        if branching.style == IID and self._is_first_path[v]:
             # its branches are the chain's continuation
             continuations = [chain_TD[: self.roots, L1 + 1 : L1 + 1 + max_L2] for L1 in trunks]
-            return continuations * len(self.space.branch_counts)
-        below = torch.cat(style.blocks[type(style.rules[v])]).expand(-1, -1, -1, len(trunks))
+            return continuations * len(widths)
+        blocks = branching.blocks[type(branching.rules[v])]
+        below = torch.cat(blocks).expand(-1, -1, -1, len(trunks))
         survivals: list[Tensor] = []
-        for K in range(len(self.space.branch_counts)):
+        for K in range(len(widths)):
             for L1 in trunks:
                 branch_RD = below[L1 : L1 + self.roots, K, :, L1]
                 survivals.append(trunk_TD[: self.roots, L1, None] * branch_RD)

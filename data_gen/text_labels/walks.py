@@ -20,7 +20,7 @@ from data_gen.text_labels.acceptance import Acceptance
 from data_gen.text_labels.siblings import NextTokens, Siblings
 from data_gen.verification.distributions import divide
 from data_gen.verification.ranking import SortedRows
-from selector.actions import GREEDY, ActionSpace
+from selector.actions import GREEDY, Grid
 
 
 @dataclass
@@ -64,16 +64,17 @@ class Walks:
 
 @dataclass
 class Branches:
-    """The branches of one style in a space's trees, at each of the first `count` positions of
+    """The branches of one style in a grid's trees, at each of the first `count` positions of
     consecutive distributions `rows`, which are at least max_L2 - 1 more.
 
     Attributes:
         tokens_B: the token that follows each distribution.
-        likely_BK: for greedy branches, the draft's max_K most likely tokens at each position.
+        likely_BK: for greedy branches, at least as many of the draft's most likely tokens at each
+            position as there are branches.
     """
 
     style: str
-    space: ActionSpace
+    grid: Grid
     siblings: Siblings
     rows: SortedRows
     tokens_B: Tensor
@@ -83,13 +84,13 @@ class Branches:
     def survivals(self, starts: Sequence[Acceptance]) -> list[Tensor]:
         """P(at least that deep, along the text) / P(text), for each verifier: float64 [count,
         K, max_L2, L]. `starts` are the acceptances before the branches, for each cell."""
-        counts_K = torch.tensor(self.space.branch_counts, device=self.rows.device)
+        counts_K = torch.tensor(self.grid.widths, device=self.rows.device)
         cells = self.count * len(counts_K)
         cell_M = torch.arange(cells, device=self.rows.device)
         weight_M = torch.ones(cells, dtype=torch.float64, device=self.rows.device)
         walks = Walks(cell_M, counts_K.repeat(self.count), weight_M, list(starts))
         totals_by_depth: list[list[Tensor]] = []
-        for depth in range(self.space.max_L2):
+        for depth in range(self.grid.max_L2):
             parts: list[Walks] = []
             for k in walks.branches_M.unique().tolist():
                 walks_m = (walks.branches_M == k).nonzero()[:, 0]
@@ -104,7 +105,7 @@ class Branches:
 
     def _step(self, walks: Walks, k: int, depth: int) -> Walks:
         """One token of the text further, for walks with k branches on it."""
-        row_M = walks.cell_M.div(len(self.space.branch_counts), rounding_mode="floor") + depth
+        row_M = walks.cell_M.div(len(self.grid.widths), rounding_mode="floor") + depth
         token_M1 = self.tokens_B[row_M].unsqueeze(-1)
         p_M1, q_M1 = self.rows.at(row_M).at(token_M1)
         if k == 1:

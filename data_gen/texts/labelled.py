@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from data_gen import traces
+from data_gen.drafting.ranked import ranks_of
 from data_gen.features.root import ROW_NUMBERS, row_numbers
 from data_gen.models.distilled import draft_vocabulary
 from data_gen.models.pair import ModelPair
@@ -28,7 +29,8 @@ from data_gen.text_labels.labels import TextLabeller, block_rows
 from data_gen.texts.generated import RowBlock, fewer, halving, rows_along, seed_of
 from data_gen.texts.possible import ImpossibleToken, check_possible
 from data_gen.texts.written import DEPTH, Recipe, Work, WrittenText, naming, written
-from selector.schema import HIDDEN_STATES, InputError, survival_column
+from selector.actions import MOST_DEPTH
+from selector.schema import HIDDEN_STATES, RANK_COLUMN, InputError, survival_column
 
 GPU_BLOCKS = 8  # of `block_rows` are labelled together on a GPU
 
@@ -155,15 +157,18 @@ def _recorded(
 ) -> dict[str, Any]:
     """The models' columns of a text but for its survivals, for which its distributions wait."""
     numbers: dict[str, list[float]] = {name: [] for name in ROW_NUMBERS}
+    ranks: list[int] = []
     hidden: list[tuple[Tensor, Tensor]] = []
     for (target, draft), following in blocks:
         for name, values in row_numbers(target, draft, following).items():
             numbers[name] += values
+        ranks += ranks_of(draft.logits_NV, following)
         waiting.add(target, draft, len(following))
         if recipe.hidden:
             hidden.append((target.hidden_ND.half().cpu(), draft.hidden_ND.half().cpu()))
     roots = written_text.roots
     columns: dict[str, Any] = {name: values[:roots] for name, values in numbers.items()}
+    columns[RANK_COLUMN] = ranks[: roots + MOST_DEPTH - 1]
     if recipe.hidden:
         target_ND = torch.cat([target_BD for target_BD, _ in hidden])
         draft_ND = torch.cat([draft_BD for _, draft_BD in hidden])

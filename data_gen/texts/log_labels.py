@@ -154,9 +154,9 @@ def with_features(
         text_scalars_RF, text_keys_RJ = _along(table, row, statistics)
         scalars.append(text_scalars_RF)
         keys.append(text_keys_RJ)
-    texts = to_texts(
-        table, [VERIFIER], torch.from_numpy(np.concatenate(scalars)), space_of(table), LOG
-    )
+    space = space_of(table)
+    scalars_RF = torch.from_numpy(np.concatenate(scalars))
+    texts = to_texts(table, [VERIFIER], scalars_RF, space, space.lookups, LOG)
     texts = imputed(texts, correction or correction_of(texts))
     if tokens is not None:
         return replace(texts, tokens=tokens)

@@ -17,11 +17,12 @@ from data_gen.texts.generated import GeneratedText, finished, generated_by_targe
 from data_gen.texts.logs import LoggedText
 from data_gen.texts.prompts import Form, Prompt
 from data_gen.verification import get_verifier
-from selector.actions import GREEDY, Action, ActionSpace
+from selector.actions import GREEDY, Action, ActionSpace, balanced
 from selector.schema import InputError
 
 DEPTH = ActionSpace.recorded().depth  # how far every root looks ahead, whatever its trees
 BEYOND = DEPTH - 1  # tokens after the labelled ones; the last prompt token is a root, too
+CERTAIN_BEHAVIOUR = (balanced(8, 3), Action.ranked(balanced(16, 4).ranks, 8))
 BEHAVIOUR: tuple[Action, ...] = (
     Action(1, 4, 0),
     Action(1, 8, 0),
@@ -33,6 +34,7 @@ BEHAVIOUR: tuple[Action, ...] = (
     Action(2, 4, 4, GREEDY),
     Action(3, 2, 4, GREEDY),
     Action(4, 0, 4, GREEDY),
+    *CERTAIN_BEHAVIOUR,
 )
 WIDE_BEHAVIOUR: tuple[Action, ...] = (
     Action(4, 0, 3),
@@ -40,6 +42,7 @@ WIDE_BEHAVIOUR: tuple[Action, ...] = (
     Action(16, 0, 3),
     Action(8, 0, 3, GREEDY),
     Action(16, 0, 2, GREEDY),
+    *CERTAIN_BEHAVIOUR,
 )
 
 
@@ -52,7 +55,8 @@ class Recipe:
     stride: int  # hidden states are recorded at every `stride`-th root of a training text
     hidden: bool  # whether hidden states are recorded
     seed: int
-    space: ActionSpace  # the labelled trees, no deeper than `DEPTH`
+    # the labelled trees, no deeper than `DEPTH`, and the behaviour's shapes by rank
+    space: ActionSpace
     # of decoded texts; one of these is drawn at every step
     behaviour: tuple[Action, ...]
 

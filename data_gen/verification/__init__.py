@@ -31,10 +31,9 @@ VERIFIERS = {cls.name: cls for cls in (*_TOP_DOWN, *_BOTTOM_UP)}
 _GREEDY: tuple[type[Verifier], ...] = (Greedy, LiftedGreedy)
 STYLED = {cls.name: cls for cls in _GREEDY}  # lossless for other drafts only
 
-# The verifier of copied chains. A copy gives its tokens probability 1, and on such a chain all
-# verifiers have one law:
-# each token is accepted with the target's probability of it. This one is the quickest.
-COPIED: Verifier = SpecInfer()
+# The verifier of trees whose tokens are certain given the text, as copies and shapes by rank are.
+# On these no verifier accepts more: a path is accepted with the target's probability of it.
+CERTAIN: Verifier = NSS()
 
 
 def get_verifier(name: str, style: str = "iid") -> Verifier:
@@ -60,7 +59,7 @@ def styled(verifier: Verifier, style: str) -> Verifier:
 
 
 __all__ = [
-    "COPIED",
+    "CERTAIN",
     "STYLED",
     "VERIFIERS",
     "Verdict",

@@ -28,13 +28,15 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from data_gen.verification.base import BottomUp, Split, TopDown
+from data_gen.trees import DraftTree
+from data_gen.verification.base import BottomUp, Split, TopDown, Verdict
 from data_gen.verification.distributions import (
     NodeDistributions,
     divide,
     first_accepted,
     is_copy,
     pooled,
+    sample,
 )
 from selector.actions import IID, STYLES, WITHOUT_REPLACEMENT
 
@@ -44,10 +46,27 @@ MOST_SHUFFLED = 12
 
 class NSS(TopDown):
     """Naive speculation by sampling: `Y ~ p`; if Y is a child, go there; else Y is the extra
-    token."""
+    token. The draft's distributions play no part, so children may be chosen in any way that does
+    not depend on Y."""
 
     name = "nss"
     styles = STYLES
+
+    def verify(
+        self,
+        tree: DraftTree,
+        target_probs_NV: Tensor,
+        draft_probs_NV: Tensor,
+        generator: torch.Generator,
+    ) -> Verdict:
+        """As `Verifier.verify`, one node after another; `draft_probs_NV` is not read."""
+        node = 0
+        while True:
+            token = int(sample(target_probs_NV[node], 1, generator))
+            child = tree.child(node, token)
+            if child is None:
+                return Verdict(node, token)
+            node = child
 
     def accept(self, p: Tensor, q: Tensor) -> Tensor:
         return p

@@ -12,6 +12,7 @@ Legend: R roots, L lists of drafts, k drafts of a list, N nodes, V vocabulary, C
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -185,7 +186,7 @@ def _rows(
     has_top_p = pc.field("top_p") == sampling.top_p
     has_roots = pc.field("roots") > 0
     texts = pa.concat_tables(shards).filter(has_temperature & has_top_p & has_roots)
-    space = space_of(shards[0])
+    space = replace(space_of(shards[0]), ranked=())
     for number in range(ROOTS):
         (row,) = texts.slice(int(len(texts) * (number + shift) / ROOTS), 1).to_pylist()
         survivals_RS = torch.tensor(row[labels]).view(row["roots"], -1)

@@ -26,7 +26,7 @@ from pipelines.data.recorded import samplings_of
 from pipelines.evaluate.replays import replay
 from pipelines.evaluate.table import EFFICIENCY, Figure, Table
 from pipelines.run import console, table, watched
-from selector.actions import GREEDY, IID, Action
+from selector.actions import GREEDY, IID, WIDE_DEPTH, Action
 from selector.decision import Setting
 from selector.latency import LatencyProfile, Verification
 from selector.train.data import Texts, Timed
@@ -84,13 +84,14 @@ def _tokens_per_step(
     for verifier in config.verifiers:
         sums_XA[verifier] = torch.cat([_sums(split_texts, verifier) for split_texts in texts])
     positions_X = torch.cat([split_texts.size_X for split_texts in texts]).double()
-    for K, verifier in product(space.branch_counts, config.verifiers):
-        a = space.index(Action(K, 0, space.max_L2, style))
+    widths = [K for grid in space.grids for K in grid.widths]
+    for K, verifier in product(widths, config.verifiers):
+        a = space.index(Action(K, 0, WIDE_DEPTH, style))
         columns = {
             "setting": sampling_name,
             "method": f"{verifier}, {NAMES[style]}",
             "K": K,
-            "depth": space.max_L2,
+            "depth": WIDE_DEPTH,
             "statistic": EFFICIENCY,
         }
         pairs = {

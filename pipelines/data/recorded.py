@@ -20,11 +20,11 @@ from data_gen.traces import differences, read_manifest, space_of
 from pipelines.config import Config
 from pipelines.pair.source import source_of
 from pipelines.run import verify
-from selector.actions import STYLES, ActionSpace
+from selector.actions import RANKED, STYLES, ActionSpace
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
-from selector.schema import FORMAT, InputError, survival_column
-from selector.train.data import Texts, Timed
+from selector.schema import FORMAT, InputError
+from selector.train.data import Texts, Timed, to_texts
 from selector.train.replay import outcomes
 
 FEWEST = 10  # decoded steps that are compared with their labels, which are averages of few draws
@@ -64,7 +64,7 @@ def realised(config: Config) -> list[dict[str, Any]]:
     the trees."""
     grouped_steps = _decoded_steps(traces_folder(config))
     rows = []
-    for verifier, style in product(config.verifiers, STYLES):
+    for verifier, style in product(config.verifiers, (*STYLES, RANKED)):
         steps = grouped_steps.get((verifier, style), [])
         if len(steps) < FEWEST:
             continue
@@ -93,16 +93,21 @@ def _decoded_steps(folder: Path) -> dict[tuple[str, str], list[Tensor]]:
             continue
         table = pq.read_table(folder / name)
         space = space_of(table)
-        for row in table.filter(was_decoded).to_pylist():
+        decoded = table.filter(was_decoded)
+        if decoded.num_rows == 0:
+            continue
+        verifiers = pc.unique(decoded["step_verifier"]).to_pylist()
+        texts = to_texts(decoded, verifiers, torch.zeros(0, 0), space, lookups=())
+        first_X = texts.size_X.cumsum(0) - texts.size_X
+        for row, first in zip(decoded.to_pylist(), first_X.tolist(), strict=True):
             verifier = row["step_verifier"]
             root_N = torch.tensor(row["step_root"], dtype=torch.int64)
             action_N = torch.tensor(row["step_action"], dtype=torch.int64)
             accepted_N = torch.tensor(row["step_accepted"], dtype=torch.int64)
-            survivals_RS = torch.tensor(row[survival_column(verifier)])
-            survivals_RS = survivals_RS.view(-1, len(space.sums_SA))
-            steps_N3 = against_labels(survivals_RS[root_N], action_N, accepted_N + 1, space)
+            survivals_NS = texts.labels(verifier, first + root_N, space)
+            steps_N3 = against_labels(survivals_NS, action_N, accepted_N + 1, space)
             for action, step_3 in zip(action_N.tolist(), steps_N3, strict=True):
-                grouped_steps[verifier, space.trees[action].style].append(step_3)
+                grouped_steps[verifier, space.actions[action].style_name].append(step_3)
     return grouped_steps
 
 
@@ -114,8 +119,7 @@ def against_labels(
     law_NJ = outcomes(survivals_NS, action_N, space)
     n_J = torch.arange(1, law_NJ.shape[-1] + 1, dtype=torch.float64)
     mean_N = law_NJ @ n_J
-    trees = [space.trees[action] for action in action_N.tolist()]
-    most_N = torch.tensor([tree.L1 + tree.L2 + 1 for tree in trees])
+    most_N = torch.tensor([space.actions[action].depth + 1 for action in action_N.tolist()])
     # few siblings' noise
     impossible_N = mean_N - mean_N.clamp(min=torch.ones_like(mean_N), max=most_N.double())
     variance_N = (law_NJ @ n_J**2 - mean_N**2).clamp(min=0) + impossible_N**2 + ROUNDING

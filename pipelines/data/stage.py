@@ -43,14 +43,15 @@ def run(config: Config) -> None:
         return
     kinds = {name: (shard_work.split, shard_work.sampling) for name, shard_work in work.items()}
     missing = set(kinds.values()) - {kind for name, kind in kinds.items() if name not in todo}
-    stage.replace()
     for line in source.plan():  # a log's remarks are lines of their own
         stage.say(line)
     roots = 0
     started = time.perf_counter()
     bar = ticking("labelling texts", len(work), len(work) - len(todo))
     with mlflow_run(config, "data") as mlflow, bar as tick:
-        for name, shard in made(source.make, todo, source.processes):
+        for number, (name, shard) in enumerate(made(source.make, todo, source.processes)):
+            if number == 0:
+                stage.replace()
             store.write(name, shard)
             roots += sum(shard["roots"].to_pylist())
             seconds = time.perf_counter() - started

@@ -115,7 +115,7 @@ class Method:
         action = self.setting.action
         verifier = ""
         if action.drafts:
-            verifier = styled(get_verifier(self.verifier), action.style).name
+            verifier = styled(get_verifier(self.verifier), action.style_name).name
         return verifier, action, self.setting.rule
 
     def decode(

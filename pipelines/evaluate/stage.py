@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -22,14 +22,12 @@ from data_gen.texts.generated import seed_of
 from data_gen.texts.prompts import Prompt
 from data_gen.traces import read_manifest
 from pipelines.config import Config, SamplingSetting
-from pipelines.data.recorded import load_traces, samplings_of, timed, traces_folder
+from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.evaluate import methods
 from pipelines.evaluate.logged import evaluated
 from pipelines.evaluate.methods import Assistant, Decoding, Method
-from pipelines.evaluate.replays import rank_correlation, replayed
+from pipelines.evaluate.replays import replayed
 from pipelines.evaluate.table import (
-    CORRELATION,
-    Figure,
     Rows,
     Table,
     entries,
@@ -56,7 +54,7 @@ from selector.latency import LatencyProfile
 from selector.runtime.selector import Policy
 from selector.sampling import Sampling
 from selector.schema import InputError, sha256
-from selector.train.data import Texts, Timed
+from selector.train.data import Texts, Timed, with_shapes
 from selector.train.module import SelectorModule
 from selector.train.tuning import tune_lookup_rule
 
@@ -134,7 +132,7 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     result = load_result(config)
     profile = load_profile(config, pair)
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
-    splits = load_traces(config)
+    splits = with_shapes(load_traces(config), result.ranked)
     module = load_module(config, result)
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", splits)
@@ -146,8 +144,6 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
         )
     compared = _compared(config, profile, splits, module, exported)
     replay_figures = list(replayed(compared, splits["test"], profile))
-    if module.is_regressor:
-        replay_figures += correlations(config, module, splits["test"], profile)
     for path, other_profile in other_profiles(config, profile).items():
         there = _compared(config, other_profile, splits, module)
         replay_figures += replayed(there, splits["test"], other_profile, path.stem)
@@ -172,20 +168,6 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
         "greedy": greedy,
     }
     return Evaluation(outcome, table)
-
-
-def correlations(
-    config: Config, module: SelectorModule, texts: Texts, profile: LatencyProfile
-) -> Iterator[Figure]:
-    """What a network's predictions have to do with what happened, by sampling setting."""
-    for sampling in samplings_of(config):
-        test = timed(texts, sampling, config.train.verifier, profile)
-        yield Figure(
-            setting=sampling_name_of(sampling.temperature, sampling.top_p),
-            method=methods.NETWORK,
-            statistic=CORRELATION,
-            value=rank_correlation(module.scores(test.texts), test),
-        )
 
 
 def _assistants(config: Config, pair: ModelPair) -> dict[Sampling, list[Assistant]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice, product
@@ -30,9 +31,18 @@ from pipelines.latency.decisions import (
 from pipelines.pair import stage as pairs
 from pipelines.pair.log import log_source
 from pipelines.pair.source import source_of
-from pipelines.run import Stage, console, table, ticking, verify, watched, write_json
+from pipelines.run import (
+    Stage,
+    console,
+    read_json,
+    table,
+    ticking,
+    verify,
+    watched,
+    write_json,
+)
 from pipelines.tracking import describe, metric_name, mlflow_run
-from selector.actions import GREEDY, IID, Action
+from selector.actions import GREEDY, IID, Action, balanced
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 
@@ -42,19 +52,25 @@ FITTED = [
     *map(Action.of, product((2, 4), (0, 8), (1, 4, 8))),
     *(Action(*shape, GREEDY) for shape in GREEDY_TREES),
     *map(Action.copy, (2, 8, 16)),
+    balanced(4, 2),
+    balanced(16, 4),
 ]
 CHECKED = [
     *map(SPACE.chain, (3, 6, 12)),
     *map(Action.of, product((2, 3), (0, 2), (3, 6))),
     Action.copy(4),
+    balanced(8, 3),
 ]
 # besides, where the labelled trees are wide
 FITTED_WIDE = [
     *map(Action.of, product((8, 16, 32), (0,), (1, 3))),
     *map(Action.of, product((8, 16, 32), (0,), (2,), (GREEDY,))),
+    balanced(32, 4),
+    balanced(48, 6),
 ]
 CHECKED_WIDE = [*map(Action.of, product((6, 12, 24), (0,), (2, 3)))]
 PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted
+COUNTING = "distinct nodes are counted again, under each sampling setting"
 UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
 
 
@@ -110,6 +126,9 @@ def plan(config: Config) -> list[str]:
             return []
         count = len(timings.read_timings(path))
         return [f"read {count} step times of an engine from {path}"]
+    with suppress(InputError):  # nothing is known of the pair yet
+        if stage_of(config).differs_only_in("sampling"):
+            return [f"the times stay, and {COUNTING}"]
     repeats = config.latency.repeats
     count = len(fitted_actions(config) + checked_actions(config))
     return [f"{repeats} decoding steps with each of {count} trees and lookups"]
@@ -144,6 +163,15 @@ def run(config: Config) -> None:
     prompts = []
     for prompt in pairs.prompts_of(config, pair, "train")[:PROMPTS]:
         prompts.append(pairs.encode(config, pair, prompt))
+    if stage.differs_only_in("sampling"):
+        _count_again(stage, pair, prompts)
+    else:
+        _measure(stage, pair, prompts)
+    stage.finish()
+
+
+def _measure(stage: Stage, pair: ModelPair, prompts: list[list[int]]) -> None:
+    config = stage.config
     lengths = context_lengths(config)
     with mlflow_run(config, "latency") as mlflow:
         samples = _timed_steps(config, pair, prompts, lengths)
@@ -165,7 +193,17 @@ def run(config: Config) -> None:
     doubt = unsteady(rows)
     if doubt:
         stage.say(f"warning: {doubt} (remove {profile_path(config)} first)")
-    stage.finish()
+
+
+def _count_again(stage: Stage, pair: ModelPair, prompts: list[list[int]]) -> None:
+    """Complete a profile after a change of the sampling settings, on which its times do not
+    depend."""
+    config = stage.config
+    (path,) = stage.outputs
+    contents = read_json(path, "latency")
+    stage.replace()
+    write_json(path, {**contents, "distinct": distinct(config, pair, prompts)})
+    stage.say(f"{path}: its times stay, and {COUNTING}")
 
 
 def _timed_steps(

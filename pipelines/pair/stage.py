@@ -24,8 +24,15 @@ from data_gen.texts.prompts import (
     take_evenly,
     write_prompts,
 )
-from data_gen.texts.written import BEHAVIOUR, BEYOND, DEPTH, WIDE_BEHAVIOUR, Recipe
-from pipelines.config import DISTILLED, SHIPPED, SMOLLM2, Config
+from data_gen.texts.written import (
+    BEHAVIOUR,
+    BEYOND,
+    CERTAIN_BEHAVIOUR,
+    DEPTH,
+    WIDE_BEHAVIOUR,
+    Recipe,
+)
+from pipelines.config import DISTILLED, DISTILLED_FOLDER, SHIPPED, SMOLLM2, Config
 from pipelines.run import Stage, day_of, read_record, verify
 from selector.files import atomically
 from selector.schema import FULL, InputError, sha256
@@ -48,10 +55,9 @@ def pair_names(config: Config) -> tuple[str, str]:
     if draft == SMOLLM2:
         return target, str(SHIPPED)
     if draft == DISTILLED:
-        folder = config.folder / "distil" / "draft"
-        if not folder.is_dir():
-            raise InputError(f"{folder} does not exist: run the distil stage first")
-        return target, str(folder)
+        draft = str(config.folder / DISTILLED_FOLDER)
+    if Path(draft).match(f"runs/*/{DISTILLED_FOLDER}") and not Path(draft).is_dir():
+        raise InputError(f"{draft} does not exist: run the distil stage first, as by `make distil`")
     return target, resolved(draft, "draft")
 
 
@@ -115,7 +121,7 @@ def recipe(config: Config) -> Recipe:
         data.stride,
         data.features == FULL,
         config.seed,
-        data.space,
+        replace(data.space, ranked=CERTAIN_BEHAVIOUR),
         WIDE_BEHAVIOUR if data.is_wide else BEHAVIOUR,
     )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from pipelines.config import Config
 from pipelines.data.recorded import samplings_of, timed
 from pipelines.run import watched
+from selector.actions import Action
 from selector.decision import Setting
 from selector.latency import LatencyProfile
 from selector.train import tuning
@@ -27,6 +28,7 @@ from selector.train.tuning import (
     best_static,
     decide,
     judge_setting,
+    shapes_that_pay,
     tune_lookup_rule,
 )
 
@@ -44,6 +46,17 @@ def timed_cases(config: Config, texts: Texts, profile: LatencyProfile) -> list[T
             sizes = profile.batches.sizes
         cases += [whole.on(profile.at_batch(batch), batch) for batch in sizes]
     return cases
+
+
+def shapes_by_rank(config: Config, texts: Texts, profile: LatencyProfile) -> tuple[Action, ...]:
+    """The shapes by rank that pay in some case, with and without a lookup; none of a log, whose
+    drafter's ranks are not known."""
+    if texts.rank_RD.shape[1] == 0:
+        return ()
+    shapes: dict[Action, None] = {}
+    for case in watched(timed_cases(config, texts, profile), "choosing shapes by rank"):
+        shapes |= dict.fromkeys(shapes_that_pay(case))
+    return tuple(shapes)
 
 
 def statics(train: list[Timed]) -> list[Setting]:

@@ -7,7 +7,7 @@ Legend: X texts, R roots of all texts, F scalar features, D hidden width, S surv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import compress
@@ -18,11 +18,20 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from selector.actions import ActionSpace
+from selector.actions import MOST_DEPTH, Action, ActionSpace
 from selector.latency import LatencyProfile, interpolated_at, places
 from selector.runtime.tokens import TokenStatistics
 from selector.sampling import Sampling
-from selector.schema import HIDDEN_STATES, LOOKUP_COLUMN, PAIR, InputError, Schema, survival_column
+from selector.schema import (
+    HIDDEN_STATES,
+    LOOKUP_COLUMN,
+    PAIR,
+    RANK_COLUMN,
+    InputError,
+    Schema,
+    survival_column,
+)
+from selector.train.ranked import along_ranks
 from selector.train.replay import monotone
 
 SPLITS = ("train", "validation", "test")
@@ -39,6 +48,8 @@ class Texts:
         length_R: committed tokens, the root token included, int64.
         survivals: of trees, by verifier, float16 [R, S].
         lookup_R: how many tokens of a lookup agree with the text, uint8.
+        rank_RD: the draft's ranks of the next D tokens of the text, each after the tokens before
+            it, uint8 [R, D]; no columns of a log.
         drafted_R: of the chain's survivals, how many were observed; the others are imputed from a
             log's steps, uint8.
         hidden: by name, float16 [rows, D]; empty where the traces hold none.
@@ -58,11 +69,14 @@ class Texts:
     survivals: dict[str, Tensor]
     lookup_R: Tensor
     drafted_R: Tensor
+    rank_RD: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.uint8))
     hidden: dict[str, Tensor] = field(default_factory=dict)
     hidden_R: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     schema: Schema = PAIR
-    # of the actions that have labels
+    # the actions that may be chosen
     space: ActionSpace = field(default_factory=ActionSpace.of_pairs)
+    # the delayed trees whose survivals are there
+    labelled: ActionSpace = field(default_factory=ActionSpace.recorded)
     tokens: TokenStatistics | None = None
 
     def __len__(self) -> int:
@@ -108,18 +122,27 @@ class Texts:
                 taken[name] = list(compress(values, chosen.tolist()))
             elif name.endswith("_X"):
                 taken[name] = values[chosen]
-            elif name.endswith(("_R", "_RF", "_RD")):
+            elif name.endswith(("_R", "_RF", "_RD")) and len(values):
                 taken[name] = values[rows_R]
         return replace(self, **taken)
 
     def labels(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
-        """Survivals of a space's actions at some roots, float32 [rows, S]; those of lookups are 0
-        or 1."""
-        depth_D = torch.arange(1, len(space.sums_SA) - space.tree_survivals + 1)
-        copied_RD = self.lookup_R[rows].unsqueeze(-1) >= depth_D
-        # a space may lack further styles
-        drafted_RS = self.survivals[verifier][rows, : space.tree_survivals].float()
-        return torch.cat([drafted_RS, copied_RD.float()], dim=-1)
+        """Survivals of a space's actions at some roots, float32 [rows, S]. Those of lookups and of
+        shapes by rank are 0 or 1: their nodes are certain, so the path along the text is accepted
+        as far as the tree has it, and in one tree the longer of two paths is."""
+        drafted_RS = self.survivals[verifier][rows]
+        if space.grids != self.labelled.grids or space.styles != self.labelled.styles:
+            drafted_RS = drafted_RS[:, space.positions_in(self.labelled)]
+        copied_R = self.lookup_R[rows]
+        parts = [drafted_RS.float(), _at_least(copied_R, max(space.lookups, default=0))]
+        if space.ranked:
+            rank_RD = self.rank_RD[rows]
+        for shape in space.ranked:
+            accepted_R = along_ranks(rank_RD, shape.ranks)
+            if shape.copied:
+                accepted_R = torch.maximum(accepted_R, copied_R.clamp(max=shape.copied))
+            parts.append(_at_least(accepted_R, shape.depth))
+        return torch.cat(parts, dim=-1)
 
     def observed(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
         """The labels of some roots as `labels` gives them, but NaN where they were imputed."""
@@ -197,15 +220,29 @@ class Timed:
         return self.profile.table(self.space.actions, self.verifier, feature_levels, self.sampling)
 
 
+def with_shapes(splits: Mapping[str, Texts], ranked: tuple[Action, ...]) -> dict[str, Texts]:
+    """The same texts where these shapes by rank may be chosen, too."""
+    offered: dict[str, Texts] = {}
+    for split, texts in splits.items():
+        offered[split] = replace(texts, space=replace(texts.space, ranked=ranked))
+    return offered
+
+
+def _at_least(accepted_R: Tensor, depth: int) -> Tensor:
+    """Whether 1, 2, .. `depth` tokens are accepted, float32 [R, depth]."""
+    return (accepted_R.unsqueeze(-1) >= torch.arange(1, depth + 1)).float()
+
+
 def to_texts(
     table: pa.Table,
     verifiers: Sequence[str],
     scalars_RF: Tensor,
-    space: ActionSpace,
+    labelled: ActionSpace,
+    lookups: tuple[int, ...],
     schema: Schema = PAIR,
 ) -> Texts:
-    """Texts of a trace store's rows, with the roots' scalars and the actions' space; InputError
-    without labels."""
+    """Texts of a trace store's rows, with the roots' scalars, the space of the labelled trees, and
+    the lengths of lookups; InputError without labels."""
     for verifier in verifiers:
         if survival_column(verifier) not in table.column_names:
             raise InputError(
@@ -222,11 +259,11 @@ def to_texts(
     stride_R = stride_X.clamp(min=1).repeat_interleave(size_X)
     has_R = (number_R >= 1) & ((number_R - 1) % stride_R == 0) & (len(hidden) > 0)
     hidden_rows = int(has_R.sum())
-    survivals_shape = int(size_X.sum()), space.tree_survivals
+    survivals_shape = int(size_X.sum()), labelled.tree_survivals
     survivals = {}
     for verifier in verifiers:
         survivals[verifier] = _flat(table, survival_column(verifier)).view(survivals_shape)
-    chain_RD = survivals[verifiers[0]][:, : space.depth]
+    chain_RD = survivals[verifiers[0]][:, : labelled.depth]
     return Texts(
         samplings=samplings,
         size_X=size_X,
@@ -238,12 +275,26 @@ def to_texts(
         length_R=start_X.repeat_interleave(size_X) + number_R + 1,
         survivals=survivals,
         lookup_R=_flat(table, LOOKUP_COLUMN),
+        rank_RD=_ranks(table, size_X),
         drafted_R=(~chain_RD.isnan()).sum(1, dtype=torch.uint8),
         hidden={name: values.view(hidden_rows, -1) for name, values in hidden.items()},
         hidden_R=torch.where(has_R, has_R.cumsum(0) - 1, -1),
         schema=schema,
-        space=space,
+        space=replace(labelled, lookups=lookups, ranked=()),
+        labelled=labelled,
     )
+
+
+def _ranks(table: pa.Table, size_X: Tensor) -> Tensor:
+    """`Texts.rank_RD`, from the ranks of all of a text's tokens after its first root."""
+    parts: list[Tensor] = []
+    for number, size in enumerate(size_X.tolist()):
+        values = table[RANK_COLUMN][number].values.to_numpy()
+        if len(values) == 0:
+            parts.append(torch.zeros(size, 0, dtype=torch.uint8))
+        else:
+            parts.append(torch.from_numpy(values.copy()).unfold(0, MOST_DEPTH, 1)[:size])
+    return torch.cat(parts)
 
 
 def _integers(table: pa.Table, column: str) -> Tensor:

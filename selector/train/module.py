@@ -7,7 +7,7 @@ Block efficiencies are in tokens, times in seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -40,8 +40,8 @@ def survival_loss(
     """A regressor's loss, scalar: the cross-entropy of survivals, in nats, and `weight` times the
     squared error of the block efficiencies that they sum to, in squared tokens.
 
-    Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches and
-    lookups have equal weights, although there are far more branches.
+    Decisions need the sums; the cross-entropy keeps each survival calibrated. Chains, branches,
+    lookups and shapes by rank have equal weights, although there are far more branches.
 
     Labels are `P(tau >= t | text)`; NaN where unknown, as of tokens beyond a logged step's draft:
     both terms are over those that are known. They are least at the labels' mean, so unbiased labels
@@ -51,24 +51,21 @@ def survival_loss(
     labels_BS = labels_BS.nan_to_num()
     log_S = log_survivals_BS.clamp(max=-1e-6)
     loss_BS = -(labels_BS * log_S + (1 - labels_BS) * torch.log(-torch.expm1(log_S)))
-    sizes = [
-        space.depth,
-        space.tree_survivals - space.depth,
-        loss_BS.shape[-1] - space.tree_survivals,
-    ]
     known_BA = (~known_BS).to(log_S) @ space.sums_SA.to(log_S) == 0
     predicted_BA = space.efficiencies(log_survivals_BS.exp())
     square_BA = (predicted_BA - space.efficiencies(labels_BS)).square()
-    actions = [len(space.trees), len(space.lookups)]
-    return _means(loss_BS, known_BS, sizes) + weight * _means(square_BA, known_BA, actions)
+    trees_and_others = len(space.trees), len(space) - len(space.trees)
+    cross_entropy = _means(loss_BS, known_BS, space.survivals_by_part)
+    return cross_entropy + weight * _means(square_BA, known_BA, trees_and_others)
 
 
-def _means(values: Tensor, is_known: Tensor, sizes: list[int]) -> Tensor:
+def _means(values: Tensor, is_known: Tensor, sizes: Sequence[int]) -> Tensor:
     """The sum, over parts of the columns, of the means of what is known."""
-    known = values.where(is_known, 0.0)
     total = torch.zeros((), dtype=values.dtype)
-    for part, is_known_part in zip(known.split(sizes, -1), is_known.split(sizes, -1), strict=True):
-        total = total + part.sum() / is_known_part.sum().clamp(min=1)
+    for part, known_part in zip(
+        values.split(sizes, dim=-1), is_known.split(sizes, dim=-1), strict=True
+    ):
+        total = total + part.where(known_part, 0.0).sum() / known_part.sum().clamp(min=1)
     return total
 
 

@@ -79,10 +79,10 @@ def monotone(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
     Labels of branches carry the noise of which siblings were drawn. They are right on average, yet
     one of 1.6 makes a probability of -0.6, and a walk along the text multiplies such noise at every
     step. Clipping lowers the means, so each column is then scaled back to its mean. Labels of
-    chains and lookups have no such noise and do not change.
+    chains, lookups and shapes by rank have no such noise and do not change.
     """
     survivals_RS = survivals_RS.float()
-    if space.max_K == 1:
+    if not space.grids:
         return survivals_RS
     mean_S = survivals_RS.mean(0)
     cut_RS = _falling(survivals_RS, space)
@@ -92,13 +92,17 @@ def monotone(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
 
 
 def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
-    bounds = space.depth, space.tree_survivals
-    chain_RD, branches_RS, copied_RS = survivals_RS.clamp(0, 1).tensor_split(bounds, dim=1)
+    chain_RD, branches_RS, *certain = survivals_RS.clamp(0, 1).split(space.survivals_by_part, dim=1)
     chain_RD = chain_RD.cummin(-1).values
-    paths = branches_RS.unflatten(1, (-1, space.max_L1 + 1, space.max_L2))  # by style and K
-    trunk_RL = torch.cat([torch.ones_like(chain_RD[:, :1]), chain_RD[:, : space.max_L1]], dim=1)
-    paths = torch.minimum(paths.cummin(-1).values, trunk_RL[:, None, :, None])
-    return torch.cat([chain_RD, paths.flatten(1), copied_RS], dim=1)
+    sizes = [grid.survivals for grid in space.grids]
+    falling: list[Tensor] = []
+    for number, part_RS in enumerate(branches_RS.split(sizes * (1 + len(space.styles)), dim=1)):
+        grid = space.grids[number % len(sizes)]
+        paths = part_RS.unflatten(1, (len(grid.widths), grid.max_L1 + 1, grid.max_L2))
+        trunk_RL = torch.cat([torch.ones_like(chain_RD[:, :1]), chain_RD[:, : grid.max_L1]], dim=1)
+        paths = torch.minimum(paths.cummin(-1).values, trunk_RL[:, None, :, None])
+        falling.append(paths.flatten(1))
+    return torch.cat([chain_RD, *falling, *certain], dim=1)
 
 
 def outcomes(survivals_RS: Tensor, action_R: Tensor, space: ActionSpace) -> Tensor:

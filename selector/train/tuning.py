@@ -19,6 +19,7 @@ from selector.decision import NETWORK, RHOS, LookupRule, Setting, choices
 from selector.schema import EARLY, FULL, LIGHT
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches
+from selector.train.ranked import candidates, united
 from selector.train.replay import Lag, Ratio, Replayed, ratio_of_speeds, replay
 
 # prices of time that are tried, as multiples of the speed at rho = 1
@@ -28,6 +29,9 @@ TIE = 1.0  # standard errors over sources by which a more complex way must be ah
 RARE = 0.002  # share of the steps that actions which are dropped may take
 # least matches that are tried for the lookup rule
 LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
+
+SHAPES = 4  # by rank that a selector may choose under a sampling setting, each with its lookups
+LEAST_GAIN = 0.003  # tokens per root that each of these adds
 
 # by feature level: predicted block efficiencies, or the policy objective's logits, [R, A]
 Predictions = dict[str, Tensor]
@@ -232,19 +236,26 @@ def tune_lookup_rule(
     timed: Timed, static: Setting, drafts: bool = True, batches: MixedBatches | None = None
 ) -> Setting:
     """The fastest lookup rule on some texts, or for `batches` of requests with them. The least
-    match and the lookup's length are searched together, then each of these and the tree that is
-    drafted elsewhere in turn, until none of them changes. Nothing is drafted elsewhere unless
-    `drafts`."""
-    lengths = timed.space.lookups
+    match and the lookup are searched together, then each of these and the tree that is drafted
+    elsewhere in turn, until none of them changes. A lookup may stand in one tree with a shape by
+    rank. Nothing is drafted elsewhere, nor beside a lookup, unless `drafts`."""
+    space = timed.space
+    lookups = [Action.copy(length) for length in space.lookups]
+    some_lookups = lookups[:: max(1, len(lookups) // 4)]
     if drafts:
-        chains = [timed.space.chain(length) for length in range(timed.space.depth + 1)]
-        trees = list(dict.fromkeys([static.action, *chains]))
+        chains = [space.chain(length) for length in range(space.depth + 1)]
+        shapes = [shape for shape in space.ranked if not shape.copied]
+        trees = list(dict.fromkeys([static.action, *chains, *shapes]))
+        unions = [shape for shape in space.ranked if shape.copied]
+        lookups += unions
+        some_lookups += [shape for shape in unions if shape.ranks == static.action.ranks]
     else:
         static = replace(static, action=EMPTY)
         trees = [EMPTY]
 
-    def setting_of(least: int, length: int, tree: Action) -> Setting:
-        return replace(static, action=tree, rule=LookupRule(least, length))
+    def setting_of(least: int, lookup: Action, tree: Action) -> Setting:
+        rule = LookupRule(least, lookup.copied, lookup.ranks)
+        return replace(static, action=tree, rule=rule)
 
     @cache
     def speed(tried: tuple[Any, ...]) -> float:
@@ -253,12 +264,11 @@ def tune_lookup_rule(
             return batches.replay(decide(timed, {}, setting).action_R, setting.asked).speed
         return replay_setting(timed, {}, setting).speed
 
-    some_lengths = lengths[:: max(1, len(lengths) // 4)]
-    best: tuple[Any, ...] = max(product(LEASTS, some_lengths, [static.action]), key=speed)
+    best: tuple[Any, ...] = max(product(LEASTS, some_lookups, [static.action]), key=speed)
     before = None
     while best != before:
         before = best
-        for at, values in enumerate((LEASTS, lengths, trees)):
+        for at, values in enumerate((LEASTS, lookups, trees)):
             others = [(*best[:at], value, *best[at + 1 :]) for value in values]
             best = max([best, *others], key=speed)
     return setting_of(*best)
@@ -271,3 +281,33 @@ def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:
     shares, order = (steps_A / steps_A.sum()).sort(descending=True)
     needed = int((shares.cumsum(0) < 1 - RARE).sum()) + 1
     return tuple(sorted({timed.space.index(EMPTY), *order[:needed].tolist()}))
+
+
+def shapes_that_pay(timed: Timed, most: int = SHAPES) -> list[Action]:
+    """The shapes by rank that a selector may choose for texts of one sampling setting, by their
+    labels: the fastest static one, then those that add most to the best action at each root, as
+    long as they add anything. Each is followed by itself with a lookup in the same tree, of each of
+    the space's lengths but the shortest."""
+    space = replace(timed.space, ranked=tuple(candidates(timed.texts.rank_RD)))
+    tried = replace(timed, texts=replace(timed.texts, space=space))
+    best = best_static(tried, StaticTable.of(tried))
+    efficiency_RA = space.efficiencies(tried.survivals_RS)
+    net_RA = efficiency_RA - best.speed * tried.seconds()
+    shape_at = {shape: space.index(shape) for shape in space.ranked}
+    chosen: list[Action] = []
+    if best.action in shape_at:
+        chosen.append(best.action)
+    best_R = net_RA[:, space.index(best.action)]
+    while shape_at and len(chosen) < most:
+        gains = {}
+        for shape, a in shape_at.items():
+            gains[shape] = float((net_RA[:, a] - best_R).clamp(min=0).mean())
+        shape = max(gains, key=gains.__getitem__)
+        if gains[shape] < LEAST_GAIN or shape in chosen:
+            break
+        chosen.append(shape)
+        best_R = torch.maximum(best_R, net_RA[:, shape_at[shape]])
+    shapes: list[Action] = []
+    for shape in chosen:
+        shapes += [shape, *united(shape, space.lookups[1:])]
+    return shapes

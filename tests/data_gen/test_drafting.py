@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.drafting.sampled import EVERY, distinct_nodes, draft_lookup, draft_tree, draw_children
+from data_gen.drafting.ranked import LOWEST_RANK, draft_certain, most_likely, ranks_of
+from data_gen.drafting.sampled import EVERY, distinct_nodes, draft_tree, draw_children
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
-from data_gen.verification import VERIFIERS, get_verifier
+from data_gen.verification import CERTAIN
 from selector.actions import Action, ActionSpace
 from tests.data_gen.by_definition import earlier_ends, longest_match
 from tests.data_gen.worlds import KINDS, World
@@ -98,19 +100,18 @@ def test_how_many_nodes_of_branches_differ(pair: ModelPair) -> None:
     """One at temperature 0. Else the first level has, on average, the tokens' chances to be drawn
     at all."""
     texts = [([*range(5, 60)], 3), ([7] * 40, 1)]
-    space = ActionSpace(4, 0, 8, widths=(2, 4))
+    space = ActionSpace(2, 0, 8, wide=(4,))
     same = distinct_nodes(pair.draft, texts, Sampling(0), 0, space)
-    assert same == dict.fromkeys(("2", "4"), [1.0] * 8)
-    nodes_KD = torch.tensor([*distinct_nodes(pair.draft, texts, Sampling(0.5), 0, space).values()])
+    assert same == {"2": [1.0] * 8, "4": [1.0] * 3}
+    nodes = distinct_nodes(pair.draft, texts, Sampling(0.5), 0, space)
+    nodes_KD = torch.tensor([nodes["2"][:3], nodes["4"]])
     assert (nodes_KD[:, 1:] >= nodes_KD[:, :-1]).all()
     assert (nodes_KD[1:] >= nodes_KD[:-1]).all()
     chances: list[torch.Tensor] = []
     for tokens, start in texts:
         logits_TV = pair.draft(torch.tensor([tokens])).logits[0, start::EVERY]
         missed_TV = 1 - (logits_TV / 0.5).softmax(-1)
-        chances.append(
-            torch.stack([(1 - missed_TV**K).sum(-1) for K in space.branch_counts], dim=-1)
-        )
+        chances.append(torch.stack([(1 - missed_TV**K).sum(-1) for K in (2, 4)], dim=-1))
     # twelve roots of at most three nodes more or less: the standard error is below 0.3
     assert (nodes_KD[:, 0] - torch.cat(chances).mean(0)).abs().max() < 0.9
 
@@ -148,23 +149,85 @@ def test_the_longest_match_is_that_of_brute_force(
             assert (index.match_ends[n], index.matches[n]) == (index.match_end, index.match)
 
 
-@pytest.mark.parametrize("name", VERIFIERS)
+PROPOSALS = ([], [0], [2, 1], [1, 1, 1], [0, 2, 1])
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_lookup_is_verified_without_loss(name: str, kind: str) -> None:
-    """Whatever is proposed: the law of the verifier, continued from the target, is the target's."""
-    world, verifier = World(3, 3, kind, 5), get_verifier(name)
-    for proposal in ([0], [2, 1], [1, 1, 1], [0, 2, 1]):
-        draft = draft_lookup(proposal, 3, torch.device("cpu"))
-        target_NV, _ = world.rows(draft.tree)
-        law_NV = verifier.law(draft.tree, target_NV, draft.probs_NV)
-        for depth in range(len(proposal) + 1):
-            prefix = tuple(proposal[:depth])
+def test_what_is_certain_is_verified_without_loss(kind: str) -> None:
+    """A copy, a shape, or both in one tree, whatever their tokens: what the verifier says at a node
+    is the target's law there, less the node's children, and no draft's rows are read."""
+    world = World(3, 3, kind, 5)
+    for shape, proposal in product(([], [(0,)], [(1,), (0,), (0, 2)], [(0,), (0, 0)]), PROPOSALS):
+        tree = DraftTree()
+        node_of = {(): 0}
+        for path in sorted(shape, key=len):
+            node_of[path] = tree.add(node_of[path[:-1]], path[-1])
+        node = 0
+        for token in proposal:
+            node = tree.add(node, token)
+        target_NV, draft_NV = world.rows(tree)
+        law_NV = CERTAIN.law(tree, target_NV, draft_NV)
+        for node in range(len(tree)):
+            prefix = tuple(tree.token(passed) for passed in tree.path_to(node))
             expected_V = world.target_probability(prefix) * world.target[prefix].double()
-            if depth < len(proposal):
-                expected_V[proposal[depth]] = 0.0  # it is on the path
-            torch.testing.assert_close(
-                law_NV[draft.tree.node_of(list(prefix))], expected_V, atol=1e-12, rtol=0
-            )
+            expected_V[[tree.token(child) for child in tree.children(node)]] = 0.0
+            torch.testing.assert_close(law_NV[node], expected_V, atol=1e-12, rtol=0)
+        generator = torch.Generator().manual_seed(1)
+        draws_NV = torch.zeros_like(law_NV)
+        for _ in range(500):
+            draws_NV[CERTAIN.verify(tree, target_NV, torch.zeros(0), generator)] += 1
+        error_NV = (law_NV * (1 - law_NV) / 500).sqrt() + 1e-9
+        # by chance beyond five errors less often than once in 10,000 runs of this test
+        assert ((draws_NV / 500 - law_NV).abs() <= 5 * error_NV).all()
+
+
+def test_ranks_are_those_that_are_drafted() -> None:
+    """Equal numbers rank by token id, whatever comes first in memory; a token that the draft cannot
+    write has the lowest rank, and none of its kind is drafted."""
+    logits_NV = torch.randint(4, (50, 9), generator=torch.Generator().manual_seed(2)).bfloat16()
+    logits_NV[:, 3] = -torch.inf
+    for logits_V in logits_NV:
+        ordered = most_likely(logits_V, 9)
+        assert ordered == sorted(range(9), key=lambda token: -float(logits_V[token]))[:8]
+        for rank, token in enumerate(ordered):
+            assert ranks_of(logits_V.unsqueeze(0), [token]) == [rank]
+        assert ranks_of(logits_V.unsqueeze(0), [3]) == [LOWEST_RANK]
+
+
+def test_a_shape_is_the_drafts_tokens_of_its_ranks(pair: ModelPair) -> None:
+    """Each node is its parent's token of the node's rank, by a forward pass over the whole path; a
+    copied path shares the nodes with which it begins alike, and every node with a row in the cache
+    has the distribution of its path."""
+    text = [5, 17, 203, 44, 91, 5, 17]
+    ranks = [(0,), (1,), (3,), (0, 0), (0, 2), (1, 1), (0, 2, 0)]
+
+    def after(path: list[int]) -> torch.Tensor:
+        return pair.draft(torch.tensor([text + path])).logits[0, -1]
+
+    def token_of(path: tuple[int, ...]) -> list[int]:
+        tokens: list[int] = []
+        for rank in path:
+            tokens.append(most_likely(after(tokens), rank + 1)[rank])
+        return tokens
+
+    begins_alike = [*token_of((0, 2)), 7, 8]
+    for proposal in ([], [9, 9], begins_alike):
+        draft = CachedModel(pair.draft)
+        root_V = draft.extend(text).logits_WV[-1]
+        drafted = draft_certain(draft, root_V, Action.ranked(ranks), Sampling(1.0), proposal, text)
+        tree = drafted.tree
+        expected = {tuple(token_of(path)) for path in ranks}
+        expected |= {tuple(proposal[:end]) for end in range(1, len(proposal) + 1)}
+        paths = [tuple(map(tree.token, tree.path_to(node))) for node in range(1, len(tree))]
+        assert sorted(paths) == sorted(expected)
+        inner = {path[:-1] for path in ranks if len(path) > 1}
+        assert {tuple(map(tree.token, tree.path_to(node))) for node in drafted.row_of} == {
+            tuple(token_of(path)) for path in inner
+        }
+        for node in drafted.row_of:
+            (row,) = drafted.rows([node])
+            passed = [tree.token(passed) for passed in tree.path_to(node)]
+            torch.testing.assert_close(row.logits_V, after(passed), atol=1e-4, rtol=0)
 
 
 def test_equal_prefixes_are_one_node_and_child_lists_keep_duplicates_in_order() -> None:

@@ -26,8 +26,8 @@ WORLDS = [
     *[(2, kind, 3, ActionSpace(2, 2, 2)) for kind in KINDS],
     (2, "random", 4, ActionSpace(1, 2, 2)),
     *[(3, kind, 2, ActionSpace(3, 1, 1, styles=STYLES)) for kind in KINDS],
-    *[(2, kind, 5, ActionSpace(8, 0, 1, styles=STYLES, widths=(2, 5, 8))) for kind in KINDS],
-    (2, "random", 6, ActionSpace(4, 0, 2, widths=(4,))),
+    *[(2, kind, 5, ActionSpace(2, 0, 1, styles=STYLES, wide=(5, 8))) for kind in KINDS],
+    (2, "random", 6, ActionSpace(2, 1, 2, wide=(4,))),
 ]
 
 
@@ -86,8 +86,10 @@ def test_the_mean_over_texts_is_the_block_efficiency(
             )
     for v, name in enumerate(LABELLED):
         for a, action in enumerate(space):
-            verifier = styled(get_verifier(name), action.style)
-            law_CV = world.appended_law(verifier, world.delayed_trees(*action[:3], action.style))
+            verifier = styled(get_verifier(name), action.style_name)
+            law_CV = world.appended_law(
+                verifier, world.delayed_trees(*action[:3], action.style_name)
+            )
             assert float(mean_VA[v, a]) == pytest.approx(
                 world.block_efficiency(law_CV), abs=1e-12
             ), (name, action)
@@ -104,7 +106,7 @@ def test_sampled_siblings_are_unbiased(kind: str, siblings: int) -> None:
     branches stay on the text. The text stands so often in a row that 4,000 siblings are drawn
     independently.
     """
-    space, draws = ActionSpace(6, 1, 2, styles=STYLES, widths=(2, 3, 6)), 4000 // siblings
+    space, draws = ActionSpace(3, 1, 2, styles=STYLES, wide=(6,)), 4000 // siblings
     tokens_T = torch.tensor([0, 1, 1, 0, 2])
     p_TV, q_TV = (
         torch.rand(2, 5, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64) + 0.3

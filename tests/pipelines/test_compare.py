@@ -88,7 +88,7 @@ def test_verifiers_are_compared_on_wide_trees(copy: Path) -> None:
         output = espalier(copy, stage, *words)
     assert "the fastest tree" in output and "reusing" in espalier(copy, "compare", *words)
     table = Table.read(copy / "runs" / "wide" / "wide.parquet")
-    counts = ActionSpace.wide().branch_counts
+    counts = [K for grid in ActionSpace.with_wide_trees().grids for K in grid.widths]
     for verifier, K in product(verifiers, counts):
         columns = {"setting": "T=1", "statistic": EFFICIENCY, "K": K, "depth": 3}
         for name in NAMES.values():

@@ -45,7 +45,18 @@ def test_a_quick_run_is_the_run_in_small_where_nothing_else_is_said() -> None:
         ),
         (
             "sampling=[{temprature: 1}]",
-            "unknown key sampling.0.temprature; did you mean sampling.temperature?",
+            "unknown key sampling.0.temprature; did you mean sampling.0.temperature?",
+        ),
+        (
+            "sampling.temperature=0.7",
+            "sampling.temperature: sampling is a list of 2: name one of them, as "
+            "sampling.0.temperature, or give the whole list, as 'sampling=[{..}]'",
+        ),
+        ("sampling.2.top_p=0.9", "sampling.2.top_p: sampling is a list of 2: name one of them, as"),
+        ("sampling=3 & sampling.top_p=0.9", "sampling"),
+        (
+            "prompts.sets.name=gsm8k",
+            "prompts.sets.name: prompts.sets is a list of 0: give the whole list, as 'prompts.sets",
         ),
         ("sampling=[{top_p: 0.5},{top_p: 0.5}]", "sampling: a setting is listed twice"),
         ("name=../x", "name: String should match pattern"),
@@ -78,6 +89,25 @@ def test_a_quick_run_is_the_run_in_small_where_nothing_else_is_said() -> None:
 def test_a_wrong_key_or_value_is_one_line_that_names_it(overrides: str, message: str) -> None:
     with one_line("", message):
         demo_config(*overrides.split(" & "))
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "temperatures"),
+    [
+        ("demo.yaml", ["sampling.0.temperature=0.7"], [0.7, 0.8]),
+        ("demo.yaml", ["sampling=[{temperature: 0.7}]"], [0.7]),
+        ("llama_eagle3.yaml", ["sampling.temperature=0.7"], [0.7]),
+        (None, ["name=x", "sampling.temperature=0.7"], [0.7]),  # in place of the default
+        (None, ["name=x", "sampling.0.temperature=0.7"], [0.7]),
+        (None, ["name=x", "sampling.top_p=0.9"], [1.0]),
+    ],
+)
+def test_a_key_of_a_list_means_one_of_its_entries(
+    file: str | None, overrides: list[str], temperatures: list[float]
+) -> None:
+    """Or the only one."""
+    config = load_config(ROOT / "configs" / file if file else None, overrides)
+    assert [setting.temperature for setting in config.sampling] == temperatures
 
 
 def test_no_number_may_be_infinite() -> None:

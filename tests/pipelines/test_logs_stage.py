@@ -190,6 +190,8 @@ def test_its_card_says_what_it_is_and_generate_refuses_it(
     folder = run[0] / "runs/small/selector"
     card = (folder / "README.md").read_text()
     assert "the drafter `head`" in card and "custom_generate" not in card
+    assert "selector.at(temperature=0.0, top_p=1.0)" in card and "temperature=1.0" not in card
+    assert "steps of 1, 8, 32 requests" in card and "`batch` chooses the setting" in card
     with pytest.raises(InputError, match="trained on an engine's log"):
         pair.target.generate(
             torch.tensor([[5]]),

@@ -8,10 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli import STAGES
+from pipelines.cli import STAGES, run
 from pipelines.pair.stage import PROMPTS
-from pipelines.run import planned
-from tests.pipelines.runs import DRAFT, SMALL, TARGET, contents, demo_config, espalier, failure
+from pipelines.run import outdated, planned
+from tests.pipelines.runs import (
+    DEMO,
+    DRAFT,
+    SMALL,
+    TARGET,
+    contents,
+    demo_config,
+    espalier,
+    failure,
+)
 
 REUSED = STAGES[1:]  # the pair is loaded and checked every time
 
@@ -59,6 +68,38 @@ def test_what_a_change_makes_anew_is_what_depends_on_it(
 ) -> None:
     lines_by_stage = plan(override)
     assert reused(lines_by_stage) == set(REUSED) - anew
+
+
+def test_what_is_replaced_is_named_with_the_reason(copy: Path) -> None:
+    """And what a stage by itself leaves outdated."""
+    lines_by_stage = plan("train.epochs=3")
+    assert lines_by_stage["train"][0] == "replaces runs/demo/training: train.epochs: 2 -> 3"
+    assert lines_by_stage["export"][0] == (
+        "replaces runs/demo/selector: made from the output of an earlier stage"
+    )
+    config = demo_config(*SMALL)
+    assert outdated(config, {"train"}, {"train", "evaluate"}) == (
+        "runs/demo/selector, runs/demo/report.html: made before that, and no longer of this run's "
+        "output; to make them again: espalier export, then report"
+    )
+    assert outdated(config, {"train"}, STAGES) == outdated(config, {}, {"train"}) == ""
+    assert outdated(demo_config("name=new"), {"train"}, {"train"}) == ""
+
+
+def test_another_temperature_does_not_time_the_machine_again(copy: Path) -> None:
+    override = "sampling=[{temperature: 0.0}, {temperature: 0.7}]"
+    (line, *_) = plan(override)["latency"][1:]
+    assert (
+        line == "the times stay, and distinct nodes are counted again, under each sampling setting"
+    )
+    path = copy / "runs/demo/latency.json"
+    before = json.loads(path.read_text())
+    run("latency", DEMO, [*SMALL, override], plan=False)
+    after = json.loads(path.read_text())
+    counted_before, counted = before.pop("distinct"), after.pop("distinct")
+    assert before == after and counted["T=0"] == counted_before["T=0"]
+    assert set(counted) == {"T=0", "T=0.7"}
+    assert plan(override)["latency"][0].startswith("runs/demo/latency.json is reused")
 
 
 def test_the_time_is_that_of_the_last_run(copy: Path) -> None:

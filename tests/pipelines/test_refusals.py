@@ -40,7 +40,7 @@ OTHER = "runs/demo/traces: made from other inputs ({}); choose another name= or 
         (
             "pair",
             ["pair.draft=distilled"],
-            "runs/demo/distil/draft does not exist: run the distil stage first",
+            "runs/demo/distil/draft does not exist: run the distil stage first, as by `make distil",
         ),
         (
             "data",
@@ -55,6 +55,15 @@ def test_a_mistake_on_the_command_line(
     copy: Path, stage: str, arguments: list[str], message: str
 ) -> None:
     assert message in refusal(stage, *SMALL, *arguments)
+
+
+def test_a_run_whose_first_stage_fails_leaves_nothing(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (inside / "file").touch()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{inside}/file/mlflow.db")
+    assert "MLflow's store fails" in failure("data", *SMALL)
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(

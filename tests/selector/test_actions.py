@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from itertools import product
+
 import pytest
 import torch
 
-from selector.actions import EMPTY, GREEDY, Action, ActionSpace
+from selector.actions import EMPTY, GREEDY, WIDE_DEPTH, Action, ActionSpace, balanced
 
+SHAPE = Action.ranked([(0,), (2,), (0, 1), (0, 1, 0)])
 SPACES = [
     ActionSpace.of_pairs(),
     ActionSpace(3, 1, 2, (3,), styles=("without_replacement", "greedy")),
@@ -15,8 +19,9 @@ SPACES = [
     ActionSpace(2, 0, 3, (2, 5)),
     ActionSpace(1, 2, 1),
     ActionSpace(3, 2, 0, (1,)),
-    ActionSpace.wide(),
-    ActionSpace(6, 1, 2, (2,), widths=(3, 6)),
+    ActionSpace.with_wide_trees(),
+    ActionSpace(2, 1, 4, (2,), styles=("greedy",), wide=(3, 6)),
+    ActionSpace(2, 1, 2, (2, 5), ranked=(SHAPE, Action.ranked(SHAPE.ranks, 5))),
 ]
 
 
@@ -51,8 +56,22 @@ def test_styled_trees_follow_the_others_and_precede_lookups() -> None:
         space.index(Action(2, 1, 1, "without_replacement"))
 
 
+def test_a_shape_is_closed_under_prefixes_and_survives_json() -> None:
+    """Its paths stand in the order of depth, whatever order they are given in."""
+    union = Action.ranked([(0, 1, 0), (2,), (0, 1), (0,)], copied=5)
+    assert union.ranks == SHAPE.ranks and (SHAPE.K, SHAPE.L2, SHAPE.nodes) == (2, 3, 4)
+    assert (union.copied, union.depth, union.nodes, union.inner_widths) == (5, 5, 9, [1, 1])
+    for action in (SHAPE, union, Action.copy(3), Action(2, 1, 4, GREEDY)):
+        assert Action.of(json.loads(json.dumps(action))) == action
+    assert balanced(5, 2).ranks == ((0,), (1,), (0, 0), (0, 1), (1, 0))
+    for paths in ([(0, 0)], [], [(0,), (1, 0)], [(32,)], [(0,) * n for n in range(1, 10)]):
+        with pytest.raises(ValueError, match="path"):
+            Action.ranked(paths)
+
+
 @pytest.mark.parametrize(
-    "values", [[], [1, 2], [1, 2, 3, 4], [1, 2, 3, "sorted"], [1, 2.0, 3], "abc"]
+    "values",
+    [[], [1, 2], [1, 2, 3, 4], [1, 2, 3, "sorted"], [1, 2.0, 3], [1, 0, 1, "ranked"], [1, 0, 1, 5]],
 )
 def test_what_is_no_action_is_refused(values: list[object]) -> None:
     with pytest.raises(TypeError):
@@ -79,29 +98,35 @@ def test_actions_that_draft_the_same_tree_have_the_same_index() -> None:
 Name = tuple[str, int, int, int]
 
 
-def name_of(space: ActionSpace, s: int) -> Name:
-    """Style, K, trunk length and depth below it of a survival; a chain's have no trunk, and those
-    of lookups K = 0."""
-    if s < space.depth:
-        return "iid", 1, 0, s + 1
-    if s >= space.tree_survivals:
-        return "iid", 0, 0, s - space.tree_survivals + 1
-    shape, rest = divmod(s - space.depth, (space.max_L1 + 1) * space.max_L2)
-    style, count = divmod(shape, len(space.branch_counts))
-    L1, below = divmod(rest, space.max_L2)
-    return ("iid", *space.styles)[style], space.branch_counts[count], L1, below + 1
+def names_of(space: ActionSpace) -> list[Name]:
+    """Style, K, trunk length and depth below it of every survival, in their order; a chain's have
+    no trunk, those of lookups K = 0, and those of shapes by rank K = -1 and their number."""
+    names: list[Name] = [("iid", 1, 0, depth) for depth in range(1, space.depth + 1)]
+    for style in ("iid", *space.styles):
+        for K in range(2, space.max_K + 1):
+            for L1, depth in product(range(space.max_L1 + 1), range(1, space.max_L2 + 1)):
+                names.append((style, K, L1, depth))
+        for K, depth in product(space.wide, range(1, min(space.max_L2, WIDE_DEPTH) + 1)):
+            names.append((style, K, 0, depth))
+    names += [("iid", 0, 0, depth) for depth in range(1, max(space.lookups, default=0) + 1)]
+    for number, shape in enumerate(space.ranked):
+        names += [("ranked", -1, number, depth) for depth in range(1, shape.depth + 1)]
+    return names
 
 
-def own_survivals(action: Action) -> list[Name]:
+def own_survivals(space: ActionSpace, action: Action) -> list[Name]:
     """By depth: of a tree those of the chain along the trunk, then those of its branches; of a
-    lookup its own."""
+    lookup and of a shape its own."""
     if action.copies:
         return [("iid", 0, 0, depth) for depth in range(1, action.L1 + 1)]
-    K, L1, L2, style = action.K, action.L1, action.L2, action.style
+    if action.ranks:
+        number = space.ranked.index(action)
+        return [("ranked", -1, number, depth) for depth in range(1, action.depth + 1)]
+    K, L1, L2 = action[:3]
     if K == 1:
         return [("iid", 1, 0, depth) for depth in range(1, L1 + L2 + 1)]
     trunk: list[Name] = [("iid", 1, 0, depth) for depth in range(1, L1 + 1)]
-    return trunk + [(style, K, L1, depth) for depth in range(1, L2 + 1)]
+    return trunk + [(action.style_name, K, L1, depth) for depth in range(1, L2 + 1)]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -109,14 +134,15 @@ def test_a_block_efficiency_is_the_sum_of_the_actions_own_survivals(space: Actio
     """Which stand in the order of depth."""
     count = len(space.sums_SA)
     survivals_S = torch.rand(count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    by_name = {name_of(space, s): float(value) for s, value in enumerate(survivals_S)}
+    names = names_of(space)
+    by_name = dict(zip(names, survivals_S.tolist(), strict=True))
     assert len(by_name) == count
     efficiency_A = space.efficiencies(survivals_S)
     for a, (places, action) in enumerate(zip(space.survival_of_AD.tolist(), space, strict=True)):
-        expected = own_survivals(action)
+        expected = own_survivals(space, action)
         assert float(efficiency_A[a]) == pytest.approx(
             1 + sum(by_name[name] for name in expected), abs=1e-12
         ), action
-        assert [name_of(space, position) for position in places if position < count] == expected
+        assert [names[position] for position in places if position < count] == expected
         assert places[len(expected) :] == [count] * (space.deepest - len(expected))
     assert float(efficiency_A[space.index(EMPTY)]) == 1

@@ -8,7 +8,7 @@ import torch
 from selector.actions import ActionSpace
 from selector.schema import Scalar, Schema
 from selector.train.network import RootNetwork, SurvivalNetwork
-from tests.selector.test_actions import SPACES, name_of
+from tests.selector.test_actions import SPACES, names_of
 
 WIDTHS = [6, 4, 4]
 SCALARS, EARLY = 3, 2
@@ -34,14 +34,14 @@ def inputs(widths: list[int] = WIDTHS) -> tuple[torch.Tensor, list[torch.Tensor]
 def test_a_survival_is_the_product_of_the_factors_above_it(space: ActionSpace) -> None:
     """By name: the chain's own down to the branching node, then the branch's own."""
     factors_SS = space.survival_factors()
-    names = [name_of(space, s) for s in range(len(space.sums_SA))]
+    names = names_of(space)
     assert factors_SS.shape == (len(names), len(names))
     assert factors_SS.unique().tolist() in ([0, 1], [1])
     for t, (style, K, L1, depth) in enumerate(names):
         trunk = [("iid", 1, 0, d) for d in range(1, (depth if K == 1 else L1) + 1)]
         branches = [(style, K, L1, d) for d in range(1, depth + 1)] if K != 1 else []
-        # a lookup has no trunk: the draft's chance says nothing of it
-        above = branches if K == 0 else trunk + branches
+        # a lookup has no trunk, for the draft's chance says nothing of it; nor has a shape by rank
+        above = branches if K <= 0 else trunk + branches
         assert [names[s] for s in factors_SS[:, t].nonzero()[:, 0].tolist()] == above
 
 

@@ -19,10 +19,9 @@ from torch import Tensor
 
 import selector
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.drafting.sampled import draft_lookup
 from data_gen.text_labels.labels import TextLabeller
 from data_gen.trees import DraftTree
-from data_gen.verification import get_verifier
+from data_gen.verification import CERTAIN, get_verifier
 from selector.actions import Action, ActionSpace
 from selector.jit import jit
 from selector.train.replay import Lag, Ratio, Replayed, jackknifed, monotone, outcomes, replay
@@ -75,8 +74,8 @@ class LastTokenWorld:
 
     def copied(self, name: str, text: Tokens, length: int) -> Appended:
         """As `appended`, after a lookup; where the last token is new, nothing is drafted."""
-        draft = draft_lookup(LookupIndex(text).proposal(length), 2, torch.device("cpu"))
-        return self.appended(name, text[-1], draft.tree, draft.probs_NV.double())
+        tree = DraftTree.from_paths(LookupIndex(text).proposal(length), [[]])
+        return self.appended(CERTAIN.name, text[-1], tree)
 
     def appended(
         self, name: str, last: int, tree: DraftTree, draft_NV: Tensor | None = None
@@ -167,7 +166,7 @@ def test_replay_of_all_texts_is_the_decoder(seed: int, lag: list[float]) -> None
             if chosen.copies:
                 return world.copied(name, text, chosen.L1)
             if (last, action) not in laws:
-                K, L1, L2, _ = chosen
+                K, L1, L2 = chosen[:3]
                 laws[last, action] = [
                     (tokens, on_trunk * math.prod(p for _, p in branches) * probability)
                     for trunk, on_trunk in world.continued(last, L1)
