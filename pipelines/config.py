@@ -318,6 +318,9 @@ class Evaluate(Section):
     """step times of other machines (CSV, as latency.timings), on which held-out texts are replayed,
     too"""
 
+    networks: bool = True
+    """whether `compare` trains networks; else static trees and lookup rules alone are compared"""
+
 
 class Logs(Section):
     """An engine's logs, from which a selector is trained without any model."""

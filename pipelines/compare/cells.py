@@ -23,71 +23,100 @@ from pipelines.evaluate.methods import COPYING
 from pipelines.evaluate.replays import oracle, replay
 from pipelines.evaluate.table import HERE
 from pipelines.train.judging import judge, keep_if_ahead
-from selector.actions import Action, ActionSpace
+from selector.actions import EMPTY, IID, Action, ActionSpace
 from selector.decision import NETWORK, RULE, STATIC, Setting
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
 from selector.schema import FULL
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
+from selector.train.ranked import candidates, united
 from selector.train.replay import Replayed
 from selector.train.tuning import Judged, StaticTable, best_static, judge_setting, tune_lookup_rule
 
 TREES = "trees"
-GREEDY = "greedy trees"
-COPIES = "copies"
-BOTH = "greedy trees and copies"
 HIDDEN = "trees, with hidden states"
-OF = {  # the actions of each kind of selector
-    TREES: ActionSpace.default(),
-    GREEDY: ActionSpace.recorded(),
-    COPIES: ActionSpace.with_lookups(),
-    BOTH: ActionSpace.of_pairs(),
-    HIDDEN: ActionSpace.default(),
-}
+NARROW = "greedy trees and copies"
+SHAPES = "shapes by rank and copies"
+ALL_ACTIONS = "trees, shapes and copies"
 # DDTE: the first one's selector is faster than the other's static trees
 CLAIMED = ("specinfer", "traversal")
-BOTTOM_UP = ("traversal", "lifted_uniform")  # DDTE has no policy network of theirs
+# DDTE has no policy network of theirs
+BOTTOM_UP = ("traversal", "lifted_uniform", "lifted_best")
 AT_ROOT = "root tree"
 SHORT = "delayed tree of 8"
 DELAYED = "delayed tree"
-DELAYED_OR_GREEDY = f"{DELAYED} or {GREEDY}"
+DELAYED_OR_GREEDY = "delayed tree or greedy trees"
+WIDE_ROOT = "root tree, up to 32 branches"
+SHAPE = "shape by rank"
+ANY_TREE = "any tree or shape"
+RULE_OF_TREES = f"{COPYING}, else a tree of up to 4 branches"
+RULE_OF_SHAPES = f"{COPYING}, else any tree or shape"
+ONE_TREE = "copies and shapes in one tree"
 PRINTED = "policy (eq. 12)"
 ORACLE = "oracle"
 # by the actions of a regressor: the method that asks it
-SELECTORS = {actions: f"selector, {actions}" for actions in OF}
-# and what `train` would keep of a network that may copy
-KEPT = {actions: f"selector, {actions}, or the rule" for actions in (COPIES, BOTH)}
-SELECTING = {*SELECTORS.values(), *KEPT.values()}
+SELECTORS = {actions: f"selector, {actions}" for actions in (TREES, HIDDEN, ALL_ACTIONS)}
+KEPT = f"{SELECTORS[ALL_ACTIONS]}, or the rule"  # what `train` would keep
+SELECTING = {*SELECTORS.values(), KEPT}
 # static trees that are chosen by tokens per step instead of speed
 BY_STEPS = {
-    tree: f"{tree}, by tokens per step" for tree in (AT_ROOT, SHORT, DELAYED, DELAYED_OR_GREEDY)
+    tree: f"{tree}, by tokens per step"
+    for tree in (AT_ROOT, SHORT, DELAYED, DELAYED_OR_GREEDY, WIDE_ROOT, SHAPE, ANY_TREE)
 }
 Replays = dict[str, Replayed]  # of held-out texts, by kind of prompts
 
 
 def actions_of(verifier: str, features: str) -> list[str]:
     """What a verifier's regressors may choose from: trees; with hidden states, if the traces have
-    them, those of DDTE's claim; and further actions, the bottom-up ones'."""
+    them, those of DDTE's claim; and all actions, the bottom-up ones'."""
     actions = [TREES]
     if features == FULL and verifier in CLAIMED:
         actions.append(HIDDEN)
     if verifier in BOTTOM_UP:
-        actions += [GREEDY, COPIES, BOTH]
+        actions.append(ALL_ACTIONS)
     return actions
 
 
-def of_verifier(splits: Mapping[str, Texts], verifier: str, actions: str) -> dict[str, Texts]:
+def space_of(actions: str, texts: Texts, ranked: tuple[Action, ...]) -> ActionSpace:
+    """The actions of this name, of texts with all labels; `ranked` are the shapes, with and without
+    a lookup."""
+    if actions in (TREES, HIDDEN):
+        return ActionSpace.default()
+    if actions == NARROW:
+        return ActionSpace.of_pairs()
+    if actions == SHAPES:
+        ranked = tuple(shape for shape in ranked if not shape.copied)
+    return replace(texts.space, ranked=ranked)
+
+
+def of_verifier(splits: Mapping[str, Texts], verifier: str, space: ActionSpace) -> dict[str, Texts]:
     """The texts with one verifier's labels of some actions."""
     labelled = {}
     for split, texts in splits.items():
         survivals = {verifier: texts.survivals[verifier]}
-        labelled[split] = replace(texts, survivals=survivals, space=OF[actions])
+        labelled[split] = replace(texts, survivals=survivals, space=space)
     return labelled
 
 
+def shapes_of(texts: Texts) -> tuple[Action, ...]:
+    """The best shapes of every size and depth on some texts, with and without a lookup."""
+    shapes: list[Action] = []
+    for shape in candidates(texts.rank_RD):
+        shapes += [shape, *united(shape, texts.space.lookups[1:])]
+    return tuple(shapes)
+
+
+def is_narrow(tree: Action) -> bool:
+    """Whether it is a tree of the papers' sizes."""
+    return not tree.ranks and ActionSpace.default().max_K >= tree.K
+
+
 def _begins_at_root(tree: Action) -> bool:
-    """Whether a tree has no trunk before its branches; a chain, nothing after its trunk."""
+    """Whether a tree has i.i.d. branches and no trunk before them; a chain, nothing after its
+    trunk."""
+    if tree.style != IID:
+        return False
     if tree.K > 1:
         return tree.L1 == 0
     return tree.L2 == 0
@@ -105,30 +134,36 @@ class Contender(NamedTuple):
 class _Family:
     """Methods that may draft the same trees."""
 
-    drafted: str  # the actions without copies
-    copied: str  # the same actions with copies
-    suffix: str  # of the names of methods that both families have
+    actions: str
     tried: Mapping[str, Callable[[Action], bool]]  # static trees that may be chosen, by method
     fallback: str  # the one of these that is drafted where a selector does not decide
 
-    def has(self, actions: str) -> bool:
-        return bool(OF[actions].styles) == bool(OF[self.drafted].styles)
 
-
-SAMPLED_TREES = _Family(
+PAPERS_TREES = _Family(
     TREES,
-    COPIES,
-    "",
     {
         AT_ROOT: _begins_at_root,
-        SHORT: lambda tree: tree.L1 + tree.L2 <= 8,
+        SHORT: lambda tree: tree.depth <= 8,
         DELAYED: lambda _: True,
     },
     DELAYED,
 )
-GREEDY_TREES = _Family(
-    GREEDY, BOTH, f", {GREEDY}", {DELAYED_OR_GREEDY: lambda _: True}, DELAYED_OR_GREEDY
+ALL_TREES = _Family(
+    ALL_ACTIONS,
+    {
+        DELAYED_OR_GREEDY: is_narrow,
+        WIDE_ROOT: _begins_at_root,
+        SHAPE: lambda tree: bool(tree.ranks) or tree == EMPTY,
+        ANY_TREE: lambda _: True,
+    },
+    ANY_TREE,
 )
+# lookup rules by method: what they may choose from, and the static tree that they begin with
+RULES = {
+    RULE_OF_TREES: (NARROW, DELAYED_OR_GREEDY),
+    RULE_OF_SHAPES: (SHAPES, ANY_TREE),
+    ONE_TREE: (ALL_ACTIONS, ANY_TREE),
+}
 
 
 @dataclass(frozen=True)
@@ -137,23 +172,29 @@ class _SamplingTexts:
 
     splits: Mapping[str, Texts]
     verifier: str
-    sampling: Sampling
     profile: LatencyProfile
+    ranked: tuple[Action, ...]  # the shapes that static trees and rules may be
     # all machines share these, since the projection of the labels takes long
-    cache: dict[tuple[str, str, str], Timed] = field(default_factory=dict)
+    cache: dict[tuple[str, ActionSpace, str], Timed] = field(default_factory=dict)
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.timed("test", TREES).sampling
 
     @property
     def kinds(self) -> list[str]:
         """The kinds of prompts of the held-out texts."""
-        return list(dict.fromkeys(self.splits["test"].of_sampling(self.sampling).kind_X))
+        return list(dict.fromkeys(self.splits["test"].kind_X))
 
     def timed(self, split: str, actions: str, kind: str = "") -> Timed:
         """The texts of a kind of prompts; those of all kinds where the split has none of this one,
         and where no kind is named."""
-        key = split, actions, kind
+        return self.in_space(split, space_of(actions, self.splits[split], self.ranked), kind)
+
+    def in_space(self, split: str, space: ActionSpace, kind: str = "") -> Timed:
+        key = split, space, kind
         if key not in self.cache:
-            labelled = of_verifier(self.splits, self.verifier, actions)
-            texts = labelled[split].of_sampling(self.sampling)
+            texts = of_verifier(self.splits, self.verifier, space)[split]
             is_of_kind_X = torch.tensor([text_kind == kind for text_kind in texts.kind_X])
             if is_of_kind_X.any():
                 texts = texts.take(is_of_kind_X.nonzero()[:, 0])
@@ -170,11 +211,13 @@ def replays(
 ) -> dict[tuple[str, str], Tensor]:
     """Tokens, seconds and steps of each held-out text, float64 [X, 3], by machine and method; all
     of one verifier."""
-    families = [SAMPLED_TREES]
+    families = [PAPERS_TREES]
     if verifier in BOTTOM_UP:
-        families.append(GREEDY_TREES)
-    texts = _SamplingTexts(splits, verifier, sampling, profiles[HERE])
-    kind_X = splits["test"].of_sampling(sampling).kind_X
+        families.append(ALL_TREES)
+    of_sampling = {split: texts.of_sampling(sampling) for split, texts in splits.items()}
+    ranked = shapes_of(of_sampling["train"])
+    texts = _SamplingTexts(of_sampling, verifier, profiles[HERE], ranked)
+    kind_X = of_sampling["test"].kind_X
     totals: dict[tuple[str, str], Tensor] = {}
     for (machine, profile), family in product(profiles.items(), families):
         replays_by_method = _of_family(replace(texts, profile=profile), family, contenders[machine])
@@ -192,53 +235,25 @@ def _totals(replays_by_kind: Replays, kind_X: list[str]) -> Tensor:
     return totals_X3
 
 
-def _of_family(
-    texts: _SamplingTexts, family: _Family, contenders: Sequence[Contender]
-) -> dict[str, Replays]:
-    """By method, what is replayed."""
-    static = _static_trees(texts, family)
-    by_method = dict(static.replays)
-    copying = COPYING + family.suffix
-    rule = tune_lookup_rule(texts.timed("train", family.copied), static.base)
-    validation = texts.timed("validation", family.copied)
-    judged_rule = judge_setting(validation, {}, rule, static.base.action)
-    by_method[copying] = {}
-    for kind, fallback in static.fallbacks.items():
-        setting = rule
-        if rule.action == static.base.action:  # the best static tree is that of each kind
-            setting = replace(rule, action=fallback)
-        by_method[copying][kind] = replay(texts.timed("test", family.copied, kind), setting)
-    for contender in contenders:
-        if not family.has(contender.actions):
-            continue
-        validation = texts.timed("validation", contender.actions)
-        (judged,) = judge(contender.module, validation, static.base)
-        by_method[contender.method] = _selected(texts, static, contender, judged)
-        if contender.actions in KEPT:
-            kept = keep_if_ahead(judged, judged_rule, static.base).setting
-            deciding = {NETWORK: contender.method, RULE: copying, STATIC: family.fallback}
-            by_method[KEPT[contender.actions]] = by_method[deciding[kept.decider]]
-    return by_method
-
-
 class _StaticTrees(NamedTuple):
-    """Static trees on one machine."""
+    """Static trees on one machine, by method."""
 
-    replays: dict[str, Replays]  # by method
-    base: Setting  # the best tree for all kinds of prompts
-    fallbacks: dict[str, Action]  # by kind of prompts, what is drafted where nothing decides
+    replays: dict[str, Replays]
+    bases: dict[str, Setting]  # the best tree for all kinds of prompts
+    fallbacks: dict[str, dict[str, Action]]  # the best tree by kind of prompts
 
 
 def _static_trees(texts: _SamplingTexts, family: _Family) -> _StaticTrees:
     """Trees that are chosen on each kind's training texts, by speed and by tokens per step; and the
-    oracle, which is a bound for all trees."""
-    trees = OF[family.drafted].trees
+    oracle of the papers' trees, which is a bound for all that choose among them."""
+    train = texts.timed("train", family.actions)
+    trees = train.space.trees
     by_method: defaultdict[str, Replays] = defaultdict(dict)
-    fallbacks: dict[str, Action] = {}
+    fallbacks: defaultdict[str, dict[str, Action]] = defaultdict(dict)
     tables: list[StaticTable] = []
     for kind in texts.kinds:
-        test = texts.timed("test", family.drafted, kind)
-        table = StaticTable.of(texts.timed("train", family.drafted, kind))
+        test = texts.timed("test", family.actions, kind)
+        table = StaticTable.of(texts.timed("train", family.actions, kind))
         tables.append(table)
         for method, is_allowed in family.tried.items():
             allowed_A = torch.tensor([is_allowed(tree) for tree in trees])
@@ -246,25 +261,82 @@ def _static_trees(texts: _SamplingTexts, family: _Family) -> _StaticTrees:
             by_method[method][kind] = replay(test, Setting(texts.sampling, fastest))
             longest = trees[int(table.efficiencies().where(allowed_A, 0.0).argmax())]
             by_method[BY_STEPS[method]][kind] = replay(test, Setting(texts.sampling, longest))
-            if method == family.fallback:
-                fallbacks[kind] = fastest
-        by_method[ORACLE + family.suffix][kind] = oracle(test)
+            fallbacks[method][kind] = fastest
+        if family is PAPERS_TREES:
+            by_method[ORACLE][kind] = oracle(test)
     table_of_all = StaticTable(*map(torch.cat, zip(*tables, strict=True)))
-    base = best_static(texts.timed("train", family.drafted), table_of_all)
-    return _StaticTrees(by_method, base, fallbacks)
+    bases: dict[str, Setting] = {}
+    for method, is_allowed in family.tried.items():
+        allowed_A = torch.tensor([is_allowed(tree) for tree in trees])
+        bases[method] = best_static(train, table_of_all, allowed_A)
+    return _StaticTrees(by_method, bases, fallbacks)
+
+
+def _of_family(
+    texts: _SamplingTexts, family: _Family, contenders: Sequence[Contender]
+) -> dict[str, Replays]:
+    """By method, what is replayed."""
+    static = _static_trees(texts, family)
+    by_method = dict(static.replays)
+    judged_rule: Judged | None = None
+    if family is ALL_TREES:
+        for method, (actions, tree) in RULES.items():
+            rule = tune_lookup_rule(texts.timed("train", actions), static.bases[tree])
+            by_method[method] = _by_rule(texts, static, method, rule)
+            validation = texts.timed("validation", actions)
+            judged_rule = judge_setting(validation, {}, rule, static.bases[tree].action)
+    base = static.bases[family.fallback]
+    for contender in contenders:
+        if (contender.actions == ALL_ACTIONS) != (family is ALL_TREES):
+            continue
+        validation = texts.in_space("validation", contender.module.space)
+        fallback = replace(base, action=_within(validation.space, base.action))
+        (judged,) = judge(contender.module, validation, fallback)
+        by_method[contender.method] = _selected(texts, static, family, contender, judged)
+        if judged_rule is not None:
+            kept = keep_if_ahead(judged, judged_rule, base).setting
+            deciding = {NETWORK: contender.method, RULE: ONE_TREE, STATIC: family.fallback}
+            by_method[KEPT] = by_method[deciding[kept.decider]]
+    return by_method
+
+
+def _by_rule(texts: _SamplingTexts, static: _StaticTrees, method: str, rule: Setting) -> Replays:
+    """Replays of a lookup rule, which drafts each kind's own best tree where it drafts that of all
+    kinds."""
+    actions, tree = RULES[method]
+    replays_by_kind = {}
+    for kind, fallback in static.fallbacks[tree].items():
+        setting = rule
+        if rule.action == static.bases[tree].action:
+            setting = replace(rule, action=fallback)
+        replays_by_kind[kind] = replay(texts.timed("test", actions, kind), setting)
+    return replays_by_kind
 
 
 def _selected(
-    texts: _SamplingTexts, static: _StaticTrees, contender: Contender, judged: Judged
+    texts: _SamplingTexts,
+    static: _StaticTrees,
+    family: _Family,
+    contender: Contender,
+    judged: Judged,
 ) -> Replays:
     """Replays of a network's best setting, or of each kind's static tree where that does not
     pay."""
-    decides = judged.pays or contender.method == PRINTED  # as in the paper, where it always does
+    if not judged.pays and contender.method != PRINTED:  # in the paper it always decides
+        return static.replays[family.fallback]
+    space = contender.module.space
     replays_by_kind = {}
-    for kind, fallback in static.fallbacks.items():
-        setting = replace(judged.setting, action=fallback)
-        if not decides:
-            setting = setting.static_only()
-        test = texts.timed("test", contender.actions, kind)
+    for kind, fallback in static.fallbacks[family.fallback].items():
+        setting = replace(judged.setting, action=_within(space, fallback))
+        test = texts.in_space("test", space, kind)
         replays_by_kind[kind] = replay(test, setting, contender.module)
     return replays_by_kind
+
+
+def _within(space: ActionSpace, tree: Action) -> Action:
+    """A tree where a space has it, else the space's shape of the nearest number of nodes: a network
+    chooses among fewer shapes than are tried as static ones."""
+    if not tree.ranks or tree in space.ranked:
+        return tree
+    shapes = [shape for shape in space.ranked if not shape.copied]
+    return min(shapes, key=lambda shape: abs(shape.nodes - tree.nodes), default=EMPTY)

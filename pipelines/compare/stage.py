@@ -28,19 +28,21 @@ from torch import Tensor
 
 from pipelines.compare import wide
 from pipelines.compare.cells import (
+    ALL_ACTIONS,
     AT_ROOT,
     BOTTOM_UP,
     BY_STEPS,
     HIDDEN,
-    OF,
     PRINTED,
     SELECTING,
     SELECTORS,
     TREES,
+    WIDE_ROOT,
     Contender,
     actions_of,
     of_verifier,
     replays,
+    space_of,
 )
 from pipelines.compare.roots import drafted
 from pipelines.config import Config
@@ -52,11 +54,11 @@ from pipelines.pair.stage import load_pair
 from pipelines.run import Parts, Stage, console, made, table, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.fitting import OWN, fitted, module_of
-from pipelines.train.judging import statics
+from pipelines.train.judging import shapes_by_rank, statics
 from pipelines.train.result import inputs
 from pipelines.train.stage import trained
 from selector import latency
-from selector.actions import Action
+from selector.actions import Action, ActionSpace
 from selector.files import atomically
 from selector.latency import LatencyProfile, Verification
 from selector.schema import FULL, LIGHT, sha256
@@ -83,21 +85,19 @@ def stage_of(config: Config) -> Stage:
     profile = load_profile(config)
     depends = {
         **inputs(config, profile),
+        "networks": config.evaluate.networks,
         "clocks": {path.stem: sha256(path) for path in other_profiles(config, profile)},
         "verifiers": list(config.verifiers),
     }
     outputs = [config.folder / "papers.parquet", config.folder / "figure1.png"]
     if config.data.is_wide:
-        outputs = [config.folder / "wide.parquet"]
+        outputs.append(config.folder / "wide.parquet")
     return Stage("compare", config, depends, tuple(outputs))
 
 
 def run(config: Config) -> None:
-    if config.data.is_wide:
-        compare_wide_trees(config)
-        return
     stage = stage_of(config)
-    table_path, picture_path = stage.outputs
+    table_path, picture_path, *wide_paths = stage.outputs
     labelled = config.verifiers[0]
     if stage.begin():
         pair = load_pair(config)
@@ -116,28 +116,17 @@ def run(config: Config) -> None:
             ]
             Table(figures).write(table_path)
             draw(figures, config, picture_path)
+            for path in wide_paths:
+                rival, _ = rival_of(config)
+                charged = wide.with_verification(profiles, HERE, IDEAL)
+                Table(wide.figures_of(config, splits, charged, rival)).write(path)
             for path in stage.outputs:
                 mlflow.log_artifact(str(path))
             describe(mlflow, f"{len(figures)} figures: {table_path.name}")
         stage.finish()
     show(Table.read(table_path), config)
-
-
-def compare_wide_trees(config: Config) -> None:
-    """The stage where the labelled trees are wide ones."""
-    stage = stage_of(config)
-    (path,) = stage.outputs
-    if stage.begin():
-        profile = load_profile(config)
-        splits = load_traces(config)
-        rival, _ = rival_of(config)
-        with mlflow_run(config, "compare") as mlflow:
-            stage.replace()
-            profiles = wide.with_verification(all_profiles(config, profile), HERE, IDEAL)
-            Table(wide.figures_of(config, splits, profiles, rival)).write(path)
-            mlflow.log_artifact(str(path))
-        stage.finish()
-    wide.show(Table.read(path))
+    for path in wide_paths:
+        wide.show(Table.read(path))
 
 
 def kept_replays(
@@ -150,7 +139,9 @@ def kept_replays(
     first."""
     work: dict[tuple[str, str], Callable[[], Totals]] = {}
     for verifier in watched(config.verifiers, "training networks"):
-        contenders = contenders_of(config, verifier, profiles, splits, parts)
+        contenders: dict[str, list[Contender]] = {machine: [] for machine in profiles}
+        if config.evaluate.networks:
+            contenders = contenders_of(config, verifier, profiles, splits, parts)
         for sampling in samplings_of(config):
             replay = partial(replays, verifier, sampling, splits, profiles, contenders)
             name = f"replay {verifier} {sampling}"
@@ -174,7 +165,7 @@ def contenders_of(
     """A verifier's networks by machine: regressors, and unless it is bottom-up one of the policy
     objective."""
     regressors = {
-        actions: regressor_of(config, verifier, actions, splits, parts)
+        actions: regressor_of(config, verifier, actions, profiles, splits, parts)
         for actions in actions_of(verifier, config.data.features)
     }
     contenders: dict[str, list[Contender]] = {}
@@ -226,11 +217,40 @@ def all_profiles(config: Config, profile: LatencyProfile) -> dict[str, LatencyPr
     return profiles
 
 
+def chosen_shapes(
+    config: Config,
+    verifier: str,
+    profiles: Mapping[str, LatencyProfile],
+    splits: Mapping[str, Texts],
+) -> list[Action]:
+    """The shapes that a network may choose: those that pay on this machine, or by equation 11."""
+    verifier_config = config.model_copy(
+        update={"train": config.train.model_copy(update={"verifier": verifier})}
+    )
+    shapes: list[Action] = []
+    for machine in (HERE, IDEAL):
+        shapes += shapes_by_rank(verifier_config, splits["train"], profiles[machine])
+    return list(dict.fromkeys(shapes))
+
+
 def regressor_of(
-    config: Config, verifier: str, actions: str, splits: Mapping[str, Texts], parts: Parts
+    config: Config,
+    verifier: str,
+    actions: str,
+    profiles: Mapping[str, LatencyProfile],
+    splits: Mapping[str, Texts],
+    parts: Parts,
 ) -> SelectorModule:
     level = FULL if actions == HIDDEN else LIGHT
-    labelled = of_verifier(splits, verifier, actions)
+    ranked: tuple[Action, ...] = ()
+    if actions == ALL_ACTIONS:
+        ranked = tuple(
+            parts.get(
+                f"shapes, {verifier}", lambda: chosen_shapes(config, verifier, profiles, splits)
+            )
+        )
+    space = space_of(actions, splits["train"], ranked)
+    labelled = of_verifier(splits, verifier, space)
     module = module_of(config, "regressor", level, labelled["train"])
     train = partial(fitted, config, module, labelled, verifier, [])
     return kept_module(parts, f"{verifier}, {actions}", module, train)
@@ -263,7 +283,7 @@ def policy_of_ddte(
     verifier_config = config.model_copy(
         update={"train": config.train.model_copy(update={"verifier": name})}
     )
-    labelled = of_verifier(splits, name, TREES)
+    labelled = of_verifier(splits, name, ActionSpace.default())
     module = module_of(verifier_config, "policy", config.data.features, labelled["train"])
 
     def train(folder: Path, run_id: str) -> SelectorModule:
@@ -331,6 +351,7 @@ def speeds(
                 [totals[name, sampling_name][machine, method] for sampling_name in samplings]
             )
     first_rival = rival_of(config)
+    wide_rival = first_rival[0], WIDE_ROOT
     for (machine, name, method), totals_X3 in columns_X3.items():
         columns = {"method": method_of(name, method), "clock": machine}
         if machine == HERE:
@@ -339,6 +360,8 @@ def speeds(
             continue
         yield cells.mean(totals_X3[:, :2], **columns)
         rivals = [first_rival, (name, AT_ROOT)]
+        if (machine, *wide_rival) in columns_X3:
+            rivals.append(wide_rival)
         if method in SELECTING:
             rivals.append((name, SELECTORS[TREES]))
         for rival in dict.fromkeys(rivals):
@@ -379,9 +402,9 @@ def over_cells(columns_XN: Tensor, cell_X: Tensor, source_X: Tensor) -> Ratio:
 def by_depth(config: Config, texts: Texts) -> Iterator[Figure]:
     """DDTE, Figure 1: the acceptance at each depth of K branches from the root, given that the
     depth above was accepted; over all roots of the held-out texts, by setting and verifier."""
-    space = OF[TREES]
+    space = ActionSpace.default()
     for sampling, name in product(samplings_of(config), config.verifiers):
-        sampling_texts = of_verifier({"": texts}, name, TREES)[""].of_sampling(sampling)
+        sampling_texts = of_verifier({"": texts}, name, space)[""].of_sampling(sampling)
         labels_RS = sampling_texts.labels(name, slice(None), space)
         # the last column counts the roots, which are reached for sure
         reached_RS = torch.nn.functional.pad(labels_RS.double(), (0, 1), value=1.0)

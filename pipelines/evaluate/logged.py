@@ -23,8 +23,17 @@ from pipelines.evaluate.gains import (
     selector_at,
     widened,
 )
-from pipelines.evaluate.methods import COPYING, PLAIN, drafts_in_words
-from pipelines.evaluate.table import ALL, Figure, Table
+from pipelines.evaluate.methods import COPYING, NETWORK, PLAIN, drafts_in_words
+from pipelines.evaluate.replays import rank_correlation
+from pipelines.evaluate.table import (
+    ALL,
+    CORRELATION,
+    Cells,
+    Figure,
+    Table,
+    correlations_in_words,
+    merged,
+)
 from pipelines.latency.decisions import CONTEXT
 from pipelines.latency.stage import load_profile
 from pipelines.pair.log import LogSource, log_source
@@ -75,6 +84,11 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
         batch_figures = widened(batch_figures, others)
         outcome["by_batch"] += entries(Table(batch_figures), cases)
         figures += batch_figures
+    test = timed(data["test"], sampling, VERIFIER, profile)
+    for level in outcome["levels"]:
+        value = rank_correlation(predicted[level], test)
+        columns: Columns = {"setting": str(sampling), "method": f"{NETWORK}, {LEVELS[level]}"}
+        figures.append(Figure(**columns, statistic=CORRELATION, value=value))
     return {"logs": outcome, "summary": None}, Table(figures)
 
 
@@ -218,6 +232,7 @@ def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
         )
     for choice in tuned:
         yield choice.line
+    yield from correlations_in_words(table)
     if logs["exported"]:
         for level in (MATCH, *logs["levels"]):
             yield _seconds_in_words(logs["decision_seconds"], level)
@@ -308,19 +323,23 @@ def metrics(table: Table) -> dict[str, float]:
     return speeds
 
 
-def methods(table: Table) -> dict[str, list[dict[str, str]]]:
+def methods(table: Table) -> dict[str, list[Cells]]:
     """For the report: by setting every method, the fastest first, its speed over plain decoding and
     the lookup rule, and the selectors' over it."""
     rows_by_sampling = {}
     for columns in tuned_columns(table):
         plain = table.select(**columns, kind=ALL, rival=PLAIN)
         plain.sort(key=lambda figure: -figure.value)
-        rows = [_cells(table, columns, figure) for figure in plain]
-        rows_by_sampling[requests_in_words(columns)] = rows
+        rows: dict[float, Cells] = {}
+        for figure in plain:
+            cells = _cells(table, columns, figure)
+            earlier = rows.get(figure.value)
+            rows[figure.value] = merged(earlier, cells) if earlier else cells
+        rows_by_sampling[requests_in_words(columns)] = list(rows.values())
     return rows_by_sampling
 
 
-def _cells(table: Table, columns: Columns, over_plain: Figure) -> dict[str, str]:
+def _cells(table: Table, columns: Columns, over_plain: Figure) -> Cells:
     method = over_plain.method
     shown: dict[str, Figure | None] = {"over plain decoding": over_plain}
     for level, words in LEVELS.items():

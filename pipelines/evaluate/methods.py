@@ -80,11 +80,15 @@ def drafts_in_words(setting: Setting) -> str:
     tree = f"draft {action}"
     if action == EMPTY:
         tree = "draft nothing"
-    elif action.K == 1:
+    elif action.K == 1 and not action.ranks:
         tree = f"draft {action.nodes}"
     if setting.rule is None:
         return tree
-    return f"copy {setting.rule.length} after a match of {setting.rule.least}, else {tree}"
+    least, length, ranks = setting.rule
+    copy = f"copy {length}"
+    if ranks:
+        copy = f"{copy} in one tree with a {Action.ranked(ranks)}"
+    return f"{copy} after a match of {least}, else {tree}"
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,7 @@ def static_methods(texts: Texts, verifiers: Sequence[str], profile: LatencyProfi
         trees[AT_ROOT] = best(
             ["traversal"], lambda tree: tree.style == IID and (tree.L1 == 0 or tree.K == 1)
         )
-    trees[CHAIN] = best(tables, lambda tree: tree.K == 1 and tree != EMPTY)
+    trees[CHAIN] = best(tables, lambda tree: tree.K == 1 and tree != EMPTY and not tree.ranks)
     trees[BRANCHING] = best(tables, lambda tree: tree.K > 1)
     trees[BEST_STATIC] = overall
     sampling = timed[verifiers[0]].sampling

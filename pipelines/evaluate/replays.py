@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from scipy import stats
 from torch import Tensor
 
 from pipelines.evaluate.methods import BASES, SELECTOR, Method
@@ -30,6 +31,18 @@ def replay(timed: Timed, setting: Setting, module: SelectorModule | None = None)
 def oracle(timed: Timed) -> Replayed:
     """A bound for all methods with the texts' actions."""
     return fastest_possible(timed.survivals_RS, timed.seconds(), timed.texts.size_X, timed.space)
+
+
+def rank_correlation(predicted_RA: Tensor, texts: Timed) -> float:
+    """Spearman's, over the roots with features: whether the roots that a network's predicted block
+    efficiencies put first are those at which most is accepted, both as means over actions. 0 where
+    one of them is the same at all roots."""
+    known_R = ~texts.texts.unknown_R
+    labelled_RA = texts.space.efficiencies(texts.survivals_RS)
+    means_R = [tokens_RA.mean(-1)[known_R].numpy() for tokens_RA in (predicted_RA, labelled_RA)]
+    if any(len(set(mean_R.tolist())) == 1 for mean_R in means_R):
+        return 0.0
+    return float(stats.spearmanr(*means_R).statistic)
 
 
 def compared(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -22,12 +22,14 @@ from data_gen.texts.generated import seed_of
 from data_gen.texts.prompts import Prompt
 from data_gen.traces import read_manifest
 from pipelines.config import Config, SamplingSetting
-from pipelines.data.recorded import load_traces, traces_folder
+from pipelines.data.recorded import load_traces, samplings_of, timed, traces_folder
 from pipelines.evaluate import methods
 from pipelines.evaluate.logged import evaluated
 from pipelines.evaluate.methods import Assistant, Decoding, Method
-from pipelines.evaluate.replays import replayed
+from pipelines.evaluate.replays import rank_correlation, replayed
 from pipelines.evaluate.table import (
+    CORRELATION,
+    Figure,
     Rows,
     Table,
     entries,
@@ -144,6 +146,8 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
         )
     compared = _compared(config, profile, splits, module, exported)
     replay_figures = list(replayed(compared, splits["test"], profile))
+    if module.is_regressor:
+        replay_figures += correlations(config, module, splits["test"], profile)
     for path, other_profile in other_profiles(config, profile).items():
         there = _compared(config, other_profile, splits, module)
         replay_figures += replayed(there, splits["test"], other_profile, path.stem)
@@ -168,6 +172,20 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
         "greedy": greedy,
     }
     return Evaluation(outcome, table)
+
+
+def correlations(
+    config: Config, module: SelectorModule, texts: Texts, profile: LatencyProfile
+) -> Iterator[Figure]:
+    """What a network's predictions have to do with what happened, by sampling setting."""
+    for sampling in samplings_of(config):
+        test = timed(texts, sampling, config.train.verifier, profile)
+        yield Figure(
+            setting=sampling_name_of(sampling.temperature, sampling.top_p),
+            method=methods.NETWORK,
+            statistic=CORRELATION,
+            value=rank_correlation(module.scores(test.texts), test),
+        )
 
 
 def _assistants(config: Config, pair: ModelPair) -> dict[Sampling, list[Assistant]]:

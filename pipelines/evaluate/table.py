@@ -32,6 +32,7 @@ from selector.sampling import Sampling
 from selector.train.replay import Ratio
 
 Rows = list[dict[str, Any]]  # of decoded prompts, one for each method
+Cells = dict[str, str]  # of one row of a table that is shown, by column
 # where new tokens come from
 DRAFTED = "drafted"
 COPIED = "copied"
@@ -46,6 +47,7 @@ REPLAYED = "replayed"
 SPEED = "tokens per second"
 EFFICIENCY = "tokens per step"
 ACCEPTANCE = "acceptance"
+CORRELATION = "rank correlation"
 SHARE = "share of the tokens: "  # and where they come from
 # by figure of the summary: the method that the selector's speed is compared with
 FIGURES = {
@@ -195,6 +197,27 @@ class Table:
         frame = pandas.read_parquet(path, dtype_backend="pyarrow").astype(object)
         rows = frame.where(frame.notna(), None).to_dict("records")
         return cls(Figure(**row) for row in rows)
+
+
+def correlations_in_words(table: Table) -> Iterator[str]:
+    """What a network's predictions have to do with what happened; nothing without a regressor."""
+    correlations = table.select(statistic=CORRELATION)
+    if correlations:
+        values = [
+            f"{figure.value:+.2f} at {figure.setting} ({figure.method})" for figure in correlations
+        ]
+        yield (
+            "The rank correlation of what the network predicts with what was accepted, over the "
+            f"positions of held-out texts, is {', '.join(values)}: 1 would order them as they are, "
+            "and 0 says nothing of them."
+        )
+
+
+def merged(cells: Cells, others: Cells) -> Cells:
+    """One row of two methods that draft the same and are exactly as fast."""
+    merged = {name: cell or others[name] for name, cell in cells.items()}
+    merged["method"] = f"{cells['method']} = {others['method']}"
+    return merged
 
 
 def figures(rows: Rows) -> Iterator[Figure]:

@@ -11,7 +11,15 @@ from typing import Any
 from data_gen.models.sampling import generation_arguments
 from pipelines.config import SMOLLM2, Config, Pair
 from pipelines.evaluate import logged
-from pipelines.evaluate.methods import BEST_STATIC, COPYING, NETWORK, PLAIN, SELECTOR, STATIC
+from pipelines.evaluate.methods import (
+    BEST_STATIC,
+    COPYING,
+    NETWORK,
+    PLAIN,
+    SELECTOR,
+    STATIC,
+    drafts_in_words,
+)
 from pipelines.evaluate.table import (
     ALL,
     DECODED,
@@ -19,8 +27,11 @@ from pipelines.evaluate.table import (
     ORIGINS,
     REPLAYED,
     SHARE,
+    Cells,
     Figure,
     Table,
+    correlations_in_words,
+    merged,
     sampling_name_of,
 )
 from pipelines.latency.stage import load_profile
@@ -45,7 +56,6 @@ ours = {{"custom_generate": speculative_generate, "draft_model": pair.draft}}
 ours["selector"] = "{selector}"
 text = pair.target.generate(**inputs, **ours, max_new_tokens=200, {arguments})
 print(pair.tokenizer.decode(text[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
-Cells = dict[str, str]  # of one row of a table, by column
 # on the terminal, which is narrow
 SHOWN = ("method", "drafts", "tokens/step", "decoded", "replayed")
 NOTE = (
@@ -118,22 +128,39 @@ def metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def verdicts(evaluation: Evaluation) -> list[str]:
-    """A line for each sampling setting: what is exported, and whether that is a loss; what is
-    faster in replay; and the selector's gain in wall-clock time over the lookup rule and the best
-    static tree. Of a log what replay tells."""
+    """What to do; then a line for each sampling setting: what is exported, and whether that is a
+    loss; what is faster in replay; and the selector's gain in wall-clock time over the lookup rule
+    and the best static tree. Of a log what replay tells."""
+    table = evaluation.table
     if "logs" in evaluation.contents:
-        return list(logged.in_words(evaluation.contents["logs"], evaluation.table))
-    return [
-        f"{sampling_name}: {_verdict(evaluation.table, sampling_name, setting)}"
-        for sampling_name, setting in evaluation.settings
-    ]
+        return list(logged.in_words(evaluation.contents["logs"], table))
+    advice = []
+    lines = []
+    for sampling_name, setting in evaluation.settings:
+        columns = {"setting": sampling_name, "method": SELECTOR, "rival": PLAIN}
+        wall = table.of(**columns, basis=DECODED)
+        advice.append(f"{sampling_name}: {_advice(setting, wall)}")
+        lines.append(f"{sampling_name}: {_verdict(table, sampling_name, setting, wall)}")
+    return [f"What to do: {'; '.join(advice)}.", *lines, *correlations_in_words(table)]
 
 
-def _verdict(table: Table, sampling_name: str, setting: Setting) -> str:
+def _advice(setting: Setting, wall: Figure) -> str:
+    """What to do under a sampling setting; `wall` is the selector's speed over plain decoding."""
+    if _is_loss(wall) or exported(setting) == PLAIN:
+        return "decode plainly"
+    words = "let the network decide"
+    if exported(setting) != NETWORK:
+        words = drafts_in_words(setting)
+    words += f", {wall.text()} times plain decoding"
+    if wall.value < 1:
+        words += " (WARNING: not faster)"
+    return words
+
+
+def _verdict(table: Table, sampling_name: str, setting: Setting, wall: Figure) -> str:
     name = exported(setting)
     over_plain = {"setting": sampling_name, "rival": PLAIN}
     replay = table.of(**over_plain, method=SELECTOR)
-    wall = table.of(**over_plain, method=SELECTOR, basis=DECODED)
     text = (
         f"the {name} is exported. It is {replay.text()} times as fast as plain decoding in replay "
         f"and {wall.text()} times in decoding."
@@ -142,25 +169,37 @@ def _verdict(table: Table, sampling_name: str, setting: Setting) -> str:
         text = "plain decoding is exported: on the validation texts nothing was surely faster."
     if _is_loss(wall):
         text = f"A LOSS, so plain decoding is exported: {text.replace('is exported', 'was chosen')}"
-    rivals = []
+    rivals = {}
     for rival in (BEST_STATIC, COPYING, NETWORK):
         figure = table.get(**over_plain, method=rival)
         if rival != name and figure is not None:
-            rivals.append(figure)
-    best = max(rivals, key=lambda figure: figure.value)
-    if round(best.value, 2) > round(replay.value, 2):
-        text += f" The {best.method} is faster in replay: {best.text()} times."
+            rivals[rival] = figure
+    static_name = f"the {BEST_STATIC}"
+    if BEST_STATIC in rivals and _is_same(rivals[BEST_STATIC]):
+        static_name = PLAIN
+    fastest = max(rivals, key=lambda rival: rivals[rival].value)
+    if round(rivals[fastest].value, 2) > round(replay.value, 2):
+        fastest_name = static_name if fastest == BEST_STATIC else f"the {fastest}"
+        text += (
+            f" {fastest_name[0].upper()}{fastest_name[1:]} is faster in replay: "
+            f"{rivals[fastest].text()} times."
+        )
     gains = []
-    for rival in (COPYING, BEST_STATIC):
+    for rival, rival_name in ((COPYING, f"the {COPYING}"), (BEST_STATIC, static_name)):
         gain = table.of(setting=sampling_name, method=SELECTOR, rival=rival, basis=DECODED)
-        gains.append(f"over the {rival} {_stands(gain)}")
+        gains.append(f"over {rival_name} {_stands(gain)}")
     return (
         f"{text} In wall-clock time, prompt by prompt, the selector's gain {' and '.join(gains)}."
     )
 
 
+def _is_same(ratio: Figure) -> bool:
+    """Whether two methods do the same everywhere: their speeds are exactly equal."""
+    return ratio.low == ratio.high == 1
+
+
 def _stands(ratio: Figure) -> str:
-    if ratio.low == ratio.high == 1:
+    if _is_same(ratio):
         return "is zero (both decode alike)"
     if ratio.low is None or ratio.high is None:
         return f"has no interval ({ratio.text(3)})"
@@ -205,30 +244,31 @@ def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
     table = evaluation.table
     if "logs" in evaluation.contents:
         return logged.methods(table)
-    rows_by_sampling: dict[str, list[tuple[float, Cells]]] = {}
+    rows_by_sampling: dict[str, dict[tuple[float, str], Cells]] = {}
     for entry in [*evaluation.contents["methods"], *evaluation.contents["replayed"]]:
         sampling_name = entry["setting"]
         of_method = {"setting": sampling_name, "method": entry["method"]}
         wall = table.get(**of_method, rival=PLAIN, basis=DECODED)
         replay = table.get(**of_method, rival=PLAIN)
         speed = wall or replay
-        cells = {"method": _label(entry), "decoded": _text(wall), "replayed": _text(replay)}
+        measured = {**of_method, "basis": DECODED}
+        cells = {
+            "method": _label(entry),
+            "tokens/s": _text(table.get(**measured), 0),
+            "tokens/step": _text(table.get(**measured, statistic=EFFICIENCY)),
+            "decoded": _text(wall),
+            "replayed": _text(replay),
+            "drafts": entry["drafts"],
+        }
         over_it = {"setting": sampling_name, "method": SELECTOR, "rival": entry["method"]}
         for basis in (DECODED, REPLAYED):
             cells[f"selector over it, {basis}"] = _text(table.get(**over_it, basis=basis), 3)
-        measured = {**of_method, "basis": DECODED}
-        cells |= {
-            "drafts": entry["drafts"],
-            "tokens/step": _text(table.get(**measured, statistic=EFFICIENCY)),
-            "tokens/s": _text(table.get(**measured), 0),
-        }
-        rows_by_sampling.setdefault(sampling_name, []).append(
-            (speed.value if speed else 1.0, cells)
-        )
+        rows = rows_by_sampling.setdefault(sampling_name, {})
+        does = speed.value if speed else 1.0, entry["drafts"]
+        rows[does] = merged(rows[does], cells) if does in rows else cells
     sorted_cells = {}
     for sampling_name, rows in rows_by_sampling.items():
-        rows.sort(key=lambda row: -row[0])
-        sorted_cells[sampling_name] = [cells for _, cells in rows]
+        sorted_cells[sampling_name] = [rows[does] for does in sorted(rows, key=lambda d: -d[0])]
     return sorted_cells
 
 

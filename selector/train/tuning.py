@@ -74,10 +74,10 @@ class StaticTable(NamedTuple):
         return int(speed_A.argmax())
 
 
-def best_static(timed: Timed, table: StaticTable) -> Setting:
-    """The setting in which the best static tree is drafted everywhere, with the tokens per step of
-    every tree."""
-    best = table.best()
+def best_static(timed: Timed, table: StaticTable, allowed_A: Tensor | None = None) -> Setting:
+    """The setting in which the best static tree, of those that are allowed, is drafted everywhere,
+    with the tokens per step of every tree."""
+    best = table.best(allowed_A)
     return Setting(
         timed.sampling,
         timed.space.trees[best],

@@ -292,10 +292,59 @@ def evaluation_where(
 )
 def test_what_is_exported_is_told_with_what_is_faster(evaluation: Evaluation, words: str) -> None:
     """By a single source there is no interval; no selector is praised that loses."""
-    (verdict,) = verdicts(evaluation)
+    advice, verdict = verdicts(evaluation)
+    assert advice.startswith(f"What to do: {SETTING}: ")
     assert verdict.startswith(f"{SETTING}: ") and words in verdict
     assert verdict.endswith("best static tree is there (1.200 [1.100, 1.300]).")
     assert bool(losses(evaluation)) == ("A LOSS" in verdict)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "advice"),
+    [
+        (evaluation_where(NETWORK), "let the network decide, 2.45 [2.10, 2.90] times plain"),
+        (
+            evaluation_where(COPYING, (0.98, 0.9, 1.06)),
+            "copy 8 after a match of 4, else draft 6, 0.98 [0.90, 1.06] times plain decoding "
+            "(WARNING: not faster).",
+        ),
+        (evaluation_where(STATIC), "draft 6, 2.45 [2.10, 2.90] times plain decoding."),
+        (evaluation_where(STATIC, (0.8, 0.7, 0.9)), "decode plainly."),
+        (evaluation_where(PLAIN), "decode plainly."),
+    ],
+)
+def test_a_verdict_begins_with_what_to_do(evaluation: Evaluation, advice: str) -> None:
+    """And says so where that is not faster than plain decoding."""
+    assert verdicts(evaluation)[0].startswith(f"What to do: {SETTING}: {advice}")
+
+
+def test_plain_decoding_is_called_so_and_equal_methods_share_a_row() -> None:
+    """Where the best static tree drafts nothing, and where the selector is the lookup rule."""
+    data = rows()
+    for row in data:
+        if row["method"] == BEST_STATIC:
+            row["drafts"] = "draft nothing"
+            row["rounds"] = [[64, turn * 64 / SPEEDS[PLAIN]] for turn in TURNS]
+        elif row["method"] == PLAIN:
+            row["drafts"] = "draft nothing"
+        elif row["method"] in (COPYING, SELECTOR):
+            row["drafts"] = "copy 8 after a match of 2, else draft nothing"
+            row["rounds"] = [[64, turn * 64 / SPEEDS[COPYING]] for turn in TURNS]
+    evaluation = evaluated(data)
+    shown = {row["method"]: row for row in shown_methods(evaluation)["T=1"]}
+    assert len(shown) == len(SPEEDS) - 2
+    assert list(next(iter(shown.values())))[:2] == ["method", "tokens/s"]
+    plain = shown[f"{PLAIN} = {BEST_STATIC} (traversal)"]
+    assert plain["tokens/s"] == "58 [58, 58]" and plain["decoded"] == "1.00 [1.00, 1.00]"
+    both = shown[f"{COPYING} (traversal) = {SELECTOR} (traversal)"]
+    assert both["selector over it, decoded"] == "1.000 [1.000, 1.000]"
+    figures = evaluation_where(COPYING, best_static_tree=1.0).table.figures
+    same = {"value": 1.0, "low": 1.0, "high": 1.0}
+    equal = [
+        replace(figure, **same) if figure.method == BEST_STATIC else figure for figure in figures
+    ]
+    evaluation = replace(evaluation_where(COPYING), table=Table(equal))
+    assert "and over plain decoding is there (1.200" in verdicts(evaluation)[1]
 
 
 GREEDY = Setting(Sampling(0), Action(1, 4, 0), level=TEXT)

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
@@ -30,7 +31,7 @@ from pipelines.evaluate.methods import (
     static_methods,
     tuned_assistants,
 )
-from pipelines.evaluate.replays import replay
+from pipelines.evaluate.replays import rank_correlation, replay
 from pipelines.evaluate.stage import turns
 from pipelines.pair.stage import recipe
 from selector.actions import EMPTY, Action, ActionSpace
@@ -43,6 +44,7 @@ from selector.schema import EARLY, LIGHT
 from selector.train.data import Texts, Timed
 from selector.train.tuning import StaticTable, best_static
 from tests.pipelines.runs import UNTEMPLATED, demo_config
+from tests.selector import logged
 from tests.selector.synthetic import opinionated, profile, texts
 
 SPACE = ActionSpace.of_pairs()
@@ -112,6 +114,17 @@ def test_static_trees_are_the_fastest_of_their_kind() -> None:
     for name, belongs in kinds.items():
         fastest = max(float(speed_A[a]) for a, tree in enumerate(SPACE.trees) if belongs(tree))
         assert float(speed_A[SPACE.index(methods[name].setting.action)]) == fastest, name
+
+
+def test_a_rank_correlation_is_with_what_happened() -> None:
+    """That of whoever knows is 1, of whoever is always wrong -1, and of whoever says one thing
+    0."""
+    data = logged.timed(count=6)
+    labelled_RA = data.space.efficiencies(data.survivals_RS)
+    predicted = (labelled_RA, -labelled_RA, torch.ones_like(labelled_RA))
+    assert [rank_correlation(tokens_RA, data) for tokens_RA in predicted] == pytest.approx(
+        [1, -1, 0]
+    )
 
 
 @pytest.fixture(scope="module")

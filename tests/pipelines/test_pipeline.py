@@ -26,7 +26,7 @@ from pipelines.evaluate.methods import (
     PLAIN,
     SELECTOR,
 )
-from pipelines.evaluate.table import DECODED, REPLAYED, Table
+from pipelines.evaluate.table import CORRELATION, DECODED, REPLAYED, Table
 from pipelines.evaluate.verdict import Evaluation, losses
 from pipelines.train.result import RESULT, build, load_result
 from selector.actions import EMPTY, Action, ActionSpace
@@ -152,6 +152,8 @@ def test_the_evaluation_holds_every_figure(demo: tuple[Path, str]) -> None:
             assert entry["prompts"] == 3 and entry["tokens"] > 0
         replayed = table.select(setting=sampling_name, rival=BEST_STATIC, basis=REPLAYED)
         others = {figure.method for figure in replayed} - methods
+        correlation = table.of(setting=sampling_name, method=NETWORK, statistic=CORRELATION)
+        assert -1 <= correlation.value <= 1
         # of them two are of other verifiers
         assert {BRANCHING, NETWORK} <= others and len(others) == 4
     assert evaluation["greedy"]["continuations"] == 18
