@@ -245,13 +245,17 @@ def without_own_settings(*models: PreTrainedModel) -> Iterator[None]:
 
 def resolve_device(device: str) -> str:
     """The torch device that is meant: "auto" takes a GPU where there is one. InputError unless
-    torch has it here."""
+    torch has it here, with float64, in which verifiers sum."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, dtype=torch.float64, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"pair.device: {device} is not available here") from error
+    except TypeError as error:
+        raise InputError(
+            f"pair.device: {device} has no float64, in which verifiers sum: take cpu"
+        ) from error
     return device
 
 

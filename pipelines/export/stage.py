@@ -111,9 +111,8 @@ def register(
     chosen.append(ColSpec("string", "style"))
     logged = mlflow.pyfunc.log_model(
         name="selector",
-        loader_module=CODE.stem,
-        data_path=str(folder),
-        code_paths=[str(CODE)],
+        python_model=str(CODE),
+        artifacts={"selector": str(folder)},
         signature=ModelSignature(Schema([*columns]), Schema([*chosen])),
         input_example=example,
         pip_requirements=["torch", "numpy", "pandas"],

@@ -212,9 +212,7 @@ def load_script(folder: Path) -> torch.jit.ScriptModule:
 
 @contextmanager
 def torchscript() -> Iterator[None]:
-    """Suppresses the warning that TorchScript is deprecated."""
+    """Suppresses the warnings that TorchScript is deprecated, or not supported by this Python."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=r".?torch\.jit\.\w+.? is deprecated", category=DeprecationWarning
-        )
+        warnings.filterwarnings("ignore", message=r".?torch\.jit\.", category=DeprecationWarning)
         yield

@@ -150,7 +150,7 @@ def local_folder(folder: str | Path) -> Path:
             from mlflow.artifacts import download_artifacts
 
             downloaded = Path(download_artifacts(name))
-            return next(downloaded.glob(f"data/*/{CHECKSUMS}")).parent
+            return next(downloaded.glob(f"artifacts/*/{CHECKSUMS}")).parent
         if isinstance(folder, str) and HUB_ID.fullmatch(name) and not Path(name).is_dir():
             failure = "no such directory, and the hub does not give it"
             from huggingface_hub import snapshot_download

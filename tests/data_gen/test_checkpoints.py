@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.overrides import TorchFunctionMode
 
 from data_gen.models.checkpoints import positions, revision, weights_of
 from data_gen.models.pair import CachedModel, ModelPair
@@ -164,6 +165,22 @@ def test_a_missing_model_is_named_in_one_line(
             ModelPair.load(pair_folders[0], name)
     with one_line(f"pair.target: cannot load {tmp_path}"):
         ModelPair.load(str(tmp_path), pair_folders[1])
+
+
+class WithoutFloat64(TorchFunctionMode):
+    """A device such as Apple's, and what torch says there."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if (kwargs or {}).get("dtype") is torch.float64:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_device_without_float64_is_refused(pair_folders: tuple[str, str]) -> None:
+    with WithoutFloat64(), one_line("pair.device: cpu has no float64, in which verifiers sum"):
+        ModelPair.load(*pair_folders, device="cpu")
 
 
 def test_a_target_spread_by_a_device_map_gives_the_same(

@@ -3,6 +3,8 @@ registered selector."""
 
 from __future__ import annotations
 
+import ast
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -112,8 +114,9 @@ def test_the_export_is_a_version_of_a_registered_model(demo: tuple[Path, str]) -
 
 
 LOADED = """
-import mlflow, numpy, pandas
+import mlflow, sys
 from selector.runtime import load_selector
+other = mlflow.pyfunc.load_model(sys.argv[1])
 for uri in ("models:/espalier-selector/1", "models:/espalier-selector@demo"):
     model, selector = mlflow.pyfunc.load_model(uri), load_selector(uri)
     example = model.input_example
@@ -122,6 +125,7 @@ for uri in ("models:/espalier-selector/1", "models:/espalier-selector@demo"):
         print(model.predict(example[columns]).to_dict("list"))
     print(model.metadata.signature.inputs.input_names() == list(selector.schema.names))
     print(selector)
+print(other.predict(example).to_dict("list"))
 try: model.predict(example[early[:31]])
 except mlflow.MlflowException as error:
     print("required" in str(error) or "missing" in str(error).lower())
@@ -130,11 +134,16 @@ except ValueError as error: print(error)
 """
 
 
-def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
+def test_a_registered_version_loads(demo: tuple[Path, str], tmp_path: Path) -> None:
     """In a process that knows the store alone: by MLflow, whose model holds its code, and by
-    `load_selector`."""
+    `load_selector`. There it runs beside another version, whose code is another."""
     uri = f"sqlite:///{demo[0]}/mlruns/mlflow.db"
-    done = python("-W", "ignore", "-c", LOADED, MLFLOW_TRACKING_URI=uri)
+    (logged,) = (demo[0] / "mlruns").rglob("registered.py")
+    other = shutil.copytree(logged.parent, tmp_path / "other")
+    code = (other / logged.name).read_text()
+    assert "return pd.DataFrame(chosen" in code
+    (other / logged.name).write_text(code.replace("DataFrame(chosen", "DataFrame(chosen[:1]"))
+    done = python("-W", "ignore", "-c", LOADED, str(other), MLFLOW_TRACKING_URI=uri)
     lines = done.stdout.splitlines()
     folder = demo[0] / "runs" / "demo" / "selector"
     selector = load_selector(folder)
@@ -145,8 +154,10 @@ def test_a_registered_version_loads(demo: tuple[Path, str]) -> None:
             {name: [row[at] for row in rows] for at, name in enumerate(("K", "L1", "L2", "style"))}
         )
     assert lines[2:4] == ["True", repr(selector)] and lines[4:8] == lines[:4]
-    assert lines[8] == "True"
-    assert lines[9].startswith(
+    whole = ast.literal_eval(lines[0])
+    assert lines[8] == str({name: values[:1] for name, values in whole.items()})
+    assert lines[9] == "True"
+    assert lines[10].startswith(
         "models:/espalier-selector/9: MLflow does not give it (is MLFLOW_TRACKING_URI set?): "
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from selector.actions import Action
 from selector.decision import NEVER, Setting
+from selector.export.torchscript import torchscript
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Policy
 from selector.schema import LIGHT, MATCH, PAIR, SCALARS_KEY, InputError
@@ -149,6 +151,16 @@ def test_a_setting_without_a_network_needs_no_selector() -> None:
         copies.select({})
     with pytest.raises(InputError, match="its selector"):
         Policy(SOME)
+
+
+@pytest.mark.parametrize(
+    "remark",
+    ["`torch.jit.script` is ", "`torch.jit.save` is not supported in Python 3.14+", "x is "],
+)
+def test_only_warnings_about_torchscript_are_suppressed(remark: str) -> None:
+    with warnings.catch_warnings(record=True) as caught, torchscript():
+        warnings.warn(f"{remark}deprecated", DeprecationWarning, stacklevel=1)
+    assert len(caught) == (remark == "x is ")
 
 
 @pytest.mark.parametrize(
