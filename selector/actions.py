@@ -24,6 +24,10 @@ WITHOUT_REPLACEMENT = "without_replacement"
 GREEDY = "greedy"
 STYLES = (IID, WITHOUT_REPLACEMENT, GREEDY)
 COPY = "copy"  # the style of a lookup, whose tokens are copied from the text
+# where a node's token comes from, if it is not a rank
+SAMPLED = "sampled"
+OTHER = "other"
+COPIED = "copied"
 RANKED = "ranked"  # the name of the style of a shape by rank
 Ranks = tuple[tuple[int, ...], ...]  # paths of ranks from the root, closed under prefixes
 MOST_RANKS = 32  # ranks of a node's children are below this
@@ -105,6 +109,37 @@ class Action(NamedTuple):
         if self.ranks:
             return self.L1 + len(self.ranks)
         return self.L1 + self.K * self.L2
+
+    @property
+    def layout(self) -> list[tuple[int, int | str]]:
+        """The drafted nodes 1, 2, .. as an engine lays them out: the parent of each, where 0 is the
+        root and a parent stands before its children, and where its token comes from: `SAMPLED` from
+        the draft after the parent; the draft's choice of a rank there; `OTHER`, sampled from the
+        draft outside of the siblings; or `COPIED` from the text. Nodes of one parent with the same
+        token are one node."""
+        nodes: list[tuple[int, int | str]] = []
+        trunk = 0 if self.ranks else self.L1
+        for depth in range(trunk):
+            nodes.append((depth, COPIED if self.copies else SAMPLED))
+        for path in self.ranks:
+            parent = self.ranks.index(path[:-1]) + 1 if len(path) > 1 else 0
+            nodes.append((parent, path[-1]))
+        if self.ranks:
+            parent = 0
+            for _ in range(self.copied):
+                nodes.append((parent, COPIED))
+                parent = len(nodes)
+            return nodes
+        for branch in range(self.K if self.L2 else 0):
+            parent = trunk
+            source: int | str = SAMPLED
+            if self.style == GREEDY:
+                source = branch if branch < self.K - 1 else OTHER
+            for _ in range(self.L2):
+                nodes.append((parent, source))
+                parent = len(nodes)
+                source = SAMPLED
+        return nodes
 
     @property
     def depth(self) -> int:

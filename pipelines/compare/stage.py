@@ -26,7 +26,7 @@ import torch
 from matplotlib.figure import Figure as Picture
 from torch import Tensor
 
-from pipelines.compare import wide
+from pipelines.compare import dynamic, wide
 from pipelines.compare.cells import (
     ALL_ACTIONS,
     AT_ROOT,
@@ -109,9 +109,11 @@ def run(config: Config) -> None:
             profiles = all_profiles(config, profile)
             totals = kept_replays(config, profiles, splits, parts)
             drafts = parts.get("drafts", lambda: list(drafted(config, pair, labelled)))
+            roots = parts.get("dynamic trees", lambda: dynamic.expanded_roots(config, pair))
             figures = [
                 *by_depth(config, splits["test"]),
                 *drafts,
+                *dynamic.figures_of(config, roots, profiles),
                 *speeds(config, splits["test"], totals),
             ]
             Table(figures).write(table_path)
@@ -124,7 +126,9 @@ def run(config: Config) -> None:
                 mlflow.log_artifact(str(path))
             describe(mlflow, f"{len(figures)} figures: {table_path.name}")
         stage.finish()
-    show(Table.read(table_path), config)
+    figures_of_papers = Table.read(table_path)
+    show(figures_of_papers, config)
+    dynamic.show(figures_of_papers)
     for path in wide_paths:
         wide.show(Table.read(path))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import Action, ActionSpace
-from selector.decision import Setting
+from selector.decision import NETWORK, Setting
 from selector.files import first_line
 from selector.latency import LatencyProfile
 from selector.schema import (
@@ -77,6 +77,18 @@ class ArtefactConfig:
         ]
         return torch.tensor(setting.mean_efficiency) / torch.tensor(seconds)
 
+    @property
+    def offered(self) -> list[Action]:
+        """The actions that some setting may choose, in the order of the space."""
+        positions: set[int] = {self.space.index(self.fallback)}
+        for setting in self.settings:
+            positions.add(self.space.index(setting.action))
+            if setting.decider == NETWORK:
+                positions.update(setting.positions(self.space).tolist())
+            if setting.rule is not None:
+                positions.add(self.space.index(setting.rule.lookup))
+        return [self.space.actions[position] for position in sorted(positions)]
+
     def to_json(self) -> dict[str, Any]:
         scalars = []
         for scalar, (low, high) in zip(self.schema.scalars, self.ranges, strict=True):
@@ -94,6 +106,7 @@ class ArtefactConfig:
             },
             "space": self.space.to_json(),
             "actions": [list(action) for action in self.space],
+            "trees": {str(self.space.index(action)): action.layout for action in self.offered},
             "fallback": list(self.fallback),
             "settings": [setting.row() for setting in self.settings],
             "pair": self.pair,

@@ -167,6 +167,10 @@ def test_what_is_certain_is_verified_without_loss(kind: str) -> None:
             node = tree.add(node, token)
         target_NV, draft_NV = world.rows(tree)
         law_NV = CERTAIN.law(tree, target_NV, draft_NV)
+        paths = [[tree.token(passed) for passed in tree.path_to(node)] for node in range(len(tree))]
+        reached = sum(world.target_probability(tuple(path)) for path in paths)
+        mean = CERTAIN.block_efficiency(tree, target_NV, draft_NV)
+        assert mean == pytest.approx(reached, abs=1e-12)  # the root's path is sure to be reached
         for node in range(len(tree)):
             prefix = tuple(tree.token(passed) for passed in tree.path_to(node))
             expected_V = world.target_probability(prefix) * world.target[prefix].double()

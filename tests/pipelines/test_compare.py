@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from data_gen.models.pair import CachedModel, ModelPair
 from pipelines.compare.cells import (
     ALL_ACTIONS,
     ANY_TREE,
@@ -29,6 +30,7 @@ from pipelines.compare.cells import (
     SHAPE,
     WIDE_ROOT,
 )
+from pipelines.compare.dynamic import DEPTH, DYNAMIC, STATIC_SHAPE, WIDTH, expand
 from pipelines.compare.roots import DISTANCE, DRAFTED, OPTIMAL
 from pipelines.compare.stage import IDEAL, LEAST, method_of, over_cells
 from pipelines.compare.wide import CHARGED, NAMES
@@ -79,6 +81,9 @@ def test_every_method_of_every_verifier_is_compared_on_every_machine(copy: Path)
         over_wide = {"clock": machine, "rival": method_of("traversal", WIDE_ROOT)}
         for rule in (RULE_OF_TREES, RULE_OF_SHAPES, ONE_TREE):
             assert table.of(**over_wide, method=method_of("traversal", rule), kind=ALL).value > 0
+        for method in DYNAMIC:
+            dynamic = table.select(clock=machine, method=method, rival=STATIC_SHAPE)
+            assert len(dynamic) == 2 and all(0.3 < figure.value < 3 for figure in dynamic)
     acceptances = table.select(statistic=ACCEPTANCE, depth=1, K=4)
     assert len(acceptances) == 6 and all(0 < f.value <= 1 + 1e-6 for f in acceptances)
     optimal = {"setting": "T=1", "basis": OPTIMAL, "statistic": ACCEPTANCE, "K": 2}
@@ -117,6 +122,32 @@ def test_verifiers_are_compared_on_wide_trees(copy: Path) -> None:
         assert speed.value > 0 and speed.K in (1, *counts)
         if verifier == "traversal":
             assert speed.value == 1
+
+
+@torch.inference_mode()
+def test_a_dynamic_tree_has_the_most_probable_paths(pair: ModelPair) -> None:
+    """Each level's most probable nodes are expanded, and every node's probability is that of its
+    path by forward passes over whole texts."""
+    text = [5, 17, 203, 44, 91, 5, 17]
+    draft = CachedModel(pair.draft)
+    tree, joint_N = expand(draft, draft.extend(text).logits_WV[-1])
+
+    def probs_after(path: list[int]) -> torch.Tensor:
+        return pair.draft(torch.tensor([text + path])).logits[0, -1].softmax(-1)
+
+    widths = [len(nodes) for nodes in tree.nodes_by_depth]
+    assert widths == [1, WIDTH, *[WIDTH**2] * (DEPTH - 1)]
+    for nodes in tree.nodes_by_depth[1:-1]:
+        expanded = [node for node in nodes if tree.children(node)]
+        others = [node for node in nodes if not tree.children(node)]
+        assert len(expanded) == WIDTH
+        assert not others or joint_N[expanded].min() >= joint_N[others].max()
+    for node in (1, WIDTH, len(tree) // 2, len(tree) - 1):
+        path = [tree.token(passed) for passed in tree.path_to(node)]
+        joint = 1.0
+        for depth, token in enumerate(path):
+            joint *= float(probs_after(path[:depth])[token])
+        assert joint_N[node] == pytest.approx(joint, rel=1e-3)
 
 
 def test_a_stopped_comparison_goes_on(copy: Path) -> None:

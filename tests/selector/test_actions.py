@@ -78,6 +78,20 @@ def test_what_is_no_action_is_refused(values: list[object]) -> None:
         Action.of(values)
 
 
+def test_a_layout_names_every_node_after_its_parent() -> None:
+    """With where its token comes from; an engine needs no more to draft it."""
+    assert Action(1, 2, 0).layout == [(0, "sampled"), (1, "sampled")]
+    assert Action.copy(2).layout == [(0, "copied"), (1, "copied")]
+    trunk, first, second = (0, "sampled"), (1, "sampled"), (1, "sampled")
+    assert Action(2, 1, 2).layout == [trunk, first, (2, "sampled"), second, (4, "sampled")]
+    assert Action(3, 0, 1, GREEDY).layout == [(0, 0), (0, 1), (0, "other")]
+    union = Action.ranked(SHAPE.ranks, copied=2)
+    assert union.layout == [(0, 0), (0, 2), (1, 1), (3, 0), (0, "copied"), (5, "copied")]
+    for action in (*ActionSpace.with_wide_trees(), union):
+        assert len(action.layout) == action.nodes
+        assert all(0 <= parent < node for node, (parent, _) in enumerate(action.layout, 1))
+
+
 def test_actions_that_draft_the_same_tree_have_the_same_index() -> None:
     space = ActionSpace.default()
     assert (
