@@ -321,7 +321,9 @@ def _choice(selector: Any, sampling: Processed, pair: ModelPair) -> tuple[str, C
         verifier, selector = selector
     try:
         space = ActionSpace.of_pairs()
-        action = space.actions[space.index(Action.of(selector))]
+        action = Action.of(selector)
+        if not action.ranks:
+            action = space.actions[space.index(action)]
     except (TypeError, ValueError) as error:
         raise InputError(
             "selector: neither a selector, its folder nor an action (K, L1, L2[, style])"

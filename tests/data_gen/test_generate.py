@@ -26,7 +26,7 @@ from data_gen.generate import SpeculativeOutput, speculative_generate
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
-from selector.actions import Action
+from selector.actions import Action, balanced
 from selector.runtime.selector import load_selector
 from selector.schema import InputError
 from tests.data_gen.families import model_of, nameless, random_llama
@@ -176,7 +176,16 @@ def test_lengths_and_stop_strings_stop(pair: ModelPair) -> None:
     assert torch.equal(speculative(pair, stopping_criteria=criteria), expected)
 
 
-@pytest.mark.parametrize("selector", [(2, 1, 4, "greedy"), (1, 8, 0, "copy")], ids=str)
+@pytest.mark.parametrize(
+    "selector",
+    [
+        (2, 1, 4, "greedy"),
+        (1, 8, 0, "copy"),
+        balanced(12, 4),
+        (2, 6, 2, [[0], [1], [0, 0], [0, 1]]),
+    ],
+    ids=str,
+)
 def test_every_length_of_a_text_that_loops_and_every_end_inside_it(
     pair: ModelPair, selector: tuple[Any, ...]
 ) -> None:
