@@ -130,7 +130,10 @@ def latency(
     config: File = None,
     plan: Plan = False,
     timings: Annotated[
-        str | None, typer.Option("--from", help="read an engine's own step times, a CSV file")
+        str | None,
+        typer.Option(
+            "--from", help="read an engine's own step times, a CSV file or a plug-in's .jsonl"
+        ),
     ] = None,
 ) -> None:
     run("latency", config, _overrides(words, {"latency.timings": timings}), plan)
@@ -160,7 +163,7 @@ def logs(
         list[str] | None, typer.Option(help="a held-out log; may be given several times")
     ] = None,
     timings: Annotated[
-        str | None, typer.Option(help="the engine's step times by batch size, a CSV file")
+        str | None, typer.Option(help="the engine's step times: a CSV file or a plug-in's .jsonl")
     ] = None,
 ) -> None:
     files = []

@@ -296,7 +296,7 @@ class Latency(Section):
     """decoding steps that are timed with each of some thirty actions"""
 
     timings: Path | None = None
-    """an engine's step times (CSV): latency --from, logs --timings"""
+    """an engine's step times (CSV, or a plug-in's .jsonl): latency --from, logs --timings"""
 
     stepped: bool = True
     """sizes between those in `timings` cost what the next one does; else linear"""

@@ -84,6 +84,9 @@ class Batches:
     # for each size, the decisions of all requests of a step, by what they see; empty where they
     # were not timed
     decide: list[dict[str, float]] = field(default_factory=list)
+    # for each size, how much longer a step takes because there is a drafter, even where it drafts
+    # nothing; empty where no server without one was timed
+    presence: list[float] = field(default_factory=list)
 
     def at(self, batch: int, tokens: int) -> tuple[Table, Table, Table]:
         """The draft's forward pass, drafting once, and the rest of a step for a batch size, the
@@ -101,6 +104,14 @@ class Batches:
             self._table(self.drafting, batch, lengths, [0]),
             self._table(self.target, batch, lengths, counts),
         )
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Batches:
+        """The times of an entry in JSON."""
+        tables = {}
+        for role in ("draft", "drafting", "target"):
+            tables[role] = [Table(**table) for table in values[role]]
+        return cls(**{**values, **tables})
 
     def decisions_at(self, batch: int) -> dict[str, float]:
         """The decisions of a batch size, linear between the timed ones."""
@@ -170,6 +181,9 @@ class LatencyProfile:
             the draft's last forward pass have appended: its KV cache lacks them.
         batches: an engine's forward passes over several requests together; `draft` and `target` are
             then those of the smallest batch. None where one request was timed.
+        draws: the same from other draws of the timed steps, for their uncertainty; empty where each
+            kind of step was timed once.
+        presence: how much longer a step takes because there is a drafter, at a batch size.
     """
 
     device: str  # processor, threads, dtype
@@ -187,6 +201,8 @@ class LatencyProfile:
     drafting: Table = FREE  # once in a step in which anything is drafted, by context length
     nucleus: float = 0.0  # additional time of one next-token distribution where top-p is below 1
     batches: Batches | None = None
+    draws: list[Batches] = field(default_factory=list)
+    presence: float = 0.0
     distinct: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
     lag: Table = FREE
@@ -223,11 +239,9 @@ class LatencyProfile:
         values["verify"] = {
             name: Verification(*seconds) for name, seconds in values["verify"].items()
         }
-        batches = values.get("batches")
-        if batches is not None:
-            for role in ("draft", "drafting", "target"):
-                batches[role] = [Table(**table) for table in batches[role]]
-            values["batches"] = Batches(**batches)
+        if "batches" in values:
+            values["batches"] = Batches.of(values["batches"])
+        values["draws"] = list(map(Batches.of, values.get("draws", [])))
         return cls(**values)
 
     def to_json(self) -> dict[str, object]:
@@ -254,9 +268,28 @@ class LatencyProfile:
         decide = self.decide
         if self.batches.decide:
             decide = self.batches.decisions_at(batch)
+        presence = 0.0
+        if self.batches.presence:
+            presence = along(self.batches.sizes, self.batches.presence, batch, stepped=False)
         return replace(
-            self, draft=draft, drafting=drafting, target=target, decide=decide, batches=None
+            self,
+            draft=draft,
+            drafting=drafting,
+            target=target,
+            decide=decide,
+            presence=presence,
+            batches=None,
+            draws=[],
         )
+
+    @property
+    def drawn(self) -> list[LatencyProfile]:
+        """The profiles of the draws, which are as likely as this one; without any this one."""
+        profiles = []
+        for draw in self.draws:
+            decide = self.batches.decide if self.batches else []
+            profiles.append(replace(self, batches=replace(draw, decide=decide), draws=[]))
+        return profiles or [self]
 
     def step_times(self, batch: int) -> StepTimes:
         """The parts of a step's time for a batch size; InputError as `at_batch`."""

@@ -3,7 +3,6 @@ engine's step times."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -71,7 +70,6 @@ FITTED_WIDE = [
 CHECKED_WIDE = [*map(Action.of, product((6, 12, 24), (0,), (2, 3)))]
 PROMPTS = 4  # whose texts are timed, and on which distinct nodes are counted
 COUNTING = "distinct nodes are counted again, under each sampling setting"
-UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
 
 
 def fitted_actions(config: Config) -> list[Action]:
@@ -190,7 +188,7 @@ def _measure(stage: Stage, pair: ModelPair, prompts: list[list[int]]) -> None:
     if matrices:
         console.print(of_matrices(matrices))
     console.print(summary(profile, rows))
-    doubt = unsteady(rows)
+    doubt = timings.unsteady(rows)
     if doubt:
         stage.say(f"warning: {doubt} (remove {profile_path(config)} first)")
 
@@ -295,19 +293,6 @@ def check(
                 }
             )
     return rows
-
-
-def unsteady(rows: list[dict[str, Any]]) -> str:
-    """A warning where predicted step times are far from measured ones, else an empty string."""
-    if not rows:
-        return ""
-    error = statistics.mean(abs(row["ratio"] - 1) for row in rows)
-    if error > UNSTEADY:
-        return (
-            f"predicted step times are {error:.0%} away from measured ones, in the mean: measure "
-            "again at a quiet hour"
-        )
-    return ""
 
 
 def distinct(

@@ -1,22 +1,34 @@
-"""Reads an engine's step times from a CSV file into a latency profile for several batch sizes."""
+"""Reads an engine's step times into a latency profile for several batch sizes: from a CSV file with
+a row for each kind of step, or from the JSON lines of all steps that a plug-in recorded."""
 
 from __future__ import annotations
 
 import csv
+import json
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from scipy.optimize import nnls
 
 from pipelines.config import Config
+from pipelines.latency import traffic
 from pipelines.run import Stage, write_json
 from selector.latency import Batches, LatencyProfile, Table, Verification, along
 from selector.schema import LEVELS, InputError, sha256
 
 MISFIT = 0.005  # the relative error of the profile at a row above which there is a remark
+UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
+KIND = ["batch", "context", "verified", "passes", "drafter"]  # of a step
+RECORDED = ".jsonl"  # ending of a plug-in's record
 MOST_REQUESTS = 4096  # in a batch: replay walks along each, and engines take a few hundred
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -29,6 +41,8 @@ class Row(BaseModel, extra="forbid"):
     # mean tokens of a request, with the root; 0 without a pass
     verified: Annotated[float, Field(ge=0, lt=2**31)]
     passes: Count  # forward passes of the draft
+    drafter: bool = True  # whether the server has one
+    tokens: Count = 0  # that the step yielded, of all requests
     seconds: Annotated[float, Field(gt=0, lt=3600)]  # of the whole step
 
 
@@ -45,22 +59,77 @@ def run(
     """Read an engine's step times into the profile that is the stage's output; `drafts` as in
     `profile_of`. `complete` adds what the engine has not timed."""
     rows = read_timings(path)
-    config = stage.config
+    plain = rows[~rows["drafter"]]
+    rows = rows[rows["drafter"]]
     (output,) = stage.outputs
-    profile = profile_of(
-        rows, str(path), config.latency.stepped, stage.depends["pair"], config.verifiers, drafts
+    config = stage.config
+    make = partial(
+        profile_of,
+        name=str(path),
+        stepped=config.latency.stepped,
+        pair=stage.depends["pair"],
+        verifiers=config.verifiers,
+        drafts=drafts,
     )
+    remarks: list[str] = []
+    checks: list[dict[str, Any]] = []
+    if path.suffix == RECORDED:
+        rows = traffic.enough(rows, str(path), drafts)
+        profile, checks = of_traffic(rows, make)
+        for check in checks:
+            remarks.append(f"{check['action']}: {check['ratio']:.2f} of the measured time")
+        remarks.append(unsteady(checks))
+    else:
+        profile = make(rows)
+        remarks.append(misfit(rows if drafts else rows[rows["passes"] == 0], profile))
     if not stage.begin():
         return
+    assert profile.batches is not None
+    profile = replace(
+        profile,
+        batches=with_presence(profile.batches, plain),
+        draws=[with_presence(draw, plain) for draw in profile.draws],
+    )
     stage.replace()
-    write_json(output, complete(profile).to_json())
-    fitted_rows = rows if drafts else rows[rows["passes"] == 0]
-    remark = misfit(fitted_rows, profile)
-    if remark:
+    write_json(output, {**complete(profile).to_json(), "check": checks})
+    for remark in filter(None, remarks):
         stage.say(remark)
     largest = rows["batch"].max()
     stage.say(f"{output}: {len(rows)} timed steps, of up to {largest} requests together")
     stage.finish()
+
+
+def of_traffic(
+    steps: pd.DataFrame, make: Callable[..., LatencyProfile]
+) -> tuple[LatencyProfile, list[dict[str, Any]]]:
+    """The profile of recorded steps, with draws; and predicted and measured means of steps that
+    were held out from another fit, by requests and whether they draft."""
+
+    def fitted(some: pd.DataFrame) -> LatencyProfile:
+        return make(traffic.binned(some), stepped=False, knots=traffic.KNOTS)
+
+    profile = fitted(steps)
+    draws = []
+    for draw in traffic.drawn(steps):
+        batches = fitted(draw).batches
+        assert batches is not None
+        draws.append(batches)
+    shown, held_out = traffic.halves(steps)
+    unseen = traffic.binned(held_out)
+    unseen["predicted"] = predicted_seconds(unseen, fitted(shown))
+    checks = []
+    for (batch, drafts), part in unseen.groupby(["batch", unseen["verified"] > 1]):
+        is_quick = traffic.quick(part["seconds"], part["predicted"])
+        predicted, measured = part[is_quick][["predicted", "seconds"]].mean()
+        checks.append(
+            {
+                "action": f"held-out steps of {batch} requests{', drafting' if drafts else ''}",
+                "predicted": predicted,
+                "measured": measured,
+                "ratio": predicted / measured,
+            }
+        )
+    return replace(profile, draws=draws), checks
 
 
 def stage_of(config: Config, name: str, path: Path, pair: str, output: Path) -> Stage:
@@ -76,25 +145,32 @@ def stage_of(config: Config, name: str, path: Path, pair: str, output: Path) -> 
 
 
 def read_timings(path: Path) -> pd.DataFrame:
-    """The rows of a CSV file with the columns of `Row`; InputError where the file or a row is not
-    valid."""
+    """The rows of a CSV file with the columns of `Row`, or of a plug-in's JSON lines with these
+    keys; InputError where the file or a row is not valid."""
+    is_recorded = path.suffix == RECORDED
     try:
-        # pandas would drop the cells beyond the header
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            cells = list(csv.DictReader(file, restkey="a cell too many"))
-            rows = TypeAdapter(list[Row]).validate_python(cells)
+        text = path.read_text(encoding="utf-8-sig")
+        if is_recorded:
+            whole_lines = text[: text.rfind("\n") + 1].splitlines()  # a server may be writing
+            cells = [json.loads(line) for line in whole_lines]
+        else:  # pandas would drop the cells beyond the header
+            cells = list(csv.DictReader(StringIO(text, newline=""), restkey="a cell too many"))
+        rows = TypeAdapter(list[Row]).validate_python(cells)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        number, column = first["loc"]
-        raise InputError(f"{path} line {int(number) + 2}: {column}: {first['msg']}") from error
+        number, *column = first["loc"]
+        line = int(number) + (1 if is_recorded else 2)
+        raise InputError(
+            f"{path} line {line}: {'.'.join(map(str, column))}: {first['msg']}"
+        ) from error
     except (ValueError, csv.Error) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"{path}: not a CSV file in UTF-8: {reason}") from error
+        raise InputError(f"{path}: neither CSV nor JSON lines in UTF-8: {reason}") from error
     frame = pd.DataFrame([row.model_dump() for row in rows], columns=list(Row.model_fields))
-    repeated = frame.duplicated(list(Row.model_fields)[:-1])
-    if repeated.any():
+    repeated = frame.duplicated(KIND)
+    if repeated.any() and not is_recorded:
         raise InputError(
             f"{path} line {repeated.idxmax() + 2}: the step of an earlier line again; keep one, "
             "the median"
@@ -109,18 +185,20 @@ def profile_of(
     pair: str,
     verifiers: Sequence[str],
     drafts: bool = True,
+    knots: Sequence[float] = (),
 ) -> LatencyProfile:
     """The latency profile of an engine, from the rows of `read_timings`; `stepped` as in
     `selector.latency.along`. Without a drafter (`drafts`), only rows without draft passes count.
     Verification is part of the timed steps, so it costs nothing more. InputError where drafting
     cannot be told from it, or one of them would take no time."""
+    rows = rows[rows["drafter"]]
     if not drafts:
         rows = rows[rows["passes"] == 0]
     if rows.empty:
         raise InputError(f"{name}: no rows")
     tables: dict[int, tuple[Table, Table, Table]] = {}
     for batch, batch_rows in rows.groupby("batch"):
-        tables[int(batch)] = _tables(batch_rows, f"{name}: batch {batch}", stepped, drafts)
+        tables[int(batch)] = _tables(batch_rows, f"{name}: batch {batch}", stepped, drafts, knots)
     draft, drafting, target = map(list, zip(*tables.values(), strict=True))
     return LatencyProfile(
         device=f"an engine: {name}",
@@ -134,8 +212,22 @@ def profile_of(
     )
 
 
+def with_presence(batches: Batches, plain: pd.DataFrame) -> Batches:
+    """The times with what it costs to have a drafter, by steps of servers without one."""
+    seconds: dict[int, float] = {}
+    for batch, context, without in (
+        plain.groupby("batch")[["context", "seconds"]].mean().itertuples()
+    ):
+        *_, target = batches.at(batch, 1)
+        seconds[batch] = max(0.0, target.at(context, 1) - without)
+    if not seconds:
+        return batches
+    presence = np.interp(batches.sizes, list(seconds), list(seconds.values()))
+    return replace(batches, presence=presence.tolist())
+
+
 def _tables(
-    rows: pd.DataFrame, name: str, stepped: bool, drafts: bool
+    rows: pd.DataFrame, name: str, stepped: bool, drafts: bool, knots: Sequence[float]
 ) -> tuple[Table, Table, Table]:
     """The seconds of the draft's passes, of drafting once, and of the rest of a step, for one batch
     size."""
@@ -143,7 +235,9 @@ def _tables(
     once_seconds: list[list[float]] = []
     timed: dict[int, dict[float, float]] = {}
     for context, context_rows in rows.groupby("context"):
-        pass_seconds, once, by_size = _steps(context_rows, f"{name}, context {context}", drafts)
+        pass_seconds, once, by_size = _steps(
+            context_rows, f"{name}, context {context}", drafts, knots
+        )
         draft_seconds.append([pass_seconds])
         once_seconds.append([once])
         timed[int(context)] = by_size
@@ -161,71 +255,89 @@ def _tables(
     )
 
 
-def _steps(rows: pd.DataFrame, name: str, drafts: bool) -> tuple[float, float, dict[float, float]]:
+def _steps(
+    rows: pd.DataFrame, name: str, drafts: bool, knots: Sequence[float]
+) -> tuple[float, float, dict[float, float]]:
     """Seconds of a draft pass, of drafting once per step, and of the rest of a step by verified
-    tokens; the first two are 0 without a drafter. Rows without draft passes are taken as they are.
-    The others are fitted by least squares,
+    tokens: by non-negative least squares of
 
-        seconds = target(verified) + once + passes x draft,   target(0) = 0,
+        seconds = target(verified) + once [passes > 0] + passes x draft,   target(0) = 0,
 
-    without `once` where all rows have as many draft passes, or where it would be below 0.
+    where the target's time is linear between `knots`, by default the verified tokens of the rows,
+    and never falls. With `knots` the slowest tenth of the steps does not count. The first two are 0
+    without a drafter (`drafts`), and `once` is 0 where the rows cannot tell it from the passes.
     """
-    verifying = rows[rows["verified"] > 0]
-    if verifying.empty:
+    is_traffic = len(knots) > 0
+    verified = rows["verified"]
+    knots = knots or sorted(set(verified) - {0})
+    if verified.max() == 0:
         raise InputError(f"{name}: no row verifies anything")
-    if verifying["verified"].min() < 1:
+    if knots[0] < 1:
         raise InputError(f"{name}: a row verifies less than a token")
-    plain = verifying[verifying["passes"] == 0]
-    target = plain.groupby("verified")["seconds"].mean().to_dict()
-    fit: dict[Any, float] | None = {"draft": 0.0}
+    # those up to which there is something behind the one before
+    sizes = [knots[at] for at in np.unique(np.digitize(verified, knots[:-1], right=True))]
+    parts = pd.DataFrame({sizes[0]: (verified > 0).astype(float)})
+    for low, high in pairwise(sizes):
+        parts[high] = ((verified - low) / (high - low)).clip(0, 1)
+    if is_traffic and rows["more"].any():
+        parts["more"] = rows["more"]
     if drafts:
-        drafted = rows[rows["passes"] > 0]
-        columns = pd.DataFrame({"draft": drafted["passes"], "once": 1.0})
-        for size in sorted(set(verifying["verified"]) - set(target)):
-            columns[size] = drafted["verified"] == size
-        left = drafted["seconds"] - drafted["verified"].map(target).fillna(0)
-        fit = _least_squares(columns, left)
-        if fit is None or fit["once"] < 0:
-            fit = _least_squares(columns.drop(columns="once"), left)
-    if fit is None:
+        parts["draft"] = rows["passes"]
+        parts["once"] = (rows["passes"] > 0).astype(float)
+        if np.linalg.matrix_rank(parts) < parts.shape[1]:
+            parts = parts.drop(columns="once")
+    if np.linalg.matrix_rank(parts) < parts.shape[1]:
         raise InputError(
             f"{name}: drafting cannot be told from verification: add a row of 0 verified tokens"
         )
-    draft = fit.pop("draft")
-    once = fit.pop("once", 0.0)
-    target |= fit
-    if draft < -1e-12 or min(target.values()) < 1e-12:
+    rises, _ = nnls(parts, rows["seconds"])
+    if is_traffic:
+        is_quick = traffic.quick(rows["seconds"], parts @ rises)
+        rises, _ = nnls(parts[is_quick], rows["seconds"][is_quick])
+    seconds = dict(zip(parts, rises.tolist(), strict=True))
+    target = dict(zip(sizes, np.cumsum(rises[: len(sizes)]).tolist(), strict=True))
+    if min(seconds[sizes[0]], seconds.get("draft", 1.0)) < 1e-12:
         raise InputError(
             f"{name}: by least squares, a pass of the draft or the target takes no time"
         )
-    return max(0.0, draft), once, target
-
-
-def _least_squares(columns: pd.DataFrame, left: pd.Series) -> dict[Any, float] | None:
-    """The weights of the columns whose sum is nearest to `left`; None where they are not
-    determined."""
-    solution, _, rank, _ = np.linalg.lstsq(columns.to_numpy(float), left.to_numpy(float))
-    if rank < columns.shape[1]:
-        return None
-    return dict(zip(columns.columns, solution.tolist(), strict=True))
+    return seconds.get("draft", 0.0), seconds.get("once", 0.0), target
 
 
 def misfit(rows: pd.DataFrame, profile: LatencyProfile) -> str:
     """A remark on the row that the profile misses most, empty where that is little."""
-    worst = 0.0
-    remark = ""
-    for batch, batch_rows in rows[rows["verified"] > 0].groupby("batch"):
-        batch_profile = profile.at_batch(batch)
-        for row in batch_rows.itertuples(index=False):
-            predicted = batch_profile.target.at(row.context, row.verified)
-            if row.passes > 0:
-                predicted += batch_profile.drafting.at(row.context, 0)
-                predicted += row.passes * batch_profile.draft.at(row.context, 1)
-            error = abs(predicted / row.seconds - 1)
-            if error > max(worst, MISFIT):
-                worst = error
-                remark = (
-                    f"the step times miss a row by {error:.1%}, the most (batch {batch}, context "
-                    f"{row.context}, {row.verified:g} verified, {row.passes} passes)"
-                )
-    return remark
+    rows = rows[(rows["verified"] > 0) & rows["drafter"]]
+    error = (predicted_seconds(rows, profile) / rows["seconds"] - 1).abs()
+    if error.max() <= MISFIT:
+        return ""
+    row = rows.loc[error.idxmax()]
+    return (
+        f"the step times miss a row by {error.max():.1%}, the most (batch {row.batch}, context "
+        f"{row.context}, {row.verified:g} verified, {row.passes} passes)"
+    )
+
+
+def predicted_seconds(rows: pd.DataFrame, profile: LatencyProfile) -> pd.Series:
+    """The profile's seconds of steps that verify something."""
+    at_batch = cache(profile.at_batch)
+    seconds = []
+    for row in rows.itertuples():
+        batch_profile = at_batch(row.batch)
+        predicted = batch_profile.target.at(row.context, row.verified)
+        if row.passes > 0:
+            predicted += batch_profile.drafting.at(row.context, 0)
+            predicted += row.passes * batch_profile.draft.at(row.context, 1)
+        seconds.append(predicted)
+    return pd.Series(seconds, rows.index, float)
+
+
+def unsteady(rows: list[dict[str, Any]]) -> str:
+    """A warning where predicted step times are far from measured ones, else an empty string."""
+    if not rows:
+        return ""
+    error = statistics.mean(abs(row["ratio"] - 1) for row in rows)
+    if error > UNSTEADY:
+        return (
+            f"predicted step times are {error:.0%} away from measured ones, in the mean: measure "
+            "again at a quiet hour"
+        )
+    return ""

@@ -5,13 +5,24 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
+import statistics
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from pipelines.latency.stage import unsteady
-from pipelines.latency.timings import misfit, profile_of, read_timings
+from pipelines.config import Config
+from pipelines.latency.timings import (
+    misfit,
+    profile_of,
+    read_timings,
+    run,
+    stage_of,
+    unsteady,
+)
 from selector.actions import EMPTY, ActionSpace
 from selector.latency import MOST_TOKENS, LatencyProfile
 from selector.schema import InputError
@@ -142,6 +153,81 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(
         read(tmp_path, text)
 
 
+def recorded(steps: int, seed: int = 0) -> list[dict[str, Any]]:
+    """What a plug-in records of a server with up to nine requests, on a noisy machine: a tenth of
+    the steps hang."""
+    chance = random.Random(seed)
+    lines = []
+    for _ in range(steps):
+        batch, passes = chance.randint(1, 9), 0
+        verified = 1.0
+        if chance.random() < 0.7:
+            length = chance.randint(1, 8)
+            drafting = chance.randint(1, batch)
+            verified += length * drafting / batch
+            passes = chance.choice([0, length])
+        context = chance.randint(100, 900)
+        seconds = seconds_of(batch, context, verified, passes) * chance.gauss(1.0, 0.05)
+        if chance.random() < 0.1:
+            seconds *= chance.uniform(1.5, 5.0)
+        step = {"batch": batch, "context": context, "verified": verified, "passes": passes}
+        lines.append({**step, "tokens": batch, "seconds": seconds})
+    return lines
+
+
+def seconds_of(batch: int, context: float, verified: float, passes: int) -> float:
+    drafting = (passes > 0) * 1e-3 + passes * (1e-3 + 1e-4 * batch)
+    return 0.020 + 2e-6 * batch * context + 1e-3 * batch * verified + drafting
+
+
+def latency_of(lines: list[dict[str, Any]], drafts: bool = True) -> LatencyProfile:
+    """The profile that the stage makes of a record, whose last line is not finished."""
+    path = Path("steps.jsonl")
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"batch": 1')
+    config = Config(name="traffic")
+    stage = stage_of(config, "latency", path, "pair", Path("runs/traffic/latency.json"))
+    run(stage, path, drafts)
+    return LatencyProfile.load(Path("runs/traffic/latency.json"))
+
+
+def test_recorded_steps_tell_what_steps_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of how many requests there were none, and how sure that is."""
+    monkeypatch.chdir(tmp_path)
+    plain = {"context": 500, "verified": 1, "passes": 0, "drafter": False}
+    lines = recorded(20_000)
+    for batch in (1, 8):
+        seconds = seconds_of(batch, 500, 1, 0) - 1e-3 * batch
+        lines.append({**plain, "batch": batch, "seconds": seconds})
+    made = latency_of(lines)
+    out = capsys.readouterr().out
+    assert out.count("of the measured time") == 8 and "warning" not in out
+    errors = []
+    for batch, context, verified, passes in product((1, 2, 3, 8), (300, 700), (1, 1.5, 4), (0, 3)):
+        if (verified > 1 or passes == 0) and verified * batch % 1 == 0:
+            at_size = made.at_batch(batch)
+            seconds = at_size.target.at(context, verified)
+            if passes:
+                seconds += at_size.drafting.at(context, 0) + passes * at_size.draft.at(context, 1)
+            errors.append(seconds / seconds_of(batch, context, verified, passes) - 1)
+    assert max(map(abs, errors)) < 0.05
+    assert made.at_batch(8).presence == pytest.approx(8e-3, abs=2e-3)
+    spread = statistics.stdev(draw.at_batch(8).target.at(500, 1) for draw in made.drawn)
+    assert 0 < spread < 0.01 * seconds_of(8, 500, 1, 0)
+
+
+def test_too_little_traffic_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with one_line("", "steps.jsonl: too few steps", "that draft nothing", "100 of each"):
+        latency_of(recorded(500))
+    with one_line("", "0 that draft with a model"):
+        latency_of([line for line in recorded(9000) if not line["passes"]])
+    latency_of([line for line in recorded(9000) if not line["passes"]], drafts=False)
+    with one_line("", "steps.jsonl line 2: batch: Input should be greater"):
+        latency_of([*recorded(1), {**recorded(1)[0], "batch": 0}])
+
+
 def test_a_profile_with_batches_survives_the_file_and_one_of_a_single_request_has_none(
     tmp_path: Path,
 ) -> None:
@@ -185,6 +271,5 @@ def test_the_step_times_of_a_pair_need_no_weights(
         monkeypatch.setattr(clocks, name, value)
     clocks.main(tmp_path, "cpu", torch.float32)
     rows = read_timings(tmp_path / "cpu_gemma.csv")
-    assert len(rows) == 6 and not misfit(
-        rows, profile_of(rows, "gemma", False, "pair", ["traversal"])
-    )
+    made = profile_of(rows, "gemma", False, "pair", ["traversal"])
+    assert len(rows) == 6 and made.batches is not None and made.batches.sizes == [1, 2]
