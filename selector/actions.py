@@ -424,7 +424,7 @@ class ActionSpace:
         for style, grid in product((IID, *self.styles), self.grids):
             for K, L1 in product(grid.widths, range(grid.max_L1 + 1)):
                 positions += labelled._positions_by_depth(Action(K, L1, grid.max_L2, style))[L1:]
-        return torch.tensor(positions)
+        return torch.tensor(positions, dtype=torch.int64)
 
     @cached_property
     def survival_of_AD(self) -> Tensor:
