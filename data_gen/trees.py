@@ -149,11 +149,6 @@ class DraftTree:
             stack.extend(dict.fromkeys(children))
         return order[::-1]
 
-    @property
-    def is_chain(self) -> bool:
-        """Whether every node but the last has one child entry, the next node."""
-        return all(children == [node + 1] for node, children in enumerate(self._child_lists[:-1]))
-
     def ancestors_NN(self) -> Tensor:
         """Which nodes each node attends to, itself and its ancestors; bool [N, N], a row for each
         node."""
@@ -200,6 +195,3 @@ class NodeGroup(NamedTuple):
     nodes_M: Tensor
     entries_Mk: Tensor  # child tokens, in branch order
     children_Mk: Tensor  # the node of each entry
-
-    def to(self, device: torch.device) -> NodeGroup:
-        return NodeGroup(*(tensor.to(device) for tensor in self))

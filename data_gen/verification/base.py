@@ -3,8 +3,9 @@
 A verifier ends at one node of the tree (the accepted prefix) and adds one token. Its *law* is the
 exact joint distribution of both, given the tree: where the verifier ends (`stops`), times what it
 then adds (`extra`). Top-down verifiers ask a solver at every node which child to move to. Bottom-up
-verifiers split a node's weight over its children and accept from the leaves up. Both process the
-nodes with equally many children together.
+verifiers split a node's weight over its children and accept from the leaves up. The law takes the
+nodes with equally many children together. A draw on the CPU visits one node after another, and
+reads the rows of no other node.
 
 Legend: N tree nodes, M nodes taken at once, V vocabulary, k child-list entries.
 """
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from data_gen.trees import DraftTree, NodeGroup
+from data_gen.trees import DraftTree
 from data_gen.verification.distributions import (
     NodeDistributions,
     Rows,
@@ -41,8 +42,29 @@ class Verdict(NamedTuple):
     token: int
 
 
+class Walk(NamedTuple):
+    """What one draw is made from."""
+
+    tree: DraftTree
+    p_NV: Tensor
+    q_NV: Tensor
+    uniform_N: Sequence[float]  # a number in [0, 1) for the decision at each node
+
+    def at(self, node: int) -> tuple[NodeDistributions, Tensor]:
+        """The distributions after an inner node, and its child tokens, [1, k]."""
+        row = slice(node, node + 1)
+        entries = [self.tree.token(child) for child in self.tree.children(node)]
+        rows = Rows(self.p_NV[row], self.q_NV[row])
+        return rows.at(torch.tensor([0])), torch.tensor([entries])
+
+
+class End(NamedTuple):
+    node: int
+    extra_V: Tensor  # the law of the extra token, up to a factor
+
+
 class VerifierLaw(NamedTuple):
-    stops_N: Tensor  # P(accepted node), float64
+    stops_N: Tensor  # P(accepted node), float64 on the CPU
     # the laws of the extra token at M given nodes, [M, V] up to a factor
     extra: Callable[[Sequence[int]], Tensor]
 
@@ -70,7 +92,8 @@ class Verifier(ABC):
         """
         stops_N, extra_of = self._of(tree, target_probs_NV.double(), draft_probs_NV.double())
         extra_NV = extra_of(range(len(tree)))
-        return stops_N.unsqueeze(-1) * divide(extra_NV, extra_NV.sum(-1, keepdim=True))
+        stops_N1 = stops_N.to(extra_NV.device).unsqueeze(-1)
+        return stops_N1 * divide(extra_NV, extra_NV.sum(-1, keepdim=True))
 
     def block_efficiency(
         self, tree: DraftTree, target_probs_NV: Tensor, draft_probs_NV: Tensor
@@ -78,7 +101,7 @@ class Verifier(ABC):
         """E[tau + 1] given the tree, in tokens: the accepted tokens and the extra one. Rows,
         [N, V], and errors are those of `law`."""
         stops_N = self._of(tree, target_probs_NV.double(), draft_probs_NV.double()).stops_N
-        return float((stops_N * (tree.depths_N.to(stops_N.device) + 1)).sum())
+        return float((stops_N * (tree.depths_N + 1)).sum())
 
     def verify(
         self,
@@ -90,19 +113,32 @@ class Verifier(ABC):
         """One draw from the law, computed in the rows' own precision: the accepted node and the
         extra token. Rows, [N, V], and errors are those of `law`; the generator lives on their
         device."""
-        stops_N, extra_of = self._of(tree, target_probs_NV, draft_probs_NV)
-        node = int(sample(stops_N, 1, generator))
-        return Verdict(node, int(sample(extra_of([node])[0], 1, generator)))
+        if target_probs_NV.device.type == "cpu":
+            _check_rows(tree, target_probs_NV, draft_probs_NV)
+            uniform_N = torch.rand(len(tree), generator=generator, dtype=torch.float64).tolist()
+            walk = Walk(tree, target_probs_NV, draft_probs_NV, uniform_N)
+            node, extra_V = self._end(walk)
+        else:  # one transfer for the whole tree
+            stops_N, extra_of = self._of(tree, target_probs_NV, draft_probs_NV)
+            node = int(sample(stops_N.to(target_probs_NV.device), 1, generator))
+            (extra_V,) = extra_of([node])
+        return Verdict(node, int(sample(extra_V, 1, generator)))
 
     def _of(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> VerifierLaw:
-        if not len(tree) == len(p_NV) == len(q_NV):
-            counts = f"target has {len(p_NV)}, draft {len(q_NV)}"
-            raise ValueError(f"a tree of {len(tree)} nodes needs as many rows; {counts}")
-        inner_M = torch.tensor([n for n in range(len(tree)) if tree.children(n)], dtype=torch.int64)
-        return self._verifier_law(tree, Rows(p_NV, q_NV, inner_M))
+        _check_rows(tree, p_NV, q_NV)
+        return self._verifier_law(tree, Rows(p_NV, q_NV))
 
     @abstractmethod
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw: ...
+
+    @abstractmethod
+    def _end(self, walk: Walk) -> End: ...
+
+
+def _check_rows(tree: DraftTree, p_NV: Tensor, q_NV: Tensor) -> None:
+    if not len(tree) == len(p_NV) == len(q_NV):
+        counts = f"target has {len(p_NV)}, draft {len(q_NV)}"
+        raise ValueError(f"a tree of {len(tree)} nodes needs as many rows; {counts}")
 
 
 class TopDown(Verifier):
@@ -133,29 +169,31 @@ class TopDown(Verifier):
         """The law of the extra token where no child is taken, [M, V] up to a factor, for any k."""
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
-        stops_N = self._chain_stops(tree, rows) if tree.is_chain else self._tree_stops(tree, rows)
+        # P(parent -> node)
+        steps_N = torch.zeros(len(tree), dtype=torch.float64)
+        steps_N[tree.roots] = 1.0
+        for nodes_M, entries_Mk, children_Mk in tree.groups():
+            pull_Mk = self.pull(rows.at(nodes_M), entries_Mk.to(rows.device)).cpu()
+            steps_N.index_add_(0, children_Mk.flatten(), pull_Mk.flatten())
+        reach_N = steps_N[tree.paths_ND].prod(-1)
+        below = tree.parents_N >= 0
+        stops_N = reach_N.index_add(0, tree.parents_N[below], -reach_N[below]).clamp_(min=0)
         return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, self.leftover))
 
-    def _chain_stops(self, tree: DraftTree, rows: Rows) -> Tensor:
-        reach = 1.0
-        stops: list[float] = []
-        for accept in self.accept(*along_chain(tree, rows)).tolist():
-            stops.append(reach * (1 - accept))
-            reach *= accept
-        return torch.tensor([*stops, reach], dtype=torch.float64, device=rows.device)
-
-    def _tree_stops(self, tree: DraftTree, rows: Rows) -> Tensor:
-        # P(parent -> node)
-        steps_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
-        steps_N[tree.roots] = 1.0
-        for group in tree.groups():
-            nodes_M, entries_Mk, children_Mk = group.to(rows.device)
-            pull_Mk = self.pull(rows.at(nodes_M), entries_Mk)
-            steps_N.index_add_(0, children_Mk.flatten(), pull_Mk.flatten())
-        reach_N = steps_N[tree.paths_ND.to(rows.device)].prod(-1)
-        below = (tree.parents_N >= 0).to(rows.device)
-        parents_M = tree.parents_N.to(rows.device)[below]
-        return reach_N.index_add(0, parents_M, -reach_N[below]).clamp_(min=0)
+    def _end(self, walk: Walk) -> End:
+        node = 0
+        while children := walk.tree.children(node):
+            at, entries_Mk = walk.at(node)
+            passed = 0.0
+            for child, pull in zip(children, self.pull(at, entries_Mk)[0].tolist(), strict=True):
+                passed += pull
+                if walk.uniform_N[node] < passed:
+                    node = child
+                    break
+            else:
+                left_MV = self.leftover(at, entries_Mk)
+                return End(node, _or_target(left_MV, walk.p_NV[node])[0])
+        return End(node, walk.p_NV[node])
 
 
 class Split(NamedTuple):
@@ -188,76 +226,92 @@ class BottomUp(Verifier):
         return left_over(weights_M, weights_M - node.excess(weights_M, node.ones()))
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
-        if tree.is_chain:
-            stops_N, weights_N = self._chain_stops(tree, rows)
-        else:
-            stops_N, weights_N = self._tree_stops(tree, rows)
+        stops_N, weights_N = self._stops(tree, rows)
         leftover = partial(self._leftover, weights_N)
         return VerifierLaw(stops_N, lambda nodes: extra(tree, rows, nodes, leftover))
 
-    def _chain_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
-        weights = [1.0]
-        for ratio in divide(*along_chain(tree, rows)).tolist():
-            weights.append(min(1.0, weights[-1] * ratio))
-        weights_N = torch.tensor(weights, dtype=torch.float64, device=rows.device)
-        inner_M = torch.arange(len(tree) - 1, device=rows.device)
-        accepts = [*self.leave(rows.at(inner_M), weights_N[:-1]).tolist(), weights[-1]]
-        left = 1.0
-        stops: list[float] = []
-        for accept in reversed(accepts):
-            stops.append(left * accept)
-            left *= 1 - accept
-        return torch.tensor(stops[::-1], dtype=torch.float64, device=rows.device), weights_N
+    def _end(self, walk: Walk) -> End:
+        end = self._visit(walk, 0, 1.0)
+        assert end is not None  # the root's weight stays 1
+        return end
 
-    def _tree_stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
-        weights_N = torch.zeros(len(tree), dtype=torch.float64, device=rows.device)
+    def _visit(self, walk: Walk, node: int, weight: float) -> End | None:
+        """The end in the subtree of a node that is entered with this weight; None if it accepts
+        nothing."""
+        # a node is accepted with at most its weight
+        may_accept = walk.uniform_N[node] < weight
+        children = walk.tree.children(node)
+        if not children:
+            return End(node, walk.p_NV[node]) if may_accept else None
+        at, entries_Mk = walk.at(node)
+        weights_M = torch.tensor([weight], dtype=torch.float64)
+        final_M = None
+        if len(children) == 1:
+            entries = [min(1.0, weight * at.rows.ratio(walk.tree.token(children[0])))]
+        else:
+            entry_Mk, final_M, order_Mk = self.split(at, weights_M, entries_Mk)
+            entries = entry_Mk[0].tolist()
+            if order_Mk is not None:
+                children = [children[place] for place in order_Mk[0].tolist()]
+                entries = entry_Mk.gather(-1, order_Mk)[0].tolist()
+        for child, entry in zip(children, entries, strict=True):
+            if entry > 0:  # it is 0 at further copies of a token
+                end = self._visit(walk, child, entry)
+                if end is not None:
+                    return end
+        if not may_accept:
+            return None
+        if final_M is None:
+            final_M = self.leave(at, weights_M)
+        if walk.uniform_N[node] >= float(final_M):
+            return None
+        left_MV = self._leftover(weights_M, at, entries_Mk)
+        return End(node, _or_target(left_MV, walk.p_NV[node])[0])
+
+    def _stops(self, tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
+        """P(accepted node) and the nodes' entry weights, on the CPU, [N] each."""
+        weights_N = torch.zeros(len(tree), dtype=torch.float64)
         weights_N[tree.roots] = 1.0
-        parents_N = tree.parents_N.to(rows.device).clamp(min=0)
-        tokens_N = tree.tokens_N.to(rows.device).clamp(min=0)
-        ratio_N = divide(*rows.at(parents_N).at(tokens_N.unsqueeze(-1)))[:, 0]
+        tokens_N1 = tree.tokens_N.clamp(min=0).unsqueeze(-1).to(rows.device)
+        ratio_N1 = divide(*rows.at(tree.parents_N.clamp(min=0)).at(tokens_N1)).cpu()
         finals: list[tuple[Tensor, Tensor]] = []
-        orders: list[tuple[NodeGroup, Tensor]] = []
+        visits: dict[int, list[int]] = {}
         for nodes in tree.nodes_by_depth[:-1]:
-            for group in tree.groups(nodes):
-                nodes_M, entries_Mk, children_Mk = group.to(rows.device)
+            for nodes_M, entries_Mk, children_Mk in tree.groups(nodes):
+                weights_M = weights_N[nodes_M]
                 if entries_Mk.shape[-1] == 1:
-                    entry_Mk = (weights_N[nodes_M] * ratio_N[children_Mk[:, 0]]).clamp_(max=1)
+                    entry_Mk = (weights_M.unsqueeze(-1) * ratio_N1[children_Mk[:, 0]]).clamp_(max=1)
                 else:
-                    entry_Mk, final_M, order_Mk = self.split(
-                        rows.at(nodes_M), weights_N[nodes_M], entries_Mk
+                    device = rows.device
+                    split = self.split(
+                        rows.at(nodes_M), weights_M.to(device), entries_Mk.to(device)
                     )
-                    finals.append((nodes_M, final_M))
-                    if order_Mk is not None:
-                        orders.append((group, order_Mk))
+                    entry_Mk = split.entry_Mk.cpu()
+                    finals.append((nodes_M, split.final_M.cpu()))
+                    if split.order_Mk is not None:
+                        visit_Mk = children_Mk.gather(-1, split.order_Mk.cpu())
+                        visits.update(zip(nodes_M.tolist(), visit_Mk.tolist(), strict=True))
                 weights_N.index_add_(0, children_Mk.flatten(), entry_Mk.flatten())
         finals_N = weights_N.clone()  # a leaf's weight is its entry weight
         with_one_child = [node for node in range(len(tree)) if len(tree.children(node)) == 1]
         if with_one_child:  # all at once
-            nodes_M = torch.tensor(with_one_child, device=rows.device)
-            finals.append((nodes_M, self.leave(rows.at(nodes_M), weights_N[nodes_M])))
+            nodes_M = torch.tensor(with_one_child)
+            left_M = self.leave(rows.at(nodes_M), weights_N[nodes_M].to(rows.device))
+            finals.append((nodes_M, left_M.cpu()))
         for nodes_M, final_M in finals:
             finals_N[nodes_M] = final_M
-        visits = _children_by_visit(orders)
         visited = [torch.tensor(tree.postorder(visits, root)) for root in tree.roots]
-        # S trees
-        order_SN = pad_sequence(visited, batch_first=True, padding_value=-1).to(rows.device)
+        order_SN = pad_sequence(visited, batch_first=True, padding_value=-1)  # S trees
         accept_SN = finals_N[order_SN.clamp(min=0)] * (order_SN >= 0)
         stops_N = torch.zeros_like(finals_N)
         stops_N.index_add_(0, order_SN.clamp(min=0).flatten(), first_accepted(accept_SN).flatten())
         return stops_N, weights_N
 
     def _leftover(self, weights_N: Tensor, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        weights_M = weights_N[node.nodes_M]
+        weights_M = weights_N.to(node.rows.device)[node.nodes_M]
         if entries_Mk.shape[-1] == 1:
             return node.residual(weights_M, node.ones())
         return self.remainder(node, weights_M, entries_Mk)
-
-
-def along_chain(tree: DraftTree, rows: Rows) -> tuple[Tensor, Tensor]:
-    """p and q of each token of a chain, [N - 1] each."""
-    tokens_N1 = tree.tokens_N[1:].to(rows.device).unsqueeze(-1)
-    p_N1, q_N1 = rows.at(torch.arange(len(tree) - 1, device=rows.device)).at(tokens_N1)
-    return p_N1[:, 0], q_N1[:, 0]
 
 
 def left_over(weights_M: Tensor, flow_M: Tensor) -> Tensor:
@@ -272,23 +326,13 @@ def extra(tree: DraftTree, rows: Rows, nodes: Sequence[int], leftover: Leftover)
     """The laws of the extra token at M nodes, [M, V] up to a factor."""
     extra_MV = rows.p_NV[list(nodes)]  # what a leaf adds
     row_of = {node: at for at, node in enumerate(nodes)}
-    for group in tree.groups(nodes):
-        at = [row_of[node] for node in group.nodes_M.tolist()]
-        nodes_m, entries_mk, _ = group.to(rows.device)
-        left_mV = leftover(rows.at(nodes_m), entries_mk).to(extra_MV.dtype)
-        # where nothing is left, the verifier ends with probability 0, or 1e-17 after rounding
-        extra_MV[at] = torch.where(left_mV.sum(-1, keepdim=True) > 0, left_mV, extra_MV[at])
+    for nodes_m, entries_mk, _ in tree.groups(nodes):
+        at = [row_of[node] for node in nodes_m.tolist()]
+        left_mV = leftover(rows.at(nodes_m), entries_mk.to(rows.device)).to(extra_MV.dtype)
+        extra_MV[at] = _or_target(left_mV, extra_MV[at])
     return extra_MV
 
 
-def _children_by_visit(orders: list[tuple[NodeGroup, Tensor]]) -> dict[int, list[int]]:
-    if not orders:
-        return {}
-    # one transfer from the device for the whole tree
-    places = iter(torch.cat([order_Mk.flatten() for _, order_Mk in orders]).tolist())
-    visits: dict[int, list[int]] = {}
-    for group, _ in orders:
-        child_lists = group.children_Mk.tolist()
-        for node, children in zip(group.nodes_M.tolist(), child_lists, strict=True):
-            visits[node] = [children[next(places)] for _ in children]
-    return visits
+def _or_target(left_MV: Tensor, p_MV: Tensor) -> Tensor:
+    """Where nothing is left, the verifier ends with probability 0, or 1e-17 after rounding."""
+    return torch.where(left_MV.sum(-1, keepdim=True) > 0, left_MV, p_MV)

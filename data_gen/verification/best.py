@@ -32,9 +32,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from data_gen.verification.distributions import NodeDistributions
 from data_gen.verification.k_seq import KSeq
 from data_gen.verification.priority import FirstInRank
-from data_gen.verification.ranking import SortedDistributions
+from data_gen.verification.ranking import in_rank_order
 from data_gen.verification.selection import Lifted, Selection
 
 TIE = 1e-12  # of flows: rounding errors decide nothing
@@ -44,7 +45,8 @@ class LargerFlow:
     k_seq = KSeq()
     priority = FirstInRank()
 
-    def select(self, node: SortedDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+    def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+        node = in_rank_order(node)
         first = self.k_seq.select(node, weights_M, entries_Mk)
         second = self.priority.select(node, weights_M, entries_Mk)
         is_second_M = second.flow_M > first.flow_M + TIE
@@ -55,11 +57,12 @@ class LargerFlow:
             torch.where(is_second_M1, second.left_Mk, first.left_Mk),
         )
 
-    def remainder(self, node: SortedDistributions, weights_M: Tensor, k: int) -> Tensor:
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, k: int) -> Tensor:
+        node = in_rank_order(node)
+        any_Mk = node.rows.tokens_PS[node.nodes_M, :1].expand(-1, k)
         # flows do not depend on the entries
-        any_M1 = node.rows.tokens_PS[node.nodes_M, :1]
-        first = self.k_seq.select(node, weights_M, any_M1.expand(-1, k))
-        second = self.priority.select(node, weights_M, any_M1.expand(-1, k))
+        first = self.k_seq.select(node, weights_M, any_Mk)
+        second = self.priority.select(node, weights_M, any_Mk)
         return torch.where(
             (second.flow_M > first.flow_M + TIE).unsqueeze(-1),
             self.priority.remainder(node, weights_M, k),

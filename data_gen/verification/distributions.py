@@ -14,6 +14,7 @@ M rows. Scalars are float64.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,6 +26,10 @@ from selector.jit import jit
 
 Array = NDArray[np.float64]  # or float32
 Integers = NDArray[np.int64]
+# For compiled rules: q/p in order of rank, the sums of p and q in that order, and their scales, 1;
+# where it is not sorted no q/p, p and q themselves, and what makes them sum to one
+Row = tuple[Array, Array, Array, float, float]
+HostRows = tuple[Array, Array, Array, Array, Integers]  # rows, and which of them M questions are of
 
 BLOCK = 256
 
@@ -40,33 +45,80 @@ def row_sums(rows_NV: Tensor) -> Tensor:
     if rows_NV.device.type != "cpu":
         return rows_NV.sum(-1, dtype=torch.float64)
     flat_MV = rows_NV.flatten(0, -2)
-    all_M = torch.arange(len(flat_MV))
-    return torch.from_numpy(_sums(flat_MV.numpy(), all_M.numpy())).view(rows_NV.shape[:-1])
+    return torch.from_numpy(_sums(flat_MV.numpy())).view(rows_NV.shape[:-1])
 
 
 @jit
-def _sums(rows_NV: Array, nodes_M: Integers) -> Array:
-    sums_M = np.empty(len(nodes_M))
-    for m in range(len(nodes_M)):
-        row_V = rows_NV[nodes_M[m]]
-        total = 0.0
-        for x in range(len(row_V)):
-            total += row_V[x]
-        sums_M[m] = total
-    return sums_M
+def _sum(row_V: Array) -> float:
+    total = 0.0
+    for x in range(len(row_V)):
+        total += row_V[x]
+    return total
 
 
 @jit
-def _excess(p_NV: Array, q_NV: Array, nodes_M: Integers, a_M: Array, b_M: Array) -> Array:
-    excess_M = np.empty(len(nodes_M))
-    for m in range(len(nodes_M)):
-        p_V = p_NV[nodes_M[m]]
-        q_V = q_NV[nodes_M[m]]
-        total = 0.0
-        for x in range(len(p_V)):
-            total += max(a_M[m] * p_V[x] - b_M[m] * q_V[x], 0.0)
-        excess_M[m] = total
+def _sums(rows_NV: Array) -> Array:
+    sums_N = np.empty(len(rows_NV))
+    for n in range(len(rows_NV)):
+        sums_N[n] = _sum(rows_NV[n])
+    return sums_N
+
+
+@jit
+def _ratio(p_V: Array, q_V: Array, token: int) -> float:
+    if q_V[token] <= 0:
+        return 0.0
+    return p_V[token] / _sum(p_V) / (q_V[token] / _sum(q_V))
+
+
+@jit
+def _excess(row: Row, a: float, b: float) -> float:
+    ratio_S, p_S, q_S, p_scale, q_scale = row
+    if len(ratio_S) > 0:
+        below = np.searchsorted(ratio_S, a / b)
+        return max(a * p_S[below] - b * q_S[below], 0.0)
+    a *= p_scale
+    b *= q_scale
+    total = 0.0
+    for x in range(len(p_S)):
+        total += max(a * p_S[x] - b * q_S[x], 0.0)
+    return total
+
+
+@jit
+def _row(rows: HostRows, question: int) -> Row:
+    ratio_PS, p_PS, q_PS, scale_2P, nodes_M = rows
+    n = nodes_M[question]
+    return ratio_PS[n], p_PS[n], q_PS[n], scale_2P[0, n], scale_2P[1, n]
+
+
+@jit
+def _excesses(rows: HostRows, a_M: Array, b_M: Array) -> Array:
+    excess_M = np.empty(len(a_M))
+    for m in range(len(a_M)):
+        excess_M[m] = _excess(_row(rows, m), a_M[m], b_M[m])
     return excess_M
+
+
+@jit
+def _rejections(rows: HostRows, w_M: Array, steps_Mk: Array) -> Array:
+    """As `NodeDistributions.rejections`."""
+    states_3Mr = np.empty((3, len(w_M), steps_Mk.shape[1] + 1))
+    for m in range(len(w_M)):
+        row = _row(rows, m)
+        a = w_M[m]
+        b = 0.0
+        lost = 1 - a
+        states_3Mr[:, m, 0] = a, b, 1 - lost
+        for r in range(steps_Mk.shape[1]):
+            b += steps_Mk[m, r]
+            total = _excess(row, a, b) + lost
+            share = 1 / total if total > 0 else 0.0  # 0 where nothing is left
+            a *= share
+            b *= share
+            lost *= share
+            states_3Mr[:, m, r + 1] = a, b, 1 - lost
+    return states_3Mr
 
 
 class Rows:
@@ -74,84 +126,98 @@ class Rows:
     row sum to one.
 
     Tensors over the vocabulary have the rows' own precision (at least float32), sums and scalars
-    float64. On the CPU only `read_M` are normalised (None: all), and no other row may be read but
-    up to a factor.
+    float64.
     """
 
-    def __init__(self, p_NV: Tensor, q_NV: Tensor, read_M: Tensor | None = None) -> None:
+    def __init__(self, p_NV: Tensor, q_NV: Tensor) -> None:
         wide = torch.promote_types(p_NV.dtype, torch.float32)
         self.p_NV = p_NV.to(wide).contiguous()
         self.q_NV = q_NV.to(wide).contiguous()
-        # NaN at leaves that hold NaN, where it is never read
-        self.p_scale_N = 1 / _sums_at(self.p_NV, read_M)
-        self.q_scale_N = 1 / _sums_at(self.q_NV, read_M)
+
+    @cached_property
+    def scale_2N(self) -> Tensor:
+        """Of p and q. NaN at leaves that hold NaN, where it is never read."""
+        return torch.stack([row_sums(self.p_NV), row_sums(self.q_NV)]).reciprocal_()
 
     def at(self, nodes_M: Tensor) -> NodeDistributions:
-        return NodeDistributions(self, nodes_M)
+        return NodeDistributions(self, nodes_M.to(self.device))
+
+    def ratio(self, token: int) -> float:
+        """`p/q` of a token after the first node, on the CPU."""
+        return float(_ratio(self.p_NV[0].numpy(), self.q_NV[0].numpy(), token))
 
     @property
     def device(self) -> torch.device:
         return self.p_NV.device
 
 
-def _sums_at(rows_NV: Tensor, read_M: Tensor | None) -> Tensor:
-    if read_M is None or rows_NV.device.type != "cpu":
-        return row_sums(rows_NV)
-    sums_N = torch.full((len(rows_NV),), torch.nan, dtype=torch.float64)
-    sums_N[read_M] = torch.from_numpy(_sums(rows_NV.numpy(), read_M.numpy()))
-    return sums_N
-
-
 class NodeDistributions:
     """The distributions at M nodes."""
+
+    in_order: Any = None  # the same, sorted, once a rule has asked for them
 
     def __init__(self, rows: Rows, nodes_M: Tensor) -> None:
         self.rows = rows
         self.nodes_M = nodes_M
-        self._p_scale_M = rows.p_scale_N[nodes_M]
-        self._q_scale_M = rows.q_scale_N[nodes_M]
+
+    @cached_property
+    def _scale_2M(self) -> Tensor:
+        return self.rows.scale_2N[:, self.nodes_M]
 
     def at(self, entries_Mk: Tensor) -> tuple[Tensor, Tensor]:
         nodes_M1 = self.nodes_M.unsqueeze(-1)
-        p_Mk = self.rows.p_NV[nodes_M1, entries_Mk].double() * self._p_scale_M.unsqueeze(-1)
-        q_Mk = self.rows.q_NV[nodes_M1, entries_Mk].double() * self._q_scale_M.unsqueeze(-1)
+        p_Mk = self.rows.p_NV[nodes_M1, entries_Mk].double() * self._scale_2M[0].unsqueeze(-1)
+        q_Mk = self.rows.q_NV[nodes_M1, entries_Mk].double() * self._scale_2M[1].unsqueeze(-1)
         return p_Mk, q_Mk
 
     def residual(self, a_M: Tensor, b_M: Tensor) -> Tensor:
         """`(a p - b q)+`, [M, V] in the rows' precision."""
-        a_M1 = (a_M * self._p_scale_M).unsqueeze(-1).to(self.rows.p_NV.dtype)
-        b_M1 = (b_M * self._q_scale_M).unsqueeze(-1).to(self.rows.p_NV.dtype)
-        return self._p_MV.mul(a_M1).sub_(self._q_MV * b_M1).clamp_(min=0)
+        a_M1 = (a_M * self._scale_2M[0]).unsqueeze(-1).to(self.rows.p_NV.dtype)
+        b_M1 = (b_M * self._scale_2M[1]).unsqueeze(-1).to(self.rows.p_NV.dtype)
+        return self.p_MV.mul(a_M1).sub_(self.q_MV * b_M1).clamp_(min=0)
 
     def excess(self, a_M: Tensor, b_M: Tensor) -> Tensor:
         """`sum_x (a p(x) - b q(x))+`, [M]. `sum_x min(a p, b q)` is `a` less this."""
         if self.rows.device.type != "cpu":
             return row_sums(self.residual(a_M, b_M))
-        rates_M = a_M * self._p_scale_M, b_M * self._q_scale_M
-        arrays = (
-            tensor.numpy() for tensor in (self.rows.p_NV, self.rows.q_NV, self.nodes_M, *rates_M)
-        )
-        return torch.from_numpy(_excess(*arrays))
+        return torch.from_numpy(_excesses(self.on_host, host(a_M), host(b_M)))
 
     def exact(self) -> tuple[Tensor, Tensor]:
         """p and q, float64 [M, V], summing to one."""
-        p_MV = self._p_MV.double() * self._p_scale_M.unsqueeze(-1)
-        q_MV = self._q_MV.double() * self._q_scale_M.unsqueeze(-1)
-        return p_MV, q_MV
+        p_MV = self.p_MV.double() * self._scale_2M[0].unsqueeze(-1)
+        return p_MV, self.q_MV.double() * self._scale_2M[1].unsqueeze(-1)
+
+    @property
+    def on_host(self) -> HostRows:
+        ratio_M0 = torch.empty(len(self.nodes_M), 0)
+        all_M = torch.arange(len(self.nodes_M))
+        tensors = ratio_M0, self.p_MV, self.q_MV, self._scale_2M, all_M
+        return cast(HostRows, tuple(map(host, tensors)))
+
+    def rejections(self, w_M: Tensor, steps_Mk: Tensor) -> Tensor:
+        """`a`, `b` and `w` of the targets `w p_i = (a p - b q)+` before and after every rejection
+        of a draw whose law is `q` times its step; float64 [3, M, k + 1].
+
+        A rejection makes `w p_i` into `(w p_i - q_i)+ / (S + 1 - w)`, and `1 - w` into `(1 - w) /
+        (S + 1 - w)`; from `w = 1` that is recursive rejection. A weight of 1 stays 1, as the root
+        must accept in the end.
+        """
+        states_3Mr = _rejections(self.on_host, host(w_M), host(steps_Mk))
+        return torch.from_numpy(states_3Mr).to(self.rows.device)
 
     def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
         """`q`'s mass outside the entries, [M]."""
-        return row_sums(self._q_MV.scatter(-1, entries_Mk, 0.0)) * self._q_scale_M
+        return row_sums(self.q_MV.scatter(-1, entries_Mk, 0.0)) * self._scale_2M[1]
 
     def ones(self) -> Tensor:
-        return torch.ones_like(self._p_scale_M)
+        return torch.ones_like(self._scale_2M[0])
 
     @cached_property
-    def _p_MV(self) -> Tensor:
+    def p_MV(self) -> Tensor:  # up to a factor, in the rows' precision
         return self._taken(self.rows.p_NV)
 
     @cached_property
-    def _q_MV(self) -> Tensor:
+    def q_MV(self) -> Tensor:
         return self._taken(self.rows.q_NV)
 
     def _taken(self, rows_NV: Tensor) -> Tensor:
@@ -159,6 +225,10 @@ class NodeDistributions:
             # a view, which saves the copy of a long row
             return rows_NV[int(self.nodes_M)].unsqueeze(0)
         return rows_NV.index_select(0, self.nodes_M)  # several times faster than indexing
+
+
+def host(tensor: Tensor) -> Any:
+    return tensor.cpu().contiguous().numpy()
 
 
 def first_copies(entries_Mk: Tensor) -> Tensor:

@@ -6,10 +6,11 @@ At each node with k children, from the root down:
     for x in the children, in order:  go there with probability min(1, p(x) / (r q(x)))
     else  Y ~ (p - r q)+, normalised;  if Y is a child, go there;  else stop, Y is the extra token
 
-The equation is solved in compiled code, with the prefix sums of `ranking`.
+The equation is solved in compiled code: with the prefix sums of `ranking` along a text, and in a
+few passes over the vocabulary at a tree's nodes.
 
-Legend: M nodes taken at once (questions), P rows, V vocabulary, S tokens in order of rank, k
-child-list entries, n quadrature nodes.
+Legend: M nodes taken at once (questions), P rows, V vocabulary, S tokens, k child-list entries, n
+quadrature nodes.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from torch import Tensor
 
 from data_gen.verification.distributions import (
     Array,
+    HostRows,
+    NodeDistributions,
+    Row,
     divide,
     first_accepted,
+    host,
 )
-from data_gen.verification.ranking import SortedDistributions, on_host
 from data_gen.verification.selection import Lifted, Selection, TopDownRule
 from selector.jit import jit
 
@@ -47,7 +51,7 @@ class KSeq:
     def __init__(self, shares: Callable[[Tensor], Tensor] = first_accepted) -> None:
         self.shares = shares
 
-    def select(self, node: SortedDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+    def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
         p_Mk, q_Mk = node.at(entries_Mk)
         r_M, f_M, alive_M = solve(node, weights_M, entries_Mk.shape[-1])
         m_Mk = weights_M.unsqueeze(-1) * p_Mk
@@ -55,7 +59,7 @@ class KSeq:
         left_Mk = (m_Mk - f_M.unsqueeze(-1) * a_Mk * q_Mk).clamp(min=0)
         return Selection(self.shares(a_Mk), f_M * alive_M, left_Mk)
 
-    def remainder(self, node: SortedDistributions, weights_M: Tensor, k: int) -> Tensor:
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, k: int) -> Tensor:
         r_M, f_M, _ = solve(node, weights_M, k)
         # m - f min(m/r, q) = (m - r q)+ + (1 - f/r) min(m, r q), whose second part vanishes at r*
         above_MV = node.residual(weights_M, r_M)
@@ -64,32 +68,31 @@ class KSeq:
         return above_MV + missed_M.unsqueeze(-1).to(above_MV.dtype) * below_MV
 
 
-def solve(node: SortedDistributions, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def solve(node: NodeDistributions, weights_M: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """`r`, the flow per alive draft mass `f <= r`, and the alive mass `beta` of one draw; [M]
     each."""
-    solved_3M = _solved(node.rows.on_host, on_host(node.nodes_M, weights_M), k)
+    solved_3M = _solved(node.on_host, host(weights_M), k)
     r_M, f_M, beta_M = torch.from_numpy(solved_3M).to(node.rows.device)
     return r_M, f_M, beta_M
 
 
 @jit
-def _solved(ranked: tuple[Array, ...], questions: tuple[Array, ...], k: int) -> Array:
-    nodes_M, weights_M = questions
-    _, ratio_PS, p_sum_PS, q_sum_PS = ranked
+def _solved(rows: HostRows, weights_M: Array, k: int) -> Array:
+    ratio_PS, p_PS, q_PS, scale_2P, nodes_M = rows
     solved_3M = np.empty((3, len(nodes_M)))
-    for n in range(len(nodes_M)):
-        node = nodes_M[n]
-        row = ratio_PS[node], p_sum_PS[node], q_sum_PS[node]
-        r = _root(row, weights_M[n], k)
-        taken, _ = _taken(row, weights_M[n], r)
+    for m in range(len(nodes_M)):
+        n = nodes_M[m]
+        row = ratio_PS[n], p_PS[n], q_PS[n], scale_2P[0, n], scale_2P[1, n]
+        r = _root(row, weights_M[m], k)
+        taken, _ = _taken(row, weights_M[m], r)
         beta = taken / r
         f = min(_accepted(beta, k) / beta, r) if beta > 0 else 0.0
-        solved_3M[:, n] = r, f, beta
+        solved_3M[:, m] = r, f, beta
     return solved_3M
 
 
 @jit
-def _root(row: tuple[Array, Array, Array], weight: float, k: int) -> float:
+def _root(row: Row, weight: float, k: int) -> float:
     """The root `r*` of `g(r) = 1 - (1 - beta)^k - r beta`, where `r beta = sum min(m, r q)`.
 
     It lies between k and the root for `r q >= m` everywhere. There `g` goes from `g >= 0` to `g <=
@@ -130,11 +133,20 @@ def _root(row: tuple[Array, Array, Array], weight: float, k: int) -> float:
 
 
 @jit
-def _taken(row: tuple[Array, Array, Array], weight: float, r: float) -> tuple[float, float]:
+def _taken(row: Row, weight: float, r: float) -> tuple[float, float]:
     """`sum min(m, r q)`, and its slope in r: the draft's mass on the tokens with `r q < m`."""
-    ratio_S, p_sum, q_sum = row
-    above = np.searchsorted(ratio_S, weight / r)
-    return r * q_sum[above] + weight * (p_sum[-1] - p_sum[above]), q_sum[above]
+    ratio_S, p_S, q_S, p_scale, q_scale = row
+    if len(ratio_S) > 0:
+        above = np.searchsorted(ratio_S, weight / r)
+        return r * q_S[above] + weight * (p_S[-1] - p_S[above]), q_S[above]
+    weight *= p_scale
+    r *= q_scale
+    taken = slope = 0.0
+    for x in range(len(p_S)):
+        m = weight * p_S[x]
+        taken += min(m, r * q_S[x])
+        slope += q_S[x] if r * q_S[x] < m else 0.0
+    return taken, slope * q_scale
 
 
 @jit

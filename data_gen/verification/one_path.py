@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from data_gen.trees import DraftTree
-from data_gen.verification.base import BottomUp, TopDown, Verifier, VerifierLaw
+from data_gen.verification.base import BottomUp, End, TopDown, Verifier, VerifierLaw, Walk
 from data_gen.verification.distributions import Rows
 from data_gen.verification.ranking import in_rank_order
 from data_gen.verification.traversal import NaiveTree, Traversal
@@ -36,6 +36,13 @@ class OnePath(Verifier):
         that is not `q`."""
 
     def _verifier_law(self, tree: DraftTree, rows: Rows) -> VerifierLaw:
+        return self.chain._verifier_law(*self._along_path(tree, rows))
+
+    def _end(self, walk: Walk) -> End:
+        tree, rows = self._along_path(walk.tree, Rows(walk.p_NV, walk.q_NV))
+        return self.chain._end(walk._replace(tree=tree, p_NV=rows.p_NV, q_NV=rows.q_NV))
+
+    def _along_path(self, tree: DraftTree, rows: Rows) -> tuple[DraftTree, Rows]:
         paths: list[list[int]] = []
         replaced: dict[int, Tensor] = {}
         for root in tree.roots:
@@ -45,9 +52,8 @@ class OnePath(Verifier):
         if replaced:
             q_NV = rows.q_NV.clone()
             q_NV[list(replaced)] = torch.stack(list(replaced.values())).to(q_NV.dtype)
-            inner_M = torch.tensor([node for path in paths for node in path[:-1]])
-            rows = Rows(rows.p_NV, q_NV, inner_M)
-        return self.chain._verifier_law(tree.along(paths), rows)
+            rows = Rows(rows.p_NV, q_NV)
+        return tree.along(paths), rows
 
 
 class FirstPath(OnePath):
@@ -96,11 +102,12 @@ class GreedyBlock(OnePath):
         while children := tree.children(nodes[-1]):
             node = rows.at(torch.tensor(nodes[-1:], device=rows.device))
             sorted_rows = in_rank_order(node).rows
-            tokens_V = sorted_rows.tokens_PS[0]
-            later_V = torch.empty_like(sorted_rows.q_sum_PS[0, 1:])
-            later_V[tokens_V] = sorted_rows.q_sum_PS[0, -1] - sorted_rows.q_sum_PS[0, 1:]
-            places_V = tokens_V.argsort()
+            tokens_S = sorted_rows.tokens_PS[0]
             (q_V,) = node.exact()[1]
+            later_V = torch.zeros_like(q_V)
+            later_V[tokens_S] = sorted_rows.q_sum_PS[0, -1] - sorted_rows.q_sum_PS[0, 1:]
+            places_V = torch.zeros_like(q_V)
+            places_V[tokens_S] = torch.arange(len(tokens_S)).to(q_V)
             S_V = after + later_V.clamp(min=0)
             N_V = S_V + q_V
             # N^K - S^K up to a factor, without the cancellation that would lose tokens of tiny

@@ -32,8 +32,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_gen.verification.distributions import Array, Integers
-from data_gen.verification.ranking import SortedDistributions, on_host
+from data_gen.verification.distributions import (
+    Array,
+    HostRows,
+    Integers,
+    NodeDistributions,
+    host,
+)
+from data_gen.verification.ranking import in_rank_order
 from data_gen.verification.selection import Lifted, Selection, TopDownRule
 from selector.jit import jit
 
@@ -48,43 +54,40 @@ class FirstInRank:
     """A token is alive with the largest probability for which its flow stays below `m`, given those
     before it."""
 
-    def select(self, node: SortedDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+    def select(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Selection:
+        ranked = in_rank_order(node)
+        entries = entries_Mk, ranked.ratios(entries_Mk), *ranked.at(entries_Mk)
         arrays = _selected(
-            node.rows.on_host,
-            on_host(node.nodes_M, weights_M),
-            on_host(entries_Mk, node.ratios(entries_Mk), *node.at(entries_Mk)),
+            ranked.rows.tokens_on_host,
+            ranked.on_host,
+            host(weights_M),
+            tuple(map(host, entries)),
         )
         return Selection(*(torch.from_numpy(array).to(node.rows.device) for array in arrays))
 
-    def remainder(self, node: SortedDistributions, weights_M: Tensor, k: int) -> Tensor:
-        tokens_MS = node.rows.tokens_PS[node.nodes_M]
-        p_MV, q_MV = node.exact()
-        left_MS = _left(
-            node.rows.on_host,
-            on_host(node.nodes_M, weights_M),
-            on_host(p_MV.gather(-1, tokens_MS), q_MV.gather(-1, tokens_MS)),
-            k,
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, k: int) -> Tensor:
+        ranked = in_rank_order(node)
+        p_MV, q_MV = map(host, ranked.exact())
+        left_MV = _left(
+            ranked.rows.tokens_on_host, ranked.on_host, host(weights_M), (p_MV, q_MV), k
         )
-        # tokens that the draft cannot say keep their target
-        m_MV = weights_M.unsqueeze(-1) * p_MV
-        return m_MV.scatter_(-1, tokens_MS, torch.from_numpy(left_MS).to(node.rows.device))
+        return torch.from_numpy(left_MV).to(node.rows.device)
 
 
 @jit
 def _selected(
-    ranked: tuple[Array, ...], questions: tuple[Array, ...], entries: tuple[Array, ...]
+    tokens_PS: Integers, rows: HostRows, weights_M: Array, entries: tuple[Array, ...]
 ) -> tuple[Array, Array, Array]:
     """P(an entry is the first alive one), the whole flow, and `m - F` at the entries."""
-    nodes_M, weights_M = questions
     tokens_Mk, ratio_Mk, p_Mk, q_Mk = entries
     k = tokens_Mk.shape[1]
     chosen_Mk = np.ones(tokens_Mk.shape)
     left_Mk = np.empty(tokens_Mk.shape)
-    flow_M = np.empty(len(nodes_M))
+    flow_M = np.empty(len(weights_M))
     rank_k = np.empty(k, np.int64)
     alive_k = np.empty(k)
-    for n in range(len(nodes_M)):
-        row = _row(ranked, nodes_M[n])
+    for n in range(len(weights_M)):
+        row = _row(tokens_PS, rows, n)
         weight = weights_M[n]
         runs, flow_M[n] = _runs(row, weight, k)
         for i in range(k):
@@ -102,25 +105,38 @@ def _selected(
 
 @jit
 def _left(
-    ranked: tuple[Array, ...], questions: tuple[Array, ...], probs: tuple[Array, ...], k: int
+    tokens_PS: Integers,
+    rows: HostRows,
+    weights_M: Array,
+    probs: tuple[Array, Array],
+    k: int,
 ) -> Array:
-    """`m - F` of all tokens in order of rank, [M, S]."""
-    nodes_M, weights_M = questions
-    p_MS, q_MS = probs
-    left_MS = np.empty(p_MS.shape)
-    for n in range(len(nodes_M)):
-        row = _row(ranked, nodes_M[n])
-        runs, _ = _runs(row, weights_M[n], k)
-        for rank in range(p_MS.shape[1]):
-            m = weights_M[n] * p_MS[n, rank]
-            _, flow = _alive(runs, row, weights_M[n], k, rank, m, q_MS[n, rank])
-            left_MS[n, rank] = max(m - flow, 0.0)
-    return left_MS
+    """`m - F` of all tokens, [M, V]. Those that the draft cannot say keep their target."""
+    p_MV, q_MV = probs
+    left_MV = np.empty(p_MV.shape)
+    for n in range(len(weights_M)):
+        weight = weights_M[n]
+        left_MV[n] = weight * p_MV[n]
+        row = _row(tokens_PS, rows, n)
+        runs, _ = _runs(row, weight, k)
+        for r in range(len(runs)):
+            begin, A, is_limited = runs[r]
+            end = runs[r + 1][0] if r + 1 < len(runs) else len(row[0])
+            if A**k <= NOTHING:
+                break
+            for rank in range(begin, end):
+                x = row[0][rank]
+                flow = left_MV[n, x]
+                if not is_limited:
+                    flow = _flow(_before(rank, runs[r], row, weight, k), q_MV[n, x], k)
+                left_MV[n, x] = max(left_MV[n, x] - flow, 0.0)
+    return left_MV
 
 
 @jit
-def _row(ranked: tuple[Array, ...], node: int) -> Row:
-    tokens_PS, ratio_PS, p_sum_PS, q_sum_PS = ranked
+def _row(tokens_PS: Integers, rows: HostRows, question: int) -> Row:
+    ratio_PS, p_sum_PS, q_sum_PS, _, nodes_M = rows
+    node = nodes_M[question]
     return tokens_PS[node], ratio_PS[node], p_sum_PS[node], q_sum_PS[node]
 
 
@@ -176,11 +192,19 @@ def _flow(A: float, q: float, k: int) -> float:
 
 @jit
 def _powers(a: float, b: float, k: int) -> float:
-    """`(a^k - b^k) / (a - b)`."""
-    total = last = 1.0
-    for _ in range(k - 1):
-        last *= b
-        total = total * a + last
+    """`(a^k - b^k) / (a - b)`, by the binary digits of k."""
+    total = 0.0
+    b_before = doubled = (
+        1.0  # b to the power of the digits before this one; the quotient of this one
+    )
+    while k > 0:
+        if k & 1:
+            total = total * a + b_before * doubled
+            b_before *= b
+        doubled *= a + b
+        a *= a
+        b *= b
+        k >>= 1
     return total
 
 

@@ -12,13 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from data_gen.verification.distributions import Array, Integers, NodeDistributions, Rows
+from data_gen.verification.distributions import (
+    Array,
+    HostRows,
+    Integers,
+    NodeDistributions,
+    Rows,
+    host,
+)
 from selector.jit import jit
 
 DIGIT = 11  # bits that one pass of a sort takes in
@@ -40,7 +48,7 @@ class SortedRows(Rows):
             q_PS = q_PS.index_select(-1, said_S)
         ranked = _ranked if self.device.type == "cpu" else _ranked_on_gpu
         self.ratio_PS, self.tokens_PS, self.p_sum_PS, self.q_sum_PS = ranked(
-            p_PS, q_PS, self.p_scale_N, self.q_scale_N
+            p_PS, q_PS, *self.scale_2N
         )
         if said_S is not None:
             self.tokens_PS = said_S[self.tokens_PS]
@@ -48,12 +56,17 @@ class SortedRows(Rows):
             self.p_sum_PS += (1 - self.p_sum_PS[:, -1:]).clamp(min=0)
 
     @cached_property
-    def on_host(self) -> tuple[Array, ...]:
-        """For compiled rules: tokens, q/p, and the sums of p and q."""
-        return on_host(self.tokens_PS, self.ratio_PS, self.p_sum_PS, self.q_sum_PS)
+    def on_host(self) -> tuple[Array, Array, Array, Array]:
+        scale_2P = torch.ones_like(self.scale_2N)
+        tensors = self.ratio_PS, self.p_sum_PS, self.q_sum_PS, scale_2P
+        return cast(Any, tuple(map(host, tensors)))
+
+    @cached_property
+    def tokens_on_host(self) -> Integers:
+        return cast(Integers, host(self.tokens_PS))
 
     def at(self, nodes_M: Tensor) -> SortedDistributions:
-        return SortedDistributions(self, nodes_M)
+        return SortedDistributions(self, nodes_M.to(self.device))
 
     def draw(self, nodes_M: Tensor, uniform_Mn: Tensor) -> Tensor:
         """Tokens drawn from the draft's distributions, int64 [M, n], from uniform numbers in [0,
@@ -92,6 +105,10 @@ class SortedDistributions(NodeDistributions):
         q_M = self.rows.q_sum_PS.take(at_M)
         return (a_M * self.rows.p_sum_PS.take(at_M) - b_M * q_M).clamp_(min=0)
 
+    @property
+    def on_host(self) -> HostRows:
+        return (*self.rows.on_host, host(self.nodes_M))
+
     def draft_mass_off(self, entries_Mk: Tensor) -> Tensor:
         """As in `NodeDistributions`, with one sum over the vocabulary for all equal questions."""
         asked_M = torch.cat([self.nodes_M.unsqueeze(-1), entries_Mk.sort(dim=-1).values], dim=-1)
@@ -103,19 +120,18 @@ class SortedDistributions(NodeDistributions):
         nodes_M1 = self.nodes_M.unsqueeze(-1)
         p_Mk = self.rows.p_NV[nodes_M1, entries_Mk]
         q_Mk = self.rows.q_NV[nodes_M1, entries_Mk]
-        return _ratio(p_Mk, q_Mk, (self._q_scale_M / self._p_scale_M).unsqueeze(-1))
+        return _ratio(p_Mk, q_Mk, (self._scale_2M[1] / self._scale_2M[0]).unsqueeze(-1))
 
 
 def in_rank_order(node: NodeDistributions) -> SortedDistributions:
-    """The same distributions, sorted; those of a tree's nodes are sorted now."""
+    """The same distributions, sorted; those of a tree's nodes are sorted now, and once."""
     if isinstance(node, SortedDistributions):
         return node
-    rows = SortedRows(node.rows.p_NV[node.nodes_M], node.rows.q_NV[node.nodes_M])
-    return rows.at(torch.arange(len(node.nodes_M), device=rows.device))
-
-
-def on_host(*tensors: Tensor) -> tuple[Array, ...]:
-    return tuple(tensor.cpu().contiguous().numpy() for tensor in tensors)
+    if node.in_order is None:
+        said_S = (node.q_MV > 0).any(0).nonzero()[:, 0]  # of top-p and top-k, few
+        rows = SortedRows(node.p_MV, node.q_MV, said_S)
+        node.in_order = rows.at(torch.arange(len(node.nodes_M)))
+    return cast(SortedDistributions, node.in_order)
 
 
 def _ratio(p_PS: Tensor, q_PS: Tensor, scale_P1: Tensor) -> Tensor:

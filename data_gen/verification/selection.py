@@ -25,7 +25,6 @@ from data_gen.verification.distributions import (
     is_copy,
     pooled,
 )
-from data_gen.verification.ranking import SortedDistributions, in_rank_order
 
 
 class Selection(NamedTuple):
@@ -38,10 +37,10 @@ class Rule(Protocol):
     """For k >= 2 entries."""
 
     def select(
-        self, node: SortedDistributions, weights_M: Tensor, entries_Mk: Tensor
+        self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor
     ) -> Selection: ...
 
-    def remainder(self, node: SortedDistributions, weights_M: Tensor, k: int) -> Tensor:
+    def remainder(self, node: NodeDistributions, weights_M: Tensor, k: int) -> Tensor:
         """`m - F`, [M, V] in any precision."""
 
 
@@ -52,7 +51,7 @@ class TopDownRule(TopDown):
     rule: ClassVar[Rule]
 
     def branching(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        chosen_Mk, flow_M, left_Mk = self.rule.select(in_rank_order(node), node.ones(), entries_Mk)
+        chosen_Mk, flow_M, left_Mk = self.rule.select(node, node.ones(), entries_Mk)
         none_M1 = (1 - chosen_Mk.sum(-1, keepdim=True)).clamp(min=0)
         share_Mk = divide(left_Mk, (1 - flow_M).unsqueeze(-1))
         landed_Mk = none_M1 * share_Mk.masked_fill(is_copy(entries_Mk), 0.0)
@@ -61,7 +60,7 @@ class TopDownRule(TopDown):
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
         if entries_Mk.shape[-1] == 1:
             return node.residual(node.ones(), node.ones()).scatter_(-1, entries_Mk, 0.0)
-        left_MV = self.rule.remainder(in_rank_order(node), node.ones(), entries_Mk.shape[-1])
+        left_MV = self.rule.remainder(node, node.ones(), entries_Mk.shape[-1])
         return left_MV.scatter_(-1, entries_Mk, 0.0)
 
 
@@ -73,7 +72,7 @@ class Lifted(BottomUp):
     visits_by_ratio: ClassVar[bool] = True  # otherwise in order of first appearance
 
     def split(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
-        chosen_Mk, flow_M, _ = self.rule.select(in_rank_order(node), weights_M, entries_Mk)
+        chosen_Mk, flow_M, _ = self.rule.select(node, weights_M, entries_Mk)
         pi_Mk = pooled(chosen_Mk, entries_Mk)
         final_M = left_over(weights_M, flow_M)
         if not self.visits_by_ratio:
@@ -85,7 +84,7 @@ class Lifted(BottomUp):
         return Split(entry_Mk, final_M, order_Mk)
 
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        return self.rule.remainder(in_rank_order(node), weights_M, entries_Mk.shape[-1])
+        return self.rule.remainder(node, weights_M, entries_Mk.shape[-1])
 
 
 def entry_weights(pi_Mk: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ rejection updates the node once for every *entry* of its child list, further cop
 Without replacement there are no copies, and the updates subtract the law of each entry given the
 earlier ones.
 
-Legend: M nodes taken at once, V vocabulary, k child-list entries, r rounds or the k + 1 states
-around them, S sets of rejected entries, T transitions.
+Legend: M nodes taken at once, V vocabulary, k child-list entries, r the k + 1 states around k
+rounds, S sets of rejected entries, T transitions.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class SpecInfer(TopDown):
         k = entries_Mk.shape[-1]
         p_Mk, q_Mk = node.at(entries_Mk)
         steps_Mk = draft_steps(node, entries_Mk, self.style)
-        a_Mr, b_Mr, _ = rejections(node, node.ones(), steps_Mk)
+        a_Mr, b_Mr, _ = node.rejections(node.ones(), steps_Mk)
         left_Mkk = a_Mr[:, :k, None] * p_Mk.unsqueeze(1) - b_Mr[:, :k, None] * q_Mk.unsqueeze(1)
         # P(accepted) by [node, round, entry]
         accept_Mkk = divide(
@@ -132,7 +132,7 @@ class SpecInfer(TopDown):
         return pooled(first_accepted(accept_Mkk.diagonal(dim1=1, dim2=2)), entries_Mk)
 
     def leftover(self, node: NodeDistributions, entries_Mk: Tensor) -> Tensor:
-        a_Mr, b_Mr, _ = rejections(node, node.ones(), draft_steps(node, entries_Mk, self.style))
+        a_Mr, b_Mr, _ = node.rejections(node.ones(), draft_steps(node, entries_Mk, self.style))
         # in exact arithmetic nothing is left of a rejected token, and no rounding error may return
         # it as extra token
         return node.residual(a_Mr[:, -1], b_Mr[:, -1]).scatter_(-1, entries_Mk, 0.0)
@@ -144,14 +144,14 @@ class Traversal(BottomUp):
 
     def split(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Split:
         steps_Mk = draft_steps(node, entries_Mk, self.style)
-        a_Mr, b_Mr, w_Mr = rejections(node, weights_M, steps_Mk)
+        a_Mr, b_Mr, w_Mr = node.rejections(weights_M, steps_Mk)
         p_Mk, q_Mk = node.at(entries_Mk)
         left_Mk = (a_Mr[:, :-1] * p_Mk - b_Mr[:, :-1] * q_Mk).clamp(min=0)
         entry_Mk = divide(left_Mk, steps_Mk * q_Mk).clamp(max=1)
         return Split(entry_Mk.masked_fill_(is_copy(entries_Mk), 0.0), w_Mr[:, -1])
 
     def remainder(self, node: NodeDistributions, weights_M: Tensor, entries_Mk: Tensor) -> Tensor:
-        a_Mr, b_Mr, _ = rejections(node, weights_M, draft_steps(node, entries_Mk, self.style))
+        a_Mr, b_Mr, _ = node.rejections(weights_M, draft_steps(node, entries_Mk, self.style))
         return node.residual(a_Mr[:, -1], b_Mr[:, -1])
 
 
@@ -167,32 +167,6 @@ def draft_steps(node: NodeDistributions, entries_Mk: Tensor, style: str) -> Tens
     for n in range(1, entries_Mk.shape[-1]):
         masses.append(node.draft_mass_off(entries_Mk[:, :n]))
     return 1 / torch.stack(masses, dim=-1)
-
-
-def rejections(
-    node: NodeDistributions, w_M: Tensor, steps_Mk: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`a`, `b` and `w` of the targets `w p_i = (a p - b q)+` before and after every rejection,
-    [M, k + 1] each.
-
-    A rejection makes `w p_i` into `(w p_i - q_i)+ / (S + 1 - w)`, and `1 - w` into `(1 - w) / (S +
-    1 - w)`; from `w = 1` that is recursive rejection. A weight of 1 stays 1, as the root must
-    accept in the end.
-    """
-    a_M = w_M
-    b_M = torch.zeros_like(w_M)
-    lost_M = 1 - w_M
-    states = [(a_M, b_M, w_M)]
-    for step_M in steps_Mk.unbind(-1):
-        b_M = b_M + step_M
-        total_M = node.excess(a_M, b_M) + lost_M
-        share_M = total_M.reciprocal().nan_to_num_(posinf=0.0)  # 0 where nothing is left
-        a_M = a_M * share_M
-        b_M = b_M * share_M
-        lost_M = lost_M * share_M
-        states.append((a_M, b_M, 1 - lost_M))
-    a_Mr, b_Mr, w_Mr = (torch.stack(column, dim=-1) for column in zip(*states, strict=True))
-    return a_Mr, b_Mr, w_Mr
 
 
 def _in_random_order(accept_Mkk: Tensor) -> Tensor:

@@ -16,11 +16,19 @@ FALSE_ALARM = 1e-4
 LONG = 1 << 12  # tokens: rows that are sorted by digits
 
 
+TREES = {
+    "trunk": ([2], [[0, 2], [1, 1], [0, 1]]),
+    "wide": ([], [[0, 2, 1], [1, 1, 0], [0, 1, 1], [0, 2, 2], [2, 0, 0], [1, 0, 0]]),
+    "chain": ([2, 0, 1], [[]]),
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", TREES)
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_draws_follow_the_law(verifier: str, dtype: torch.dtype) -> None:
+def test_draws_follow_the_law(verifier: str, shape: str, dtype: torch.dtype) -> None:
     world = World(3, depth=3, kind="random", seed=7)
-    tree = DraftTree.from_paths([2], [[0, 2], [1, 1], [0, 1]])
+    tree = DraftTree.from_paths(*TREES[shape])
     # bf16 rows sum to one only within 1%
     p_NV, q_NV = (rows.to(dtype) for rows in world.rows(tree))
     rule = get_verifier(verifier)
