@@ -19,9 +19,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations, product
 from math import prod
 from typing import Any, NamedTuple, cast
@@ -220,7 +222,8 @@ def check_law(law: Law, style: str) -> Fault | None:
     for case in CASES:
         world, drafts, fault = _case(*case, style)
         # by sequence, what each draft adds to its probability
-        shares_by_sequence: dict[tuple[int, ...], list[float]] = {}
+        no_shares = partial(np.zeros, len(drafts))
+        shares_by_sequence: defaultdict[tuple[int, ...], np.ndarray] = defaultdict(no_shares)
         for d, drafted in enumerate(drafts):
             law_NV = law(drafted.tree, *drafted.rows)
             reason = _no_law(law_NV, drafted)
@@ -228,15 +231,14 @@ def check_law(law: Law, style: str) -> Fault | None:
                 return fault(reason, drafted)
             for node, token in (law_NV > 0).nonzero().tolist():
                 appended = (*_tokens(drafted.tree, node), token)
-                shares = shares_by_sequence.setdefault(appended, [0.0] * len(drafts))
-                shares[d] += drafted.probability * float(law_NV[node, token])
+                share = drafted.probability * float(law_NV[node, token])
+                shares_by_sequence[appended][d] += share
         for sequence, expected in _sequences(world, case[1]):
             # the verifier appends the first n tokens, and the target writes the others
-            shares_nD: list[np.ndarray] = []
+            share_D = np.zeros(len(drafts))
             for n in range(1, len(sequence) + 1):
-                appended_D = np.array(shares_by_sequence.get(sequence[:n], [0.0] * len(drafts)))
-                shares_nD.append(world.target_probability(sequence, start=n) * appended_D)
-            share_D = np.sum(shares_nD, axis=0)
+                rest = world.target_probability(sequence, start=n)
+                share_D += rest * shares_by_sequence[sequence[:n]]
             if abs(share_D.sum() - expected) > EXACT:
                 what = (
                     f"the text {sequence} has probability {share_D.sum():.10f}, the target gives "

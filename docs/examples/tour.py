@@ -79,7 +79,7 @@ for token in target_probs_V.nonzero().flatten().tolist():
 #         ' and'
 #     expected: 1.74 tokens
 #     accepted: ' for'
-#     added: ' maintaining'
+#     added: ' staying'
 #     ' to': target 0.434634, law 0.434634
 #     ' for': target 0.360078, law 0.360078
 #     ' that': target 0.205288, law 0.205288

@@ -14,6 +14,7 @@ from scipy.optimize import linprog
 
 from data_gen.verification import get_verifier, optimal_acceptance
 from data_gen.verification.k_seq import KSeq
+from data_gen.verification.khisti import match
 from data_gen.verification.priority import FirstInRank
 from data_gen.verification.ranking import SortedRows
 from selector.actions import STYLES
@@ -126,6 +127,25 @@ def test_the_flow_at_peaked_positions(k: int, dtype: torch.dtype, tolerance: flo
             weights_M = torch.tensor([weight], dtype=torch.float64)
             flow = float(rule.select(node, weights_M, entries_Mk).flow_M)
             assert flow == pytest.approx(expected, abs=tolerance), (rule, p, q, weight)
+
+
+def test_where_the_priority_rule_lacks_something_the_other_token_wins_some_pairs() -> None:
+    """Of two tokens and two drafts. Khisti's program reaches the optimum everywhere. Where the
+    priority rule does not, and only there, the program lets the token with the smaller p/q win a
+    part of the mixed pairs."""
+    generator = np.random.default_rng(0)
+    lacking = 0
+    for _ in range(200):
+        p_V, q_V = generator.dirichlet([1, 1], 2)
+        optimum = optimal_acceptance(torch.from_numpy(p_V), torch.from_numpy(q_V), 2)
+        solution = match(p_V, q_V, q_V)
+        assert np.minimum(p_V, solution.winner_V).sum() == pytest.approx(optimum, abs=1e-12)
+        lower, higher = np.argsort(p_V / q_V)
+        wins = (solution.wins(lower, higher) + 1 - solution.wins(higher, lower)) / 2
+        lacks = optimum - first_in_rank(p_V.tolist(), q_V.tolist(), 2)[0] > 1e-9
+        assert lacks == (1e-9 < wins < 1 - 1e-9)
+        lacking += lacks
+    assert lacking == 68
 
 
 def test_bad_arguments_are_named() -> None:

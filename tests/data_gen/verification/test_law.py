@@ -61,7 +61,9 @@ def efficiencies(world: World, shape: tuple[int, int, int], names: Sequence[str]
     return [world.block_efficiency(law_CV) for law_CV in laws]
 
 
-@pytest.mark.parametrize("shape", [(2, 0, 2), (3, 0, 2), (2, 1, 2), (4, 0, 1)])
+@pytest.mark.parametrize(
+    "shape", [(2, 0, 2), (3, 0, 2), (2, 1, 2), (2, 0, 3), (4, 0, 1), (6, 0, 1)]
+)
 def test_no_loss_to_traversal_on_these_worlds(shape: tuple[int, int, int]) -> None:
     """`lifted_priority` and `lifted_uniform` lose on some; `lifted_best` on one in a thousand, but
     on none of these."""
@@ -91,6 +93,18 @@ def test_children_are_not_all_visited_by_ratio() -> None:
         world, (2, 0, 2), ("lifted_priority", "lifted_uniform", "traversal", "lifted_best")
     )
     assert priority < uniform < traversal < best
+
+
+def test_the_larger_flow_may_go_where_less_is_accepted() -> None:
+    """At the root the likely children of both models differ most at token 0, which takes more of
+    the larger flow, and below it the draft says what the target does not."""
+    world = World(3, depth=3, kind="zeros", seed=76)
+    for depth in (1, 2, 3):
+        traversal, spectr, best = efficiencies(
+            world, (2, 0, depth), ("traversal", "lifted_spectr", "lifted_best")
+        )
+        assert spectr > traversal
+        assert (best < traversal) == (depth == 3), depth
 
 
 def test_equivalences_from_the_papers() -> None:
