@@ -50,12 +50,20 @@ class DraftTree:
     def _add_path(self, node: int, path: Path) -> list[int]:
         nodes = [node]
         for token in map(int, path):
-            before = len(self)
-            child = self.add(nodes[-1], token)
-            if child < before:
-                self._child_lists[nodes[-1]].append(child)
-            nodes.append(child)
+            nodes += self.append(nodes[-1], [token])
         return nodes
+
+    def append(self, parent: int, tokens: Sequence[int]) -> list[int]:
+        """Add tokens to a node's child list, equal ones as often as they are there; their nodes.
+        Only while the tree is built, as `add`."""
+        children = []
+        for token in tokens:
+            before = len(self)
+            child = self.add(parent, token)
+            if child < before:
+                self._child_lists[parent].append(child)
+            children.append(child)
+        return children
 
     def add(self, parent: int, token: int) -> int:
         """The child of a node with this token; a new one, at the end of the parent's child list,

@@ -6,10 +6,11 @@ Legend: A actions, S survivals, D depths.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import accumulate, product
+from operator import mul
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +25,6 @@ WITHOUT_REPLACEMENT = "without_replacement"
 GREEDY = "greedy"
 STYLES = (IID, WITHOUT_REPLACEMENT, GREEDY)
 COPY = "copy"  # the style of a lookup, whose tokens are copied from the text
-# where a node's token comes from, if it is not a rank
-SAMPLED = "sampled"
-OTHER = "other"
-COPIED = "copied"
 RANKED = "ranked"  # the name of the style of a shape by rank
 Ranks = tuple[tuple[int, ...], ...]  # paths of ranks from the root, closed under prefixes
 MOST_RANKS = 32  # ranks of a node's children are below this
@@ -47,12 +44,16 @@ class Action(NamedTuple):
     third choice after its first. Such static trees are those of Medusa, EAGLE and Sequoia (arXiv
     2402.12374). A lookup of `L1` tokens, if that is not 0, stands in the same tree. `K` is the
     number of the root's children by rank, and `L2` the depth of the shape.
+
+    A tree that *branches at every level* has as style the numbers of children (k1, k2, ..) that
+    every drafted token has, one depth after another, all drawn independently; `K` is the first
+    number, and `L2` the depth.
     """
 
     K: int
     L1: int
     L2: int
-    style: str | Ranks = IID
+    style: str | Ranks | tuple[int, ...] = IID
 
     @classmethod
     def copy(cls, length: int) -> Action:
@@ -78,14 +79,24 @@ class Action(NamedTuple):
         return cls(children, copied, len(ranks[-1]), ranks)
 
     @classmethod
+    def branching(cls, children: Sequence[int]) -> Action:
+        """The tree with so many children of every token, depth by depth; ValueError for a number
+        below 1."""
+        if min(children) < 1:
+            raise ValueError(f"{list(children)}: a token has at least one child")
+        return cls(children[0], 0, len(children), tuple(children))
+
+    @classmethod
     def of(cls, values: Iterable[Any]) -> Action:
         """From JSON or a user: K, L1, L2 and perhaps a style, which may be the paths of a shape by
-        rank; TypeError for anything else."""
+        rank, or numbers of children by depth; TypeError for anything else."""
         shape = tuple(values)
         numbers, style = shape[:3], shape[3:]
         styles = (*STYLES, COPY)
         valid_numbers = [type(size) for size in numbers] == [int, int, int]
         if valid_numbers and len(style) == 1 and isinstance(style[0], list | tuple):
+            if style[0] and all(isinstance(children, int) for children in style[0]):
+                return cls.branching(style[0])
             return cls.ranked(style[0], copied=shape[1])
         valid_style = len(style) == 0 or (len(style) == 1 and style[0] in styles)
         if not (valid_numbers and valid_style):
@@ -95,12 +106,23 @@ class Action(NamedTuple):
     @property
     def ranks(self) -> Ranks:
         """The paths of ranks of a shape, shorter ones first; none of another action."""
-        return () if isinstance(self.style, str) else self.style
+        if isinstance(self.style, str) or isinstance(self.style[0], int):
+            return ()
+        return self.style
+
+    @property
+    def children(self) -> tuple[int, ...]:
+        """Of a tree that branches at every level, the numbers of children; none of another one."""
+        if isinstance(self.style, str) or not isinstance(self.style[0], int):
+            return ()
+        return self.style
 
     @property
     def style_name(self) -> str:
-        """The style; `RANKED` of a shape by rank."""
-        return self.style if isinstance(self.style, str) else RANKED
+        """The style; `RANKED` of a shape by rank, `IID` where every level branches."""
+        if isinstance(self.style, str):
+            return self.style
+        return RANKED if self.ranks else IID
 
     @property
     def nodes(self) -> int:
@@ -108,38 +130,9 @@ class Action(NamedTuple):
         tokens that are copied and drafted."""
         if self.ranks:
             return self.L1 + len(self.ranks)
+        if self.children:
+            return sum(accumulate(self.children, mul))
         return self.L1 + self.K * self.L2
-
-    @property
-    def layout(self) -> list[tuple[int, int | str]]:
-        """The drafted nodes 1, 2, .. as an engine lays them out: the parent of each, where 0 is the
-        root and a parent stands before its children, and where its token comes from: `SAMPLED` from
-        the draft after the parent; the draft's choice of a rank there; `OTHER`, sampled from the
-        draft outside of the siblings; or `COPIED` from the text. Nodes of one parent with the same
-        token are one node."""
-        nodes: list[tuple[int, int | str]] = []
-        trunk = 0 if self.ranks else self.L1
-        for depth in range(trunk):
-            nodes.append((depth, COPIED if self.copies else SAMPLED))
-        for path in self.ranks:
-            parent = self.ranks.index(path[:-1]) + 1 if len(path) > 1 else 0
-            nodes.append((parent, path[-1]))
-        if self.ranks:
-            parent = 0
-            for _ in range(self.copied):
-                nodes.append((parent, COPIED))
-                parent = len(nodes)
-            return nodes
-        for branch in range(self.K if self.L2 else 0):
-            parent = trunk
-            source: int | str = SAMPLED
-            if self.style == GREEDY:
-                source = branch if branch < self.K - 1 else OTHER
-            for _ in range(self.L2):
-                nodes.append((parent, source))
-                parent = len(nodes)
-                source = SAMPLED
-        return nodes
 
     @property
     def depth(self) -> int:
@@ -148,7 +141,10 @@ class Action(NamedTuple):
 
     @property
     def inner_widths(self) -> list[int]:
-        """Of a shape by rank, how many nodes with children there are at each depth from 1 on."""
+        """Of a tree that is not a delayed one, how many nodes with children there are at each depth
+        from 1 on; equal tokens count separately."""
+        if self.children:
+            return list(accumulate(self.children, mul))[:-1]
         inner = {path[:-1] for path in self.ranks if len(path) > 1}
         return [sum(len(path) == depth for path in inner) for depth in range(1, self.L2)]
 
@@ -183,6 +179,8 @@ class Action(NamedTuple):
         if self.ranks:
             shape = f"shape of {len(self.ranks)} nodes, depth {self.L2}"
             return f"{shape}, and lookup {self.L1}" if self.copied else shape
+        if self.children:
+            return f"tree with {' x '.join(map(str, self.children))} branches"
         if self.distinct:
             return f"({self.K}, {self.L1}, {self.L2}, {self.style})"
         return f"({self.K}, {self.L1}, {self.L2})"
@@ -217,19 +215,28 @@ class Grid(NamedTuple):
     widths: tuple[int, ...]  # K > 1, ascending
     max_L1: int
     max_L2: int
+    # the numbers of children of every token of a branch, but of its last; empty for one child each
+    below: tuple[int, ...] = ()
 
     @property
     def survivals(self) -> int:
         """Of one style: for each K, trunk and depth below it."""
         return len(self.widths) * (self.max_L1 + 1) * self.max_L2
 
+    def action(self, K: int, L1: int, L2: int, style: str) -> Action:
+        """The tree of these sizes."""
+        if self.below:
+            return Action.branching((K, *self.below))
+        return Action(K, L1, L2, style)
+
 
 @dataclass(frozen=True)
 class ActionSpace:
     """All distinct delayed trees with `K <= max_K`, `L1 <= max_L1` and `L2 <= max_L2` in ascending
     order, and those of the `wide` numbers of branches from the root, of up to `WIDE_DEPTH` tokens:
-    first those with i.i.d. branches, then the branching ones of each further style; then shapes by
-    rank; then lookups; then shapes with a lookup in the same tree.
+    first those with i.i.d. branches, then the branching ones of each further style; then trees that
+    branch at every level; then shapes by rank; then lookups; then shapes with a lookup in the same
+    tree.
 
     `(K, L1, 0)` is the same chain for every `K`, and `(1, L1, L2)` is the chain of length
     `L = L1 + L2`. A chain is represented as `(1, min(L, max_L1), max(0, L - max_L1))`.
@@ -242,6 +249,8 @@ class ActionSpace:
     styles: tuple[str, ...] = ()  # besides i.i.d.
     wide: tuple[int, ...] = ()  # numbers of branches above `max_K`, ascending
     ranked: tuple[Action, ...] = ()  # shapes by rank, with and without a lookup
+    # the numbers of children of trees that branch at every level
+    children: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def default(cls) -> ActionSpace:
@@ -261,9 +270,10 @@ class ActionSpace:
 
     @classmethod
     def with_wide_trees(cls) -> ActionSpace:
-        """The recorded trees, and up to 32 branches of up to three tokens from the root, as engines
-        draft them: i.i.d. and greedy ones."""
-        return replace(cls.recorded(), wide=(6, 8, 12, 16, 24, 32))
+        """The recorded trees; up to 32 branches of up to three tokens from the root, as engines
+        draft them, i.i.d. and greedy ones; and trees that branch at every level."""
+        children = ((2, 2, 1), (2, 2, 2), (3, 2, 1), (4, 2, 1), (4, 2, 2), (4, 4), (6, 2, 1))
+        return replace(cls.recorded(), wide=(6, 8, 12, 16, 24, 32), children=children)
 
     @classmethod
     def of_pairs(cls) -> ActionSpace:
@@ -288,6 +298,7 @@ class ActionSpace:
             tuple(values["styles"]),
             tuple(values["wide"]),
             tuple(map(Action.of, values["ranked"])),
+            tuple(map(tuple, values["children"])),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -300,6 +311,7 @@ class ActionSpace:
             "styles": list(self.styles),
             "wide": list(self.wide),
             "ranked": [list(shape) for shape in self.ranked],
+            "children": [list(numbers) for numbers in self.children],
         }
 
     @cached_property
@@ -310,16 +322,26 @@ class ActionSpace:
         return tuple(grid for grid in (narrow, wide) if grid.survivals > 0)
 
     @cached_property
+    def branchings(self) -> tuple[tuple[str, Grid], ...]:
+        """The grids of all styles, and one for each tree that branches at every level, in the order
+        of their survivals."""
+        at_every_level = []
+        for first, *below in self.children:
+            at_every_level.append((IID, Grid((first,), 0, 1 + len(below), tuple(below))))
+        return (*product((IID, *self.styles), self.grids), *at_every_level)
+
+    @cached_property
     def trees(self) -> tuple[Action, ...]:
         """The actions that the draft alone drafts, and the empty tree."""
         branching: list[Action] = []
-        for widths, max_L1, max_L2 in self.grids:
+        for widths, max_L1, max_L2, _ in self.grids:
             for K, L1, L2 in product(widths, range(max_L1 + 1), range(1, max_L2 + 1)):
                 branching.append(Action(K, L1, L2))
         chains = [self.chain(length) for length in range(self.depth + 1)]
         trees = sorted(chains + branching)
         for style in self.styles:
             trees += [action._replace(style=style) for action in branching]
+        trees += map(Action.branching, self.children)
         return (*trees, *(shape for shape in self.ranked if not shape.copied))
 
     @cached_property
@@ -352,7 +374,7 @@ class ActionSpace:
     def survivals_by_part(self) -> tuple[int, int, int, int]:
         """How many of the survivals belong to chains, to branches, to lookups and to shapes by
         rank, in their order."""
-        branches = (1 + len(self.styles)) * sum(grid.survivals for grid in self.grids)
+        branches = sum(grid.survivals for _, grid in self.branchings)
         shapes = sum(shape.depth for shape in self.ranked)
         return self.depth, branches, max(self.lookups, default=0), shapes
 
@@ -377,11 +399,13 @@ class ActionSpace:
         if action.ranks:
             first = self._first_of_shape[action]
             return list(range(first, first + action.depth))
+        if action.children:
+            first = self._first_of_children[action.children]
+            return list(range(first, first + L2))
         if K == 1:
             return list(range(L1 + L2))
-        first = (
-            self._first_of_branches[action.style_name, K] + L1 * self.max_L2
-        )  # wide trees have no trunk
+        # wide trees have no trunk
+        first = self._first_of_branches[action.style_name, K] + L1 * self.max_L2
         return [*range(L1), *range(first, first + L2)]
 
     @cached_property
@@ -393,6 +417,15 @@ class ActionSpace:
             for K in grid.widths:
                 first_of[style, K] = first
                 first += (grid.max_L1 + 1) * grid.max_L2
+        return first_of
+
+    @cached_property
+    def _first_of_children(self) -> dict[tuple[int, ...], int]:
+        first_of: dict[tuple[int, ...], int] = {}
+        first = self.tree_survivals - sum(map(len, self.children))
+        for numbers in self.children:
+            first_of[numbers] = first
+            first += len(numbers)
         return first_of
 
     @cached_property
@@ -421,9 +454,10 @@ class ActionSpace:
         """Positions of the chains' and branches' survivals among those of a space that has them,
         int64 [tree_survivals]."""
         positions = list(range(self.depth))
-        for style, grid in product((IID, *self.styles), self.grids):
+        for style, grid in self.branchings:
             for K, L1 in product(grid.widths, range(grid.max_L1 + 1)):
-                positions += labelled._positions_by_depth(Action(K, L1, grid.max_L2, style))[L1:]
+                action = grid.action(K, L1, grid.max_L2, style)
+                positions += labelled._positions_by_depth(action)[L1:]
         return torch.tensor(positions, dtype=torch.int64)
 
     @cached_property
@@ -453,7 +487,7 @@ class ActionSpace:
         K, L1, L2 = action[:3]
         branches = K > 1 and L2 > 0
         canonical = action
-        if not (branches or action.is_certain):
+        if not (branches or action.is_certain or action.children):
             canonical = self.chain(L1 + L2)
         if canonical not in self._index or min(K, L1 + 1, L2 + 1) < 1:
             words = [f"K in 1..{self.max_K}, L1 in 0..{self.max_L1}, L2 in 0..{self.max_L2}"]

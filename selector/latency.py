@@ -311,8 +311,8 @@ class LatencyProfile:
     def nodes(self, action: Action, sampling: Sampling = UNCUT) -> float:
         """The mean number of nodes in the target's forward pass under a sampling setting, with the
         root."""
-        distinct = self.distinct.get(str(sampling), {}).get(str(action.K), [])
-        if len(distinct) < action.L2 or action.style != IID or action.K == 1:
+        distinct = self.distinct.get(str(sampling), {}).get(distinct_key(action), [])
+        if len(distinct) < action.L2 or action.style_name != IID or action.K == 1:
             return 1 + action.nodes  # branches of other styles have no node in common
         return 1 + action.L1 + sum(distinct[: action.L2])
 
@@ -391,6 +391,11 @@ class LatencyProfile:
         return {}
 
 
+def distinct_key(action: Action) -> str:
+    """The name of a tree's distinct nodes in `LatencyProfile.distinct`."""
+    return str(action) if action.children else str(action.K)
+
+
 def draft_passes(action: Action, length: float, root: bool = False) -> list[tuple[float, int]]:
     """Context length and width in tokens of the draft's forward passes in a step. The first has
     width 2, because after full acceptance it also covers the last accepted token; with `root` it is
@@ -398,7 +403,7 @@ def draft_passes(action: Action, length: float, root: bool = False) -> list[tupl
     if not action.drafts:
         return [(length, 2)] if root else []
     passes: list[tuple[float, int]] = [(length, 2)]
-    if action.ranks:
+    if action.inner_widths:
         passed = 0
         for width in action.inner_widths:
             passed += width

@@ -26,7 +26,7 @@ from data_gen.features.root import BLOCK, RootKnowledge
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling
-from data_gen.verification import CERTAIN, Verdict, Verifier, styled
+from data_gen.verification import CERTAIN, Verdict, Verifier, at_every_level, styled
 from data_gen.verification.distributions import sample
 from selector.actions import Action
 from selector.schema import FULL, LIGHT, MATCH
@@ -231,6 +231,8 @@ class Decoder:
     def _verifier_of(self, action: Action) -> Verifier:
         if action.is_certain:
             return CERTAIN
+        if action.children:
+            return at_every_level(self.verifier)
         if action.distinct:
             return styled(self.verifier, action.style_name)
         return self.verifier

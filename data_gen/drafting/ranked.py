@@ -4,21 +4,19 @@ A shape takes one forward pass of the draft for each level that has children; a 
 tree takes none, and where both begin alike they share nodes. All nodes are certain given the text,
 so the draft's probabilities play no part in verification (`data_gen.verification.CERTAIN`).
 
-Legend: N tokens or nodes, V vocabulary, W tokens of one forward pass, R rows of the draft's KV
-cache.
+Legend: N tokens or nodes, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from data_gen.drafting.sampled import Draft
-from data_gen.models.pair import CachedModel, Pass
-from data_gen.models.rows import ModelRow
+from data_gen.drafting.sampled import Draft, Levels
+from data_gen.models.pair import CachedModel
 from data_gen.models.sampling import Sampling
 from data_gen.trees import DraftTree
 from selector.actions import Action, Ranks
@@ -73,49 +71,26 @@ def draft_certain(
         text: the committed tokens, for a sampling that depends on them.
     """
     tree = DraftTree()
-    row_of: dict[int, int] = {}
-    passed: list[ModelRow] = []
+    levels = Levels(draft, tree, sampling, text)
     node_of: dict[tuple[int, ...], int] = {(): 0}
-    logits_of: dict[tuple[int, ...], Tensor] = {}
+    logits_of: dict[int, Tensor] = {}
     if root_logits_V is not None:
-        logits_of[()] = root_logits_V
+        logits_of[0] = root_logits_V
     for children_of in _levels(action.ranks):
         parents = [path for path in children_of if path in node_of]
         inner = [node_of[path] for path in parents if path]
         if inner:
-            row_of |= {node: len(passed) + at for at, node in enumerate(inner)}
-            forward_pass = _forward(draft, tree, row_of, inner)
-            rows = forward_pass.rows(sampling, partial(_texts, text, tree, inner))
-            passed += rows.each()
-            logits_of = dict(zip(parents, rows.logits_NV, strict=True))
+            rows = levels.extend(inner)
+            logits_of = {node: row.logits_V for node, row in zip(inner, rows, strict=True)}
         for path in parents:
-            likely = most_likely(logits_of[path], children_of[path][-1] + 1)
+            likely = most_likely(logits_of[node_of[path]], children_of[path][-1] + 1)
             for rank in children_of[path]:
                 if rank < len(likely):
                     node_of[*path, rank] = tree.add(node_of[path], likely[rank])
     node = 0
     for token in proposal:
         node = tree.add(node, token)
-    return Draft(tree, torch.zeros(0), row_of, passed)
-
-
-def _texts(text: Sequence[int], tree: DraftTree, nodes: Sequence[int]) -> list[list[int]]:
-    """The text up to each of some nodes."""
-    texts: list[list[int]] = []
-    for node in nodes:
-        path = [tree.token(passed_node) for passed_node in tree.path_to(node)]
-        texts.append([*text, *path])
-    return texts
-
-
-def _forward(draft: CachedModel, tree: DraftTree, row_of: dict[int, int], inner: list[int]) -> Pass:
-    """The draft's forward pass over nodes of one level, which have the last rows."""
-    visible_WR = torch.zeros(len(inner), len(row_of), dtype=torch.bool)
-    for at, node in enumerate(inner):
-        visible_WR[at, [row_of[passed_node] for passed_node in tree.path_to(node)]] = True
-    tokens_W = torch.tensor([tree.token(node) for node in inner])
-    offsets_W = torch.full((len(inner),), len(tree.path_to(inner[0])) - 1)
-    return draft.forward(tokens_W, offsets_W, visible_WR)
+    return Draft(tree, torch.zeros(0), levels.row_of, levels.passed)
 
 
 @cache

@@ -10,6 +10,7 @@ Legend: N tree nodes, W tokens of one forward pass, R rows of the draft's KV cac
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,6 +25,7 @@ from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
 from data_gen.verification.distributions import most_likely, sample
 from selector.actions import GREEDY, IID, Action, ActionSpace
+from selector.latency import distinct_key
 
 EVERY = 8  # tokens between two roots at which branches are compared
 
@@ -61,6 +63,8 @@ def draft_tree(
         style: how the first tokens of the branches are drawn (`draw_children`).
         text: the committed tokens, for a sampling that depends on them.
     """
+    if action.children:
+        return _branching(draft, root_probs_V, action, sampling, generator, text)
     L1, L2 = action.L1, action.L2
     if action.K == 1:  # a chain is a trunk alone
         L1 += L2
@@ -99,6 +103,69 @@ def draft_tree(
     return Draft(tree, probs_NV, row_of, passed)
 
 
+def _branching(
+    draft: CachedModel,
+    root_probs_V: Tensor,
+    action: Action,
+    sampling: Sampling,
+    generator: torch.Generator,
+    text: Sequence[int],
+) -> Draft:
+    """A tree that branches at every level: each drafted token, of several equal ones each, has its
+    own children, drawn independently."""
+    tree = DraftTree()
+    levels = Levels(draft, tree, sampling, text)
+    probs_of = {0: root_probs_V}
+    tokens_of = {0: 1}  # how many drafted tokens a node of the last level stands for
+    for number, count in enumerate(action.children):
+        if number > 0:
+            rows = levels.extend(list(tokens_of))
+            probs_of |= {node: row.probs_V for node, row in zip(tokens_of, rows, strict=True)}
+        below: Counter[int] = Counter()
+        for node, tokens in tokens_of.items():
+            drawn = sample(probs_of[node], count * tokens, generator).tolist()
+            below.update(tree.append(node, drawn))
+        tokens_of = dict(below)
+    probs_NV = root_probs_V.new_zeros(len(tree), len(root_probs_V))
+    for node, probs_V in probs_of.items():
+        probs_NV[node] = probs_V
+    return Draft(tree, probs_NV, levels.row_of, levels.passed)
+
+
+class Levels:
+    """The draft's forward passes over a growing tree, one level after another."""
+
+    def __init__(
+        self, draft: CachedModel, tree: DraftTree, sampling: Sampling, text: Sequence[int]
+    ) -> None:
+        self.row_of: dict[int, int] = {}  # row in the draft's KV cache, by node
+        self.passed: list[ModelRow] = []  # by row
+        self._draft = draft
+        self._tree = tree
+        self._sampling = sampling
+        self._text = text
+
+    def extend(self, nodes: Sequence[int]) -> list[ModelRow]:
+        """The draft's outputs at some nodes of one level, ascending, whose parents have rows."""
+        tree = self._tree
+        paths = [tree.path_to(node) for node in nodes]
+        for node in nodes:
+            self.row_of[node] = len(self.row_of)
+        visible_WR = torch.zeros(len(nodes), len(self.row_of), dtype=torch.bool)
+        for at, path in enumerate(paths):
+            visible_WR[at, [self.row_of[passed_node] for passed_node in path]] = True
+        tokens_W = torch.tensor([tree.token(node) for node in nodes])
+        offsets_W = torch.full((len(nodes),), len(paths[0]) - 1)
+        forward_pass = self._draft.forward(tokens_W, offsets_W, visible_WR)
+
+        def texts() -> list[list[int]]:
+            return [[*self._text, *map(tree.token, path)] for path in paths]
+
+        rows = list(forward_pass.rows(self._sampling, texts).each())
+        self.passed += rows
+        return rows
+
+
 @torch.inference_mode()
 def distinct_nodes(
     model: PreTrainedModel,
@@ -128,6 +195,11 @@ def distinct_nodes(
                 for K in grid.widths:
                     distinct = [len(set(nodes[:K])) for nodes in nodes_by_depth]
                     counts.setdefault(str(K), []).append(distinct)
+            for action in map(Action.branching, space.children):
+                drafted = draft_tree(draft, probs_V, action, sampling, generator)
+                draft.keep([])
+                distinct = [len(nodes) for nodes in drafted.tree.nodes_by_depth[1:]]
+                counts.setdefault(distinct_key(action), []).append(distinct)
     means_of_K = {}
     for name, counts_RD in counts.items():
         means_of_K[name] = torch.tensor(counts_RD, dtype=torch.float64).mean(0).tolist()

@@ -30,6 +30,9 @@ first), R = 1, and w the entry weight that the trunk leaves:
             k <- m
     S_t = R top-down,  R w bottom-up;  the mean over a few draws of siblings
 
+Where every level branches, each of the m branches on the text has several children at the next
+depth, and k is m times their number.
+
 The factors are right together alone: `k q / (m p)` corrects the draw of siblings to the law of
 drafts given the text, and what the verifier does with the list is given the list. Greedy branches
 differ in their child lists. Trees of another style are labelled for the verifier that takes the
@@ -46,7 +49,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import product
 from typing import NamedTuple, cast
 
 import torch
@@ -168,11 +170,11 @@ class TextLabeller:
         self.verifiers = [labelled_verifier(name) for name in verifiers]
         self._is_first_path = [isinstance(get_verifier(name), FirstPath) for name in verifiers]
         self._branchings: list[_Branching] = []
-        for style, grid in product((IID, *self.space.styles), self.space.grids):
+        for style, grid in self.space.branchings:
             rules = [cast(TopDown | BottomUp, styled(rule, style)) for rule in self.verifiers]
             self._branchings.append(_Branching(style, grid, rules, defaultdict(list)))
-        self._widest = max((grid.widths[-1] for grid in self.space.grids), default=1)
-        self._look_ahead = max((grid.max_L2 for grid in self.space.grids), default=0)
+        self._widest = max((grid.widths[-1] for _, grid in self.space.branchings), default=1)
+        self._look_ahead = max((grid.max_L2 for _, grid in self.space.branchings), default=0)
         # of the text's own next tokens, block by block
         self._p: list[Tensor] = []
         self._q: list[Tensor] = []
@@ -275,7 +277,7 @@ class TextLabeller:
         self, v: int, branching: _Branching, chain_TD: Tensor, trunk_TD: Tensor
     ) -> list[Tensor]:
         """Of every root for one verifier, [R, max_L2] for each K and L1."""
-        widths, max_L1, max_L2 = branching.grid
+        widths, max_L1, max_L2, _ = branching.grid
         trunks = range(max_L1 + 1)
         if branching.style == IID and self._is_first_path[v]:
             # its branches are the chain's continuation

@@ -98,6 +98,8 @@ class Branches:
             if parts:  # no walk is left where no greedy branch begins with the text's token
                 walks = Walks.joined(parts)
             totals_by_depth.append(walks.totals(cells))
+            if depth < len(self.grid.below):
+                walks.branches_M = walks.branches_M * self.grid.below[depth]
         by_verifier: list[Tensor] = []
         for totals in zip(*totals_by_depth, strict=True):
             by_verifier.append(torch.stack(totals, dim=1).unflatten(0, (self.count, len(counts_K))))

@@ -58,12 +58,19 @@ def styled(verifier: Verifier, style: str) -> Verifier:
     return Greedy(style) if style == GREEDY else SpecInfer(style)
 
 
+def at_every_level(verifier: Verifier) -> Verifier:
+    """The verifier of trees that branch at every level: the same one, but its chain's rule in place
+    of GBV, which compares whole paths."""
+    return Traversal() if isinstance(verifier, GreedyBlock) else verifier
+
+
 __all__ = [
     "CERTAIN",
     "STYLED",
     "VERIFIERS",
     "Verdict",
     "Verifier",
+    "at_every_level",
     "get_verifier",
     "optimal_acceptance",
     "styled",

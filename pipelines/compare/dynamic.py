@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from data_gen.drafting.ranked import most_likely
+from data_gen.drafting.sampled import Levels
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.traces import read_manifest
 from data_gen.trees import DraftTree
@@ -179,12 +180,12 @@ def expand(draft: CachedModel, root_logits_V: Tensor) -> tuple[DraftTree, np.nda
     the draft's probability of every node's path, float64 [N]."""
     tree = DraftTree()
     joint = [1.0]
-    row_of: dict[int, int] = {}
+    levels = Levels(draft, tree, Sampling(), ())
     frontier = [0]
-    logits_WV = root_logits_V.unsqueeze(0)
+    next_logits = [root_logits_V]
     for depth in range(1, DEPTH + 1):
         level: list[int] = []
-        for node, logits_V in zip(frontier, logits_WV, strict=True):
+        for node, logits_V in zip(frontier, next_logits, strict=True):
             probs_V = logits_V.float().softmax(-1)
             for token in most_likely(logits_V, WIDTH):
                 level.append(tree.add(node, token))
@@ -192,13 +193,7 @@ def expand(draft: CachedModel, root_logits_V: Tensor) -> tuple[DraftTree, np.nda
         if depth == DEPTH:
             break
         frontier = sorted(sorted(level, key=lambda node: -joint[node])[:WIDTH])
-        row_of |= {node: len(row_of) + at for at, node in enumerate(frontier)}
-        visible_WR = torch.zeros(len(frontier), len(row_of), dtype=torch.bool)
-        for at, node in enumerate(frontier):
-            visible_WR[at, [row_of[passed] for passed in tree.path_to(node)]] = True
-        tokens_W = torch.tensor([tree.token(node) for node in frontier])
-        offsets_W = torch.full((len(frontier),), depth - 1)
-        logits_WV = draft.forward(tokens_W, offsets_W, visible_WR).logits_WV
+        next_logits = [row.logits_V for row in levels.extend(frontier)]
     return tree, np.array(joint)
 
 

@@ -16,6 +16,7 @@ from selector.actions import Action, ActionSpace
 from selector.decision import NETWORK, Setting
 from selector.files import first_line
 from selector.latency import LatencyProfile
+from selector.layout import layout_of
 from selector.schema import (
     FORMAT,
     SCALARS_KEY,
@@ -106,7 +107,7 @@ class ArtefactConfig:
             },
             "space": self.space.to_json(),
             "actions": [list(action) for action in self.space],
-            "trees": {str(self.space.index(action)): action.layout for action in self.offered},
+            "trees": {str(self.space.index(action)): layout_of(action) for action in self.offered},
             "fallback": list(self.fallback),
             "settings": [setting.row() for setting in self.settings],
             "pair": self.pair,

@@ -131,7 +131,7 @@ class Texts:
         shapes by rank are 0 or 1: their nodes are certain, so the path along the text is accepted
         as far as the tree has it, and in one tree the longer of two paths is."""
         drafted_RS = self.survivals[verifier][rows]
-        if space.grids != self.labelled.grids or space.styles != self.labelled.styles:
+        if space.branchings != self.labelled.branchings:
             drafted_RS = drafted_RS[:, space.positions_in(self.labelled)]
         copied_R = self.lookup_R[rows]
         parts = [drafted_RS.float(), _at_least(copied_R, max(space.lookups, default=0))]

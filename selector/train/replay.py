@@ -82,7 +82,7 @@ def monotone(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
     chains, lookups and shapes by rank have no such noise and do not change.
     """
     survivals_RS = survivals_RS.float()
-    if not space.grids:
+    if not space.branchings:
         return survivals_RS
     mean_S = survivals_RS.mean(0)
     cut_RS = _falling(survivals_RS, space)
@@ -94,10 +94,10 @@ def monotone(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
 def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
     chain_RD, branches_RS, *certain = survivals_RS.clamp(0, 1).split(space.survivals_by_part, dim=1)
     chain_RD = chain_RD.cummin(-1).values
-    sizes = [grid.survivals for grid in space.grids]
+    grids = [grid for _, grid in space.branchings]
+    sizes = [grid.survivals for grid in grids]
     falling: list[Tensor] = []
-    for number, part_RS in enumerate(branches_RS.split(sizes * (1 + len(space.styles)), dim=1)):
-        grid = space.grids[number % len(sizes)]
+    for grid, part_RS in zip(grids, branches_RS.split(sizes, dim=1), strict=True):
         paths = part_RS.unflatten(1, (len(grid.widths), grid.max_L1 + 1, grid.max_L2))
         trunk_RL = torch.cat([torch.ones_like(chain_RD[:, :1]), chain_RD[:, : grid.max_L1]], dim=1)
         paths = torch.minimum(paths.cummin(-1).values, trunk_RL[:, None, :, None])

@@ -28,6 +28,9 @@ WORLDS = [
     *[(3, kind, 2, ActionSpace(3, 1, 1, styles=STYLES)) for kind in KINDS],
     *[(2, kind, 5, ActionSpace(2, 0, 1, styles=STYLES, wide=(5, 8))) for kind in KINDS],
     (2, "random", 6, ActionSpace(2, 1, 2, wide=(4,))),
+    *[(2, kind, 7, ActionSpace(2, 0, 2, children=((2, 2), (3, 2)))) for kind in KINDS],
+    (3, "random", 8, ActionSpace(1, 0, 2, children=((2, 2),))),
+    (2, "zeros", 9, ActionSpace(1, 0, 3, children=((2, 1, 2),))),
 ]
 
 
@@ -87,9 +90,11 @@ def test_the_mean_over_texts_is_the_block_efficiency(
     for v, name in enumerate(LABELLED):
         for a, action in enumerate(space):
             verifier = styled(get_verifier(name), action.style_name)
-            law_CV = world.appended_law(
-                verifier, world.delayed_trees(*action[:3], action.style_name)
-            )
+            if action.children:
+                trees = world.branching_trees(action.children)
+            else:
+                trees = world.delayed_trees(*action[:3], action.style_name)
+            law_CV = world.appended_law(verifier, trees)
             assert float(mean_VA[v, a]) == pytest.approx(
                 world.block_efficiency(law_CV), abs=1e-12
             ), (name, action)
@@ -106,7 +111,8 @@ def test_sampled_siblings_are_unbiased(kind: str, siblings: int) -> None:
     branches stay on the text. The text stands so often in a row that 4,000 siblings are drawn
     independently.
     """
-    space, draws = ActionSpace(3, 1, 2, styles=STYLES, wide=(6,)), 4000 // siblings
+    space = ActionSpace(3, 1, 2, styles=STYLES, wide=(6,), children=((2, 2),))
+    draws = 4000 // siblings
     tokens_T = torch.tensor([0, 1, 1, 0, 2])
     p_TV, q_TV = (
         torch.rand(2, 5, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64) + 0.3

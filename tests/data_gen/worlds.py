@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, product
+from math import prod
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from data_gen.trees import DraftTree, NodeGroup
 from data_gen.verification import STYLED, VERIFIERS, Verifier, checking
 from data_gen.verification.checking import KINDS
 
+Path = tuple[int, ...]
 TOGETHER = 4096  # trees whose laws are computed at once
 # every verifier with every style for which it is lossless
 SERVED = [(name, style) for name, cls in (VERIFIERS | STYLED).items() for style in cls.styles]
@@ -68,7 +71,7 @@ class World(checking.World):
 
     def __init__(self, vocabulary: int, depth: int, kind: str, seed: int) -> None:
         super().__init__(vocabulary, depth, kind, seed)
-        self._delayed: dict[tuple[int, int, int, str], list[Drafts]] = {}
+        self._trees: dict[object, list[Drafts]] = {}
         self.number = {context: number for number, context in enumerate(self.target)}
         self.target_CV, self.draft_CV = (
             torch.stack(list(rows.values())) for rows in (self.target, self.draft)
@@ -76,11 +79,51 @@ class World(checking.World):
 
     def delayed_trees(self, K: int, L1: int, L2: int, style: str = "iid") -> list[Drafts]:
         """All trees of a shape, in parts of a size that memory bears."""
-        key = K, L1, L2, style
-        if key not in self._delayed:
-            left, parts = self.drafts(*key), []
-            while part := list(islice(left, TOGETHER)):
-                trees = [DraftTree.from_paths(trunk, branches) for _, trunk, branches in part]
+        return self._together(
+            (K, L1, L2, style),
+            (
+                (probability, DraftTree.from_paths(trunk, branches))
+                for probability, trunk, branches in self.drafts(K, L1, L2, style)
+            ),
+        )
+
+    def branching_trees(self, children: tuple[int, ...]) -> list[Drafts]:
+        """All trees with so many children of every drafted token, depth by depth."""
+        return self._together(children, self._grown(children))
+
+    def _grown(self, children: tuple[int, ...]) -> Iterator[tuple[float, DraftTree]]:
+        """Node by node: by the path of each node, how many drafted tokens it stands for."""
+
+        def grow(
+            probability: float, lists: dict[tuple[int, ...], list[int]], level: dict[Path, int]
+        ) -> Iterator[tuple[float, dict[Path, list[int]]]]:
+            depth = len(next(iter(level)))
+            if depth == len(children):
+                yield probability, lists
+                return
+            drawn = [
+                list(self.children(path, tokens * children[depth], "iid"))
+                for path, tokens in level.items()
+            ]
+            for choice in product(*drawn):
+                added = {path: tokens for path, (_, tokens) in zip(level, choice, strict=True)}
+                below = Counter(
+                    (*path, token) for path, tokens in added.items() for token in tokens
+                )
+                share = prod(p for p, _ in choice)
+                yield from grow(probability * share, {**lists, **added}, dict(below))
+
+        for probability, lists in grow(1.0, {}, {(): 1}):
+            tree = DraftTree()
+            for path, tokens in lists.items():
+                tree.append(tree.node_of(path), tokens)
+            yield probability, tree
+
+    def _together(self, key: object, drafts: Iterator[tuple[float, DraftTree]]) -> list[Drafts]:
+        if key not in self._trees:
+            parts = []
+            while part := list(islice(drafts, TOGETHER)):
+                trees = [tree for _, tree in part]
                 contexts = (
                     tuple(map(tree.token, tree.path_to(node)))
                     for tree in trees
@@ -98,8 +141,8 @@ class World(checking.World):
                         torch.tensor([self.number[context] for context in contexts]),
                     )
                 )
-            self._delayed[key] = parts
-        return self._delayed[key]
+            self._trees[key] = parts
+        return self._trees[key]
 
     def appended_law(self, verifier: Verifier, drafts: list[Drafts]) -> Tensor:
         """P(accepted context, extra token) over drafting and verification, [contexts, V]."""

@@ -121,7 +121,10 @@ DIFFERENT = tuple(action._replace(style=GREEDY) for action in TREES[1:])
 SHAPES = balanced(6, 3), balanced(24, 4), Action.ranked(balanced(6, 2).ranks, copied=6)
 
 
-@pytest.mark.parametrize("behaviour", [TREES, DIFFERENT, SHAPES])
+EVERY_LEVEL = Action.branching((2, 2)), Action.branching((3, 1, 2)), Action.branching((2, 2, 2))
+
+
+@pytest.mark.parametrize("behaviour", [TREES, DIFFERENT, SHAPES, EVERY_LEVEL])
 def test_what_decoding_accepts_is_what_the_labels_say(
     pair: ModelPair, inside: Path, behaviour: tuple[Action, ...]
 ) -> None:
@@ -131,7 +134,8 @@ def test_what_decoding_accepts_is_what_the_labels_say(
     config = config_of("data.texts=90", "data.texts_per_shard=32", "data.siblings=4", settings)
     store = TraceStore(config.folder / "traces", {})
     ranked = tuple(action for action in behaviour if action.ranks)
-    space = replace(config.data.space, ranked=ranked)
+    children = tuple(action.children for action in behaviour if action.children)
+    space = replace(config.data.space, ranked=ranked, children=children)
     for name, work in shards(config, source_of(config)).items():
         if work.split == "train":
             decoded = replace(work, decoded=True)

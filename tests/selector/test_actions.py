@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from selector.actions import EMPTY, GREEDY, WIDE_DEPTH, Action, ActionSpace, balanced
+from selector.layout import layout_of
 
 SHAPE = Action.ranked([(0,), (2,), (0, 1), (0, 1, 0)])
 SPACES = [
@@ -22,6 +23,7 @@ SPACES = [
     ActionSpace.with_wide_trees(),
     ActionSpace(2, 1, 4, (2,), styles=("greedy",), wide=(3, 6)),
     ActionSpace(2, 1, 2, (2, 5), ranked=(SHAPE, Action.ranked(SHAPE.ranks, 5))),
+    ActionSpace(2, 1, 2, styles=("greedy",), ranked=(SHAPE,), children=((2, 2), (3, 1, 2))),
 ]
 
 
@@ -61,7 +63,7 @@ def test_a_shape_is_closed_under_prefixes_and_survives_json() -> None:
     union = Action.ranked([(0, 1, 0), (2,), (0, 1), (0,)], copied=5)
     assert union.ranks == SHAPE.ranks and (SHAPE.K, SHAPE.L2, SHAPE.nodes) == (2, 3, 4)
     assert (union.copied, union.depth, union.nodes, union.inner_widths) == (5, 5, 9, [1, 1])
-    for action in (SHAPE, union, Action.copy(3), Action(2, 1, 4, GREEDY)):
+    for action in (SHAPE, union, Action.copy(3), Action(2, 1, 4, GREEDY), Action.branching((3, 2))):
         assert Action.of(json.loads(json.dumps(action))) == action
     assert balanced(5, 2).ranks == ((0,), (1,), (0, 0), (0, 1), (1, 0))
     for paths in ([(0, 0)], [], [(0,), (1, 0)], [(32,)], [(0,) * n for n in range(1, 10)]):
@@ -80,16 +82,18 @@ def test_what_is_no_action_is_refused(values: list[object]) -> None:
 
 def test_a_layout_names_every_node_after_its_parent() -> None:
     """With where its token comes from; an engine needs no more to draft it."""
-    assert Action(1, 2, 0).layout == [(0, "sampled"), (1, "sampled")]
-    assert Action.copy(2).layout == [(0, "copied"), (1, "copied")]
+    assert layout_of(Action(1, 2, 0)) == [(0, "sampled"), (1, "sampled")]
+    assert layout_of(Action.copy(2)) == [(0, "copied"), (1, "copied")]
     trunk, first, second = (0, "sampled"), (1, "sampled"), (1, "sampled")
-    assert Action(2, 1, 2).layout == [trunk, first, (2, "sampled"), second, (4, "sampled")]
-    assert Action(3, 0, 1, GREEDY).layout == [(0, 0), (0, 1), (0, "other")]
+    assert layout_of(Action(2, 1, 2)) == [trunk, first, (2, "sampled"), second, (4, "sampled")]
+    assert layout_of(Action(3, 0, 1, GREEDY)) == [(0, 0), (0, 1), (0, "other")]
+    twice = Action.branching((2, 1, 2))
+    assert layout_of(twice) == [(n, "sampled") for n in (0, 0, 1, 2, 3, 3, 4, 4)]
     union = Action.ranked(SHAPE.ranks, copied=2)
-    assert union.layout == [(0, 0), (0, 2), (1, 1), (3, 0), (0, "copied"), (5, "copied")]
+    assert layout_of(union) == [(0, 0), (0, 2), (1, 1), (3, 0), (0, "copied"), (5, "copied")]
     for action in (*ActionSpace.with_wide_trees(), union):
-        assert len(action.layout) == action.nodes
-        assert all(0 <= parent < node for node, (parent, _) in enumerate(action.layout, 1))
+        assert len(layout_of(action)) == action.nodes
+        assert all(0 <= parent < node for node, (parent, _) in enumerate(layout_of(action), 1))
 
 
 def test_actions_that_draft_the_same_tree_have_the_same_index() -> None:
@@ -122,6 +126,8 @@ def names_of(space: ActionSpace) -> list[Name]:
                 names.append((style, K, L1, depth))
         for K, depth in product(space.wide, range(1, min(space.max_L2, WIDE_DEPTH) + 1)):
             names.append((style, K, 0, depth))
+    for number, children in enumerate(space.children):
+        names += [("every level", -2, number, depth) for depth in range(1, len(children) + 1)]
     names += [("iid", 0, 0, depth) for depth in range(1, max(space.lookups, default=0) + 1)]
     for number, shape in enumerate(space.ranked):
         names += [("ranked", -1, number, depth) for depth in range(1, shape.depth + 1)]
@@ -133,6 +139,9 @@ def own_survivals(space: ActionSpace, action: Action) -> list[Name]:
     lookup and of a shape its own."""
     if action.copies:
         return [("iid", 0, 0, depth) for depth in range(1, action.L1 + 1)]
+    if action.children:
+        number = space.children.index(action.children)
+        return [("every level", -2, number, depth) for depth in range(1, action.depth + 1)]
     if action.ranks:
         number = space.ranked.index(action)
         return [("ranked", -1, number, depth) for depth in range(1, action.depth + 1)]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from data_gen.trees import DraftTree
-from data_gen.verification import VERIFIERS, get_verifier
+from data_gen.verification import VERIFIERS, at_every_level, get_verifier
 from tests.data_gen.worlds import KINDS, SERVED, World
 
 SHAPES = [(K, L1, L2) for K in (1, 2, 3) for L1 in (0, 1) for L2 in (0, 1, 2)]
@@ -42,6 +42,19 @@ def test_every_tree_of_a_small_world_is_lossless(name: str, style: str, kind: st
             )
             error = world.losslessness_error(law_CV, shape[1] + shape[2])
             assert error < 1e-12, f"{name}, {style}, {shape}, vocabulary {vocabulary}: {error}"
+
+
+@pytest.mark.parametrize("name", VERIFIERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_that_branch_at_every_level_are_lossless(name: str, kind: str) -> None:
+    """With the verifier that the decoder takes for them."""
+    verifier = at_every_level(get_verifier(name))
+    shapes = ((1, 2, (2, 2)), (2, 3, (2, 2)), (3, 2, (3, 2)), (4, 2, (2, 1, 2)))
+    for seed, vocabulary, children in shapes:
+        world = world_of(vocabulary, 3, kind, seed)
+        law_CV = world.appended_law(verifier, world.branching_trees(children))
+        error = world.losslessness_error(law_CV, len(children))
+        assert error < 1e-12, f"{children}, vocabulary {vocabulary}: {error}"
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
