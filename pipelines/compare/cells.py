@@ -109,7 +109,7 @@ def shapes_of(texts: Texts) -> tuple[Action, ...]:
 
 def is_narrow(tree: Action) -> bool:
     """Whether it is a tree of the papers' sizes."""
-    return not tree.ranks and ActionSpace.default().max_K >= tree.K
+    return isinstance(tree.style, str) and ActionSpace.default().max_K >= tree.K
 
 
 def _begins_at_root(tree: Action) -> bool:
