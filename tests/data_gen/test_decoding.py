@@ -14,7 +14,7 @@ from data_gen.decoding.loop import PARTS, Decoded, FixedTree, Random
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import VERIFIERS, get_verifier
-from selector.actions import EMPTY, GREEDY, Action
+from selector.actions import EMPTY, GREEDY, Action, balanced
 from selector.schema import FEATURES, PAIR, SCALARS_KEY
 from tests.data_gen import decodes
 from tests.data_gen.decodes import generated
@@ -22,6 +22,12 @@ from tests.data_gen.decodes import generated
 PROMPT = [5, 17, 203, 44, 91]
 ACTIONS = [Action(1, 4, 0), Action(2, 1, 3), Action(4, 0, 5), Action(3, 2, 1), Action(1, 0, 0)]
 DIFFERENT = [Action(3, 1, 3, GREEDY), Action(4, 0, 2, GREEDY)]
+
+LEVELS = [
+    balanced(12, 4),
+    Action.ranked(balanced(6, 3).ranks, copied=16),
+    Action.branching((3, 2, 1)),
+]
 
 
 def decode(
@@ -47,7 +53,7 @@ def decode(
     [
         *((None, name, PROMPT) for name in VERIFIERS),
         *product(DIFFERENT, ("specinfer", "traversal"), [PROMPT]),
-        (Action(2, 1, 2), "traversal", [9]),
+        *product((Action(2, 1, 2), *LEVELS), ("traversal",), ([9], PROMPT * 3)),
     ],
     ids=str,
 )

@@ -198,6 +198,45 @@ def test_ranks_are_those_that_are_drafted() -> None:
         assert ranks_of(logits_V.unsqueeze(0), [3]) == [LOWEST_RANK]
 
 
+def test_a_shape_lacks_the_ranks_that_the_draft_cannot_write(pair: ModelPair) -> None:
+    """And what stands below them; a copy stands there, whatever the draft can write."""
+    draft = CachedModel(pair.draft)
+    root_V = torch.full_like(draft.extend([5, 17]).logits_WV[-1], -torch.inf)
+    root_V[[40, 7]] = torch.tensor([1.0, 2.0])
+    ranks = [(0,), (1,), (2,), (3,), (3, 0), (1, 0)]
+    drafted = draft_certain(draft, root_V, Action.ranked(ranks), Sampling(1.0), [3, 4], [5, 17])
+    assert drafted.tree.tokens_N.tolist()[:3] == [-1, 7, 40]
+    assert drafted.tree.parents_N.tolist() == [-1, 0, 0, 2, 0, 4]
+    assert drafted.tree.tokens_N.tolist()[4:] == [3, 4] and list(drafted.row_of) == [2]
+
+
+def test_a_tree_that_branches_at_every_level_has_children_for_each_drafted_token(
+    pair: ModelPair,
+) -> None:
+    """Of equal tokens the children stand together at one node; each inner node has the draft's
+    distribution of its path."""
+    text = [5, 17, 203]
+    action = Action.branching((4, 2, 2))
+    for seed in range(4):
+        draft = CachedModel(pair.draft)
+        sampling = Sampling(0.2)  # some tokens are drawn twice
+        root_rows = draft.extend(text).rows(sampling, lambda: [])
+        generator = torch.Generator().manual_seed(seed)
+        drafted = draft_tree(draft, root_rows.probs_NV[-1], action, sampling, generator)
+        tree = drafted.tree
+        tokens_of = {0: 1}
+        for nodes, count in zip(tree.nodes_by_depth, action.children, strict=False):
+            for node in nodes:
+                children = tree.children(node)
+                assert len(children) == count * tokens_of[node]
+                tokens_of |= Counter(children)
+                path = [tree.token(passed) for passed in tree.path_to(node)]
+                logits_V = pair.draft(torch.tensor([text + path])).logits[0, -1]
+                expected_V = (logits_V / 0.2).softmax(-1)
+                torch.testing.assert_close(drafted.probs_NV[node], expected_V, atol=1e-4, rtol=0)
+        assert len(tree.nodes_by_depth) == 4
+
+
 def test_a_shape_is_the_drafts_tokens_of_its_ranks(pair: ModelPair) -> None:
     """Each node is its parent's token of the node's rank, by a forward pass over the whole path; a
     copied path shares the nodes with which it begins alike, and every node with a row in the cache
