@@ -349,7 +349,12 @@ class Export(Section):
     """What is written for engines."""
 
     engine: Literal["vllm", "sglang"] | None = None
-    """the engine whose chain lengths are written, too; --engine NAME sets it"""
+    """the engine whose chain lengths are written, too; --engine NAME sets it. Of a log's run,
+    pair.target and pair.draft name its models"""
+
+    drafter: Literal["draft_model", "eagle", "eagle3"] | None = None
+    """what kind of drafter the engine loads; null: draft_model, or eagle3 for a log whose drafter's
+    name begins with eagle"""
 
 
 class Config(Section):

@@ -4,15 +4,21 @@ from machine to machine."""
 from __future__ import annotations
 
 import doctest
+import json
+import time
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from pipelines.latency.timings import read_timings
 from tests.checks import ROOT, python
 
 EXAMPLES = ROOT / "docs" / "examples"
 MARK = "# It prints:\n"
+STEP = 2e-3  # seconds
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -27,6 +33,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def output(name: str, folder: Path) -> str:
     return python(EXAMPLES / name, folder=folder).stdout
+
+
+class Streaming(BaseHTTPRequestHandler):
+    """A server's answers, a token every `STEP` seconds at least."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert self.path == "/v1/completions" and len(asked["prompt"]) in (16, 40)
+        self.send_response(200)
+        self.end_headers()
+        for _ in range(asked["max_tokens"]):
+            time.sleep(STEP)
+            self.wfile.write(b'data: {"choices": [{"text": "a"}]}\n\n')
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_steps_of_a_server_are_timed(tmp_path: Path) -> None:
+    """Rows are added to the file, which `--timings` reads."""
+    file = tmp_path / "times.csv"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Streaming) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        sizes = ["--batches", "1", "3", "--contexts", "16", "40"]
+        for drafts in ([], ["--drafted", "5"], ["--drafted", "5", "--passes", "5"]):
+            python(EXAMPLES / "engines/step_times.py", url, "model", file, *sizes, *drafts)
+        server.shutdown()
+    rows = read_timings(file)
+    shapes = [(b, c, v, p) for v, p in ((1, 0), (6, 0), (6, 5)) for b in (1, 3) for c in (80, 104)]
+    assert [tuple(row[:4]) for row in rows.itertuples(index=False)] == shapes
+    assert rows["seconds"].min() >= STEP
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)

@@ -24,9 +24,11 @@ import torch
 
 from data_gen.models.sampling import Sampling
 from data_gen.traces import read_manifest
-from pipelines.config import Config
+from pipelines.config import Config, Pair
 from pipelines.data.recorded import load_traces, traces_folder
+from pipelines.latency.stage import profile_path
 from pipelines.latency.timings import engine_path
+from pipelines.pair.source import source_of
 from pipelines.pair.stage import pair_names
 from pipelines.run import Stage, templates_beside
 from pipelines.tracking import mlflow_run
@@ -60,6 +62,7 @@ class EngineSettings:
 
     target: str  # directory or hub id
     draft: str
+    drafter: str  # what kind of drafter it is, as in `config.Export`
     block: bool  # whether chains are verified as blocks, and not token by token
     sampling: Sampling
     lengths: list[BestLength]  # by batch size, ascending
@@ -170,7 +173,7 @@ def best_lengths(
     longest_timed = {}
     replays = {}
     for batch, target in zip(profile.batches.sizes, profile.batches.target, strict=True):
-        longest_timed[batch] = min(int(target.sizes[-1]) - 1, ActionSpace.default().depth)
+        longest_timed[batch] = min(int(target.sizes[-1]) - 1, chains_of(texts).depth)
         replays[batch] = _replay_of_chains(texts, verifiers[0], profile.at_batch(batch))
 
     def fastest(longest: int) -> dict[int, int]:
@@ -205,11 +208,15 @@ def best_lengths(
     return result
 
 
+def chains_of(texts: Texts) -> ActionSpace:
+    """The chains that texts have labels of."""
+    return replace(texts.space, max_K=1, lookups=(), styles=(), widths=())
+
+
 def _replay_of_chains(
     texts: Texts, verifier: str, profile: LatencyProfile
 ) -> Callable[[int, int], Replayed]:
-    chains = replace(ActionSpace.default(), max_K=1)
-    timed = Timed(replace(texts, space=chains), verifier, profile)
+    timed = Timed(replace(texts, space=chains_of(texts)), verifier, profile)
     seconds_RA = timed.seconds()
     drafting_RA = timed.on(replace(profile, target=FREE)).seconds()
 
@@ -229,19 +236,21 @@ def _replay_of_chains(
 
 def serve(config: Config, name: str) -> None:
     """Write an engine's settings under `engines/<name>/`, for each sampling setting."""
-    timings_path = engine_path(config)
+    is_log = not source_of(config).decodes
+    timings_path = profile_path(config) if is_log else engine_path(config)
     folder = config.folder / "engines" / name
     engine = ENGINES[name]
     if not timings_path.exists():
-        raise InputError(
-            f"{timings_path}: no engine's times there: espalier latency --from timings.csv"
-        )
+        command = "espalier logs .. --timings" if is_log else "espalier latency --from"
+        raise InputError(f"{timings_path}: no engine's times there: {command} timings.csv")
+    drafter = drafter_of(config)
     profile = LatencyProfile.load(timings_path)
     shards = read_manifest(traces_folder(config))["shards"]
     depends = {
         "latency": sha256(timings_path),
         "traces": {file: shard["sha256"] for file, shard in shards.items()},
         "pair": list(pair_names(config)),
+        "drafter": drafter,
         "read": engine.read,
     }
     stage = Stage(f"export-{name}", config, depends, (folder,))
@@ -251,7 +260,7 @@ def serve(config: Config, name: str) -> None:
     files: dict[str, str] = {}
     sections = []
     for sampling_setting in config.sampling:
-        settings = _settings(config, engine, texts, sampling_setting.build(), profile)
+        settings = _settings(config, engine, texts, sampling_setting.build(), profile, drafter)
         sections.append(settings)
         if settings.refused:
             stage.say(f"{settings.sampling}: nothing is written, {settings.refused}")
@@ -272,20 +281,42 @@ def serve(config: Config, name: str) -> None:
     stage.finish()
 
 
+def drafter_of(config: Config) -> str:
+    """What kind of drafter an engine loads, as in `config.Export`. InputError for a log that has
+    none, or whose models are not named."""
+    source = source_of(config)
+    if source.decodes:
+        return config.export.drafter or "draft_model"
+    if not source.drafts:
+        raise InputError(
+            "export.engine: the log has no drafter, and lengths are chosen for a drafter's chains: "
+            "of copies, the selector decides in a plug-in (docs/plugins.md)"
+        )
+    if config.pair == Pair():
+        raise InputError(
+            "export.engine: the log does not say which models the engine loads: add "
+            "pair.target=NAME pair.draft=NAME"
+        )
+    by_name = "eagle3" if str(source.names["draft"]).startswith("eagle") else "draft_model"
+    return config.export.drafter or by_name
+
+
 def _settings(
     config: Config,
     engine: Engine,
     texts: Texts,
     sampling: Sampling,
     profile: LatencyProfile,
+    drafter: str,
 ) -> EngineSettings:
     """What an engine is told under one sampling setting."""
     target, draft = pair_names(config)
     refused = engine.refusal(sampling)
     if refused:
-        return EngineSettings(target, draft, False, sampling, [], refused)
+        return EngineSettings(target, draft, drafter, False, sampling, [], refused)
     verifiers = engine.verifiers(config.verifiers, sampling.temperature)
     lengths = best_lengths(engine, texts.of_sampling(sampling), verifiers, profile)
     if not any(best.length for best in lengths):
         refused = "drafting pays at no batch size"
-    return EngineSettings(target, draft, verifiers[0] in BLOCK, sampling, lengths, refused)
+    block = verifiers[0] in BLOCK
+    return EngineSettings(target, draft, drafter, block, sampling, lengths, refused)

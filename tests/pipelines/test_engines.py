@@ -77,6 +77,7 @@ def test_lengths_are_the_best_of_those_that_the_engine_takes(
     settings = EngineSettings(
         "T",
         "D",
+        "draft_model",
         engine.blocks,
         Sampling(draft_temperature=None if engine.samples else 0.0),
         choices,
@@ -108,7 +109,9 @@ def test_an_engine_reads_what_the_golden_folder_holds() -> None:
         BestLength(batch, length, 1.0, 1.0, None)
         for batch, length in ((1, 5), (4, 5), (8, 3), (64, 0))
     ]
-    settings = EngineSettings("target", "draft", False, Sampling(draft_temperature=0.0), lengths)
+    settings = EngineSettings(
+        "target", "draft", "draft_model", False, Sampling(draft_temperature=0.0), lengths
+    )
     vllm, sglang = ENGINES["vllm"], ENGINES["sglang"]
     assert vllm.files(settings)["temperature-1.json"] == (GOLDEN / "vllm-plain.json").read_text()
     assert vllm.command(settings, Path("a b")) == (

@@ -3,6 +3,7 @@ lookup rule."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import replace
@@ -290,6 +291,10 @@ def test_lookups_alone_are_a_choice(tmp_path: Path) -> None:
     assert "token ids alone" in output and "drafter's hits" not in output, "there is no drafter"
     entries = evaluation_of(tmp_path, "copies")["logs"]["by_batch"]
     assert all(entry["fixed_length"] == 0 and entry["fixed"] == 1 for entry in entries)
+    line = [f"logs.files=['{tmp_path}/small.jsonl']", "logs.drafter=none", "name=copies", *SMALL]
+    line += [f"latency.timings={tmp_path}/clock.csv", "--engine", "vllm"]
+    code, output = outcome(tmp_path, "export", *line, config="llama_eagle3.yaml")
+    assert code == 2 and "export.engine: the log has no drafter" in output
     assert [
         action.nodes for action in load_selector(tmp_path / "runs/copies/selector").actions
     ] == list(range(21))
@@ -310,6 +315,19 @@ def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path:
         and contents["texts"]["train"] + contents["texts"]["validation"] == 16
     )
     assert all(set(entry["by_kind"]) == {"other"} for entry in contents["by_batch"])
+    line += ["--engine", "vllm"]
+    code, output = outcome(tmp_path, "export", *line, config="llama_eagle3.yaml")
+    assert code == 2 and "add pair.target=NAME pair.draft=NAME" in output
+    line += ["pair.target=org/large", "pair.draft=org/head", "export.drafter=eagle3"]
+    espalier(tmp_path, "export", *line, config="llama_eagle3.yaml")
+    folder = tmp_path / "runs/llama_eagle3/engines/vllm"
+    settings = json.loads((folder / "temperature-0.json").read_text())
+    assert (settings["method"], settings["model"]) == ("eagle3", "org/head")
+    predicted = json.loads((folder / "temperature-0.prediction.json").read_text())
+    lengths = settings["num_speculative_tokens_per_batch_size"]
+    assert (lengths[0][0], lengths[-1][1]) == (1, predicted[-1]["batch"])
+    assert max(length for *_, length in lengths) == settings["num_speculative_tokens"] <= 8
+    assert "Copies beside the head's chains" in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
