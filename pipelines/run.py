@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
@@ -142,9 +142,11 @@ class Stage:
             return ""
         return None
 
-    def parts(self) -> Parts:
-        """What the stage has made so far. It is removed when the stage is finished."""
-        return Parts(self._parts_folder, self.depends)
+    def parts(self, of_any_code: bool = False) -> Parts:
+        """What the stage has made so far, by the same code unless it may be `of_any_code`. It is
+        removed when the stage is finished."""
+        code = {} if of_any_code else {"code": code_digest()}
+        return Parts(self._parts_folder, {**self.depends, **code})
 
     @property
     def _parts_folder(self) -> Path:
@@ -183,6 +185,17 @@ class Stage:
             "provenance": provenance(self.config),
         }
         write_json(record_path(self.config, self.name), record)
+
+
+@cache
+def code_digest() -> str:
+    """A checksum of the program's source."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for package in ("selector", "data_gen", "pipelines"):
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 class Parts:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas
 import torch
@@ -48,7 +48,15 @@ from pipelines.compare.roots import drafted
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, samplings_of
 from pipelines.evaluate.stage import other_profiles
-from pipelines.evaluate.table import ACCEPTANCE, ALL, EFFICIENCY, HERE, Figure, Table
+from pipelines.evaluate.table import (
+    ACCEPTANCE,
+    ALL,
+    EFFICIENCY,
+    HERE,
+    Figure,
+    Table,
+    numbered,
+)
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
 from pipelines.run import Parts, Stage, console, made, table, watched
@@ -66,7 +74,6 @@ from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio, jackknifed, speed_ratio
 
-T = TypeVar("T")
 Totals = Mapping[tuple[str, str], Tensor]  # as `replays` returns
 IDEAL = "eq. 11, draft pass 1/10"
 LEAST = "least cell"  # among the kinds of a figure
@@ -377,12 +384,6 @@ def speeds(
             yield replace(least, setting=ALL, kind=LEAST)
             if rival == first_rival:
                 yield from ratios
-
-
-def numbered(labels: Sequence[T]) -> tuple[list[T], Tensor]:
-    """The distinct labels, and the number of each one's, int64."""
-    names = list(dict.fromkeys(labels))
-    return names, torch.tensor([names.index(label) for label in labels])
 
 
 def over_cells(columns_XN: Tensor, cell_X: Tensor, source_X: Tensor) -> Ratio:

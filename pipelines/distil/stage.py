@@ -138,7 +138,8 @@ def _trained(
     scored_tokens = data.most_frequent(settings.vocabulary, scored(target), sorted(always))
     draft = new_draft(target, settings.layers, scored_tokens)
     run_id = mlflow.active_run().info.run_id
-    train(draft, data, _steps(config), dtype, stage.parts().folder, run_id)
+    parts = stage.parts(of_any_code=True)  # hours of training
+    train(draft, data, _steps(config), dtype, parts.folder, run_id)
     text_metrics = measured(draft, *held_out(config, texts, tokenizer, eos_ids(target)))
     for model in (draft, target):  # as they decode
         prepack(model)

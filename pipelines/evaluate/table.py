@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas
 import torch
@@ -31,6 +31,7 @@ from selector.files import atomically
 from selector.sampling import Sampling
 from selector.train.replay import Ratio
 
+H = TypeVar("H", bound=Hashable)
 Rows = list[dict[str, Any]]  # of decoded prompts, one for each method
 Cells = dict[str, str]  # of one row of a table that is shown, by column
 # where new tokens come from
@@ -274,11 +275,18 @@ def log_ratios(rows: Rows, others: Rows) -> Tensor:
     return log_speeds(rows) - log_speeds([other_by_prompt[row["prompt"]] for row in rows])
 
 
+def numbered(labels: Sequence[H]) -> tuple[list[H], Tensor]:
+    """The distinct labels in the order in which they come, and the number of each one's, int64."""
+    number_of: dict[H, int] = {}
+    for label in labels:
+        number_of.setdefault(label, len(number_of))
+    return list(number_of), torch.tensor([number_of[label] for label in labels])
+
+
 def paired_figure(rows: Rows, logs_XR: Tensor, **columns: Any) -> Figure:
     """The geometric mean of what was measured on the prompts of some rows, and its 95%
     interval."""
-    names = sorted({row["source"] for row in rows})
-    source_X = torch.tensor([names.index(row["source"]) for row in rows])
+    _, source_X = numbered([row["source"] for row in rows])
     value, (low, high) = paired(logs_XR, source_X)
     if not math.isfinite(high):
         return Figure(**columns, value=value)

@@ -210,7 +210,7 @@ def best_lengths(
 
 def chains_of(texts: Texts) -> ActionSpace:
     """The chains that texts have labels of."""
-    return replace(texts.space, max_K=1, lookups=(), styles=(), widths=())
+    return ActionSpace(1, texts.space.max_L1, texts.space.max_L2)
 
 
 def _replay_of_chains(

@@ -30,6 +30,13 @@ class Registered(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined]
         names = [scalar["name"] for scalar in features["scalars"]]
         if not set(names) <= set(model_input.columns):
             names = names[: features["early"]]
+        missing = [name for name in names if name not in model_input]
+        if missing:
+            raise mlflow.MlflowException(
+                f"{len(missing)} of {len(names)} columns are missing, the first one is "
+                f"{missing[0]}: the input is a DataFrame with a column for each scalar, and for "
+                "select() and scores() of load_selector a dictionary of tensors"
+            )
         inputs = {}
         for name in features["hidden_states"]:
             if name in model_input:

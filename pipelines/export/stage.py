@@ -100,10 +100,8 @@ def register(
     selector_config = selector.config
     names = selector.schema.names
     example = pd.DataFrame(list(zip(*selector_config.ranges, strict=True)), columns=list(names))
-    columns = [
-        ColSpec("double", name, required=index < selector.schema.first)
-        for index, name in enumerate(names)
-    ]
+    # which are needed says the model itself, in one line
+    columns = [ColSpec("double", name, required=False) for name in names]
     for name, width in selector_config.hidden_states.items():
         example[name] = [[0.0] * width] * len(example)
         columns.append(ColSpec(Array("double"), name, required=False))

@@ -8,6 +8,7 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import torch
 from torch import Tensor
@@ -161,8 +162,12 @@ def local_folder(folder: str | Path) -> Path:
     try:
         if name.startswith(REGISTRY):
             failure = "MLflow does not give it (is MLFLOW_TRACKING_URI set?)"
+            from mlflow import get_registry_uri
             from mlflow.artifacts import download_artifacts
 
+            scheme, _, store = get_registry_uri().partition("sqlite:///")
+            if not scheme and not Path(unquote(store)).exists():  # MLflow would make an empty one
+                raise FileNotFoundError(f"there is no store {store}")
             downloaded = Path(download_artifacts(name))
             return next(downloaded.glob(f"artifacts/*/{CHECKSUMS}")).parent
         if isinstance(folder, str) and HUB_ID.fullmatch(name) and not Path(name).is_dir():

@@ -16,7 +16,7 @@ import torch
 from pipelines.export.stage import alias_of
 from pipelines.train.result import RESULT
 from selector.runtime.selector import load_selector
-from tests.checks import python
+from tests.checks import one_line, python
 from tests.pipelines.runs import (
     STAGES,
     TEXTS,
@@ -126,9 +126,9 @@ for uri in ("models:/espalier-selector/1", "models:/espalier-selector@demo"):
     print(model.metadata.signature.inputs.input_names() == list(selector.schema.names))
     print(selector)
 print(other.predict(example).to_dict("list"))
-try: model.predict(example[early[:31]])
-except mlflow.MlflowException as error:
-    print("required" in str(error) or "missing" in str(error).lower())
+for wrong in (example[early[:31]], {"scalars": example[early].to_numpy()}):
+    try: model.predict(wrong)
+    except mlflow.MlflowException as error: print(error)
 try: load_selector("models:/espalier-selector/9")
 except ValueError as error: print(error)
 """
@@ -156,10 +156,26 @@ def test_a_registered_version_loads(demo: tuple[Path, str], tmp_path: Path) -> N
     assert lines[2:4] == ["True", repr(selector)] and lines[4:8] == lines[:4]
     whole = ast.literal_eval(lines[0])
     assert lines[8] == str({name: values[:1] for name, values in whole.items()})
-    assert lines[9] == "True"
-    assert lines[10].startswith(
+    count = selector.schema.first
+    names = selector.schema.names
+    for line, given in zip(lines[9:11], (31, 0), strict=True):
+        assert line.startswith(
+            f"{count - given} of {count} columns are missing, the first one is {names[given]}: "
+        )
+    assert lines[11].startswith(
         "models:/espalier-selector/9: MLflow does not give it (is MLFLOW_TRACKING_URI set?): "
     )
+
+
+@pytest.mark.parametrize("uri", [None, "sqlite:///elsewhere.db"])
+def test_a_registered_version_without_a_store_leaves_none(
+    uri: str | None, inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr("mlflow.tracking._tracking_service.utils._tracking_uri", uri)
+    with one_line("", "models:/espalier-selector@demo: MLflow does not give it"):
+        load_selector("models:/espalier-selector@demo")
+    assert list(inside.iterdir()) == []
 
 
 def test_two_first_runs_at_once_share_a_new_store(tmp_path: Path) -> None:

@@ -231,6 +231,12 @@ def test_parts_are_made_once_for_the_same_inputs(
         with pytest.raises(InputError, match="No space left on device; make room"):
             stage.parts().get("another", dict)
     assert stage.parts().holds(name) and not stage.parts().holds("another")
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.run.code_digest", lambda: "older")
+        assert not stage.parts().holds(name)
+        stage.parts().get(name, lambda: part)
+    assert not stage.parts().holds(name)
+    stage.parts(of_any_code=True).get(name, lambda: part)
     assert not stage_of(config, 2).parts().holds(name)
     assert stage.parts().get(name, dict) == {}
     assert run(stage) and not stage.parts().holds(name)
