@@ -27,7 +27,7 @@ TEMPLATE = (
 
 
 def tokenizer_of(vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE, whose first token begins and ends a text."""
+    """A byte-level BPE, whose first token begins a text and ends a turn, but no text."""
     byte_level = pre_tokenizers.ByteLevel
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
@@ -39,7 +39,7 @@ def tokenizer_of(vocabulary: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT], trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END)
     fast.add_tokens([f"<{i}>" for i in range(vocabulary - len(fast))])
     return fast
 

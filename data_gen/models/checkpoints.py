@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -77,6 +78,41 @@ def load_model(
         if config_file:
             loaded_from(model, Path(config_file).parent)
     return model.eval()
+
+
+def load_target(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    device_map: str | None = None,
+) -> PreTrainedModel:
+    """Load a target as `load_model` does. Its texts also end with the tokenizer's own end; a line
+    on the standard error says so where the generation config names others."""
+    model = load_model(name, "target", dtype, device, device_map)
+    ends = eos_ids(model)
+    end: Any = tokenizer.eos_token_id
+    if end is None or end in ends:
+        return model
+    if ends:
+        others = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(ends))))
+        print(
+            f"espalier: {name}: texts end with {others} by its generation config and with "
+            f"{tokenizer.eos_token!r} by its tokenizer: all of them count",
+            file=sys.stderr,
+        )
+    model.generation_config.eos_token_id = sorted({*ends, end})
+    return model
+
+
+def eos_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Tokens that end a model's text, by its generation config."""
+    eos = model.generation_config.eos_token_id
+    if eos is None:
+        return frozenset()
+    if isinstance(eos, int):
+        return frozenset([eos])
+    return frozenset(eos)
 
 
 def load_tokenizer(name: str, role: str) -> PreTrainedTokenizerBase:

@@ -21,7 +21,14 @@ from torch.nn.functional import pad
 from torch.utils.hooks import RemovableHandle
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from data_gen.models.checkpoints import fingerprint, load_model, load_tokenizer, positions
+from data_gen.models.checkpoints import (
+    eos_ids,
+    fingerprint,
+    load_model,
+    load_target,
+    load_tokenizer,
+    positions,
+)
 from data_gen.models.distilled import ReducedHead, is_distilled, load_draft
 from data_gen.models.gguf import resolved
 from data_gen.models.masks import TreeMasks
@@ -181,7 +188,7 @@ class ModelPair:
         target = resolved(target, "target")
         draft = resolved(draft, "draft")
         tokenizer = shared_tokenizer(target, draft)
-        target_model = load_model(target, "target", DTYPES[dtype], device, device_map)
+        target_model = load_target(target, tokenizer, DTYPES[dtype], device, device_map)
         if is_distilled(draft):
             draft_model = load_draft(draft, target_model)
         else:
@@ -216,17 +223,8 @@ class ModelPair:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end a text, by the target's generation config."""
+        """Tokens that end a text, by the target's generation config and tokenizer."""
         return eos_ids(self.target)
-
-
-def eos_ids(model: PreTrainedModel) -> frozenset[int]:
-    eos = model.generation_config.eos_token_id
-    if eos is None:
-        return frozenset()
-    if isinstance(eos, int):
-        return frozenset([eos])
-    return frozenset(eos)
 
 
 @contextmanager

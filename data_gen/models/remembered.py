@@ -64,12 +64,13 @@ def loaded_from(model: Any, folder: Path, target: Any = None) -> None:
         if origin is None:
             return
         target_files = origin.files
-    parts = [files, target_files, *map(_version, PACKAGES)]
+    parts = [files, target_files, *map(version_of, PACKAGES)]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     _origins[model] = Origin(digest, _state(model))
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """A package's version; empty where it is not installed."""
     with suppress(PackageNotFoundError):  # inside an engine, from a folder on the path
         return version(package)
     return ""

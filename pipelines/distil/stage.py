@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from data_gen.models.checkpoints import fingerprint, load_model, load_tokenizer
+from data_gen.models.checkpoints import eos_ids, fingerprint, load_target, load_tokenizer
 from data_gen.models.distilled import WEIGHTS, new_draft, save_draft
-from data_gen.models.pair import DTYPES, eos_ids, resolve_device, scored
+from data_gen.models.pair import DTYPES, resolve_device, scored
 from data_gen.models.prepack import computes_in_bfloat16, prepack
 from data_gen.models.self_check import check_model
 from pipelines.config import Config
@@ -49,7 +49,7 @@ def run(config: Config) -> None:
     tokenizer = load_tokenizer(name, "target")
     device = resolve_device(config.pair.device)
     prepared_prompts(config, tokenizer)
-    target: Any = load_model(name, "target", torch.float32, device, config.pair.device_map)
+    target: Any = load_target(name, tokenizer, torch.float32, device, config.pair.device_map)
     dtype = _dtype_of(config, target)
     folder = config.folder / "distil"
     made_from = _texts_depend(config, target, tokenizer, dtype)
@@ -61,7 +61,7 @@ def run(config: Config) -> None:
         texts = Parts(folder / "texts", made_from)  # stay for other drafts
         prepack(target.to(dtype))
         write_texts(config, texts, target, tokenizer)
-        target = load_model(name, "target", torch.float32, device, config.pair.device_map)
+        target = load_target(name, tokenizer, torch.float32, device, config.pair.device_map)
         with mlflow_run(config, "distil") as mlflow:
             metrics = _trained(stage, folder, texts.folder, target, tokenizer, dtype, mlflow)
             for key in ("overlap", "covered", "cost", "speed"):

@@ -33,8 +33,8 @@ from torch.nn.functional import linear, pad
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, StaticCache
 
+from data_gen.models.checkpoints import eos_ids
 from data_gen.models.distilled import output_bias
-from data_gen.models.pair import eos_ids
 from data_gen.texts.generated import seed_of
 from data_gen.texts.prompts import LONG, Prompt, Turns
 from pipelines.config import Config

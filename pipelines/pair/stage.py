@@ -42,23 +42,22 @@ PROMPTS = Path(__file__).with_name("prompts.jsonl")  # those that come with Espa
 
 
 def target_name(config: Config) -> str:
-    """The target's directory or hub id; a GGUF file is converted to a directory first, else
-    InputError."""
-    return resolved(config.pair.target, "target")
+    """The target's directory or hub id; a GGUF file is converted to a directory first. InputError
+    where it cannot be, or lacks the chat template of the run's prompts."""
+    return resolved(config.pair.target, "target", config.prompts.chat)
 
 
 def pair_names(config: Config) -> tuple[str, str]:
     """Directories or hub ids of the target and its draft. InputError where a GGUF file cannot be
     converted, or a draft is not distilled yet."""
-    target = target_name(config)
     draft = config.pair.draft
     if draft == SMOLLM2:
-        return target, str(SHIPPED)
-    if draft == DISTILLED:
+        draft = str(SHIPPED)
+    elif draft == DISTILLED:
         draft = str(config.folder / DISTILLED_FOLDER)
     if Path(draft).match(f"runs/*/{DISTILLED_FOLDER}") and not Path(draft).is_dir():
         raise InputError(f"{draft} does not exist: run the distil stage first, as by `make distil`")
-    return target, resolved(draft, "draft")
+    return target_name(config), resolved(draft, "draft")
 
 
 def load_pair(config: Config) -> ModelPair:

@@ -24,6 +24,7 @@ from selector.schema import InputError
 from tests.checks import one_line
 from tests.data_gen.decodes import decode
 from tests.data_gen.families import LONGEST, config_of
+from tests.tiny import END
 
 WEIGHTS = "model.safetensors"
 CONTEXT = [5, 17, 203, 44, 91, 7]
@@ -82,6 +83,28 @@ def test_the_fingerprint_follows_what_texts_begin_and_end_with_and_weights_in_pa
     index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(part), part.name)}
     (folders[0] / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
     assert fingerprint(folders) == whole
+
+
+@pytest.mark.parametrize(
+    ("config", "expected", "remark"),
+    [
+        ([7, 9], {0, 7, 9}, "by its generation config and with '<|end|>' by its tokenizer"),
+        ([0, 9], {0, 9}, ""),
+        (None, {0}, ""),
+    ],
+)
+def test_a_text_ends_with_the_ends_of_the_generation_config_and_of_the_tokenizer(
+    config: list[int] | None,
+    expected: set[int],
+    remark: str,
+    folders: tuple[Path, Path],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    change_json(folders[0] / "generation_config.json", {"eos_token_id": config})
+    change_json(folders[0] / "tokenizer_config.json", {"eos_token": END})
+    assert load(folders).eos_ids == expected
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("espalier: ")]
+    assert len(lines) == bool(remark) and remark in "".join(lines)
 
 
 def test_the_attention_is_ours_whatever_the_config_asks_for(folders: tuple[Path, Path]) -> None:

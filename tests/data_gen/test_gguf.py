@@ -16,9 +16,21 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data_gen.models import gguf
+from data_gen.models.checkpoints import eos_ids
 from data_gen.models.gguf import resolved
+from data_gen.models.pair import ModelPair
 from selector.schema import InputError
-from tests.data_gen.gguf_files import TEMPLATE, TEXT, VOCABULARY, byte_level, random_model, write
+from tests.data_gen import gguf_files
+from tests.data_gen.gguf_files import (
+    LLAMA3,
+    TEMPLATE,
+    TEXT,
+    VOCABULARY,
+    byte_level,
+    factors,
+    random_model,
+    write,
+)
 
 FORK = multiprocessing.get_context("fork")  # its processes begin with everything imported
 
@@ -40,9 +52,17 @@ def logits(model: Any) -> torch.Tensor:
         return model(tokens).logits
 
 
+def scaled(writer: library.GGUFWriter) -> None:
+    writer.add_tensor("rope_freqs.weight", factors(8))
+
+
 @pytest.mark.parametrize(
-    ("family", "rule", "tied"),
-    [("qwen2", "qwen2", False), ("llama", "smollm", True), ("llama", "gpt-2", False)],
+    ("family", "rule", "tied", "rope"),
+    [
+        ("qwen2", "qwen2", False, None),
+        ("llama", "smollm", True, None),
+        ("llama", "gpt-2", False, LLAMA3),
+    ],
 )
 def test_a_converted_file_is_the_model_that_was_written(
     tmp_path: Path,
@@ -50,10 +70,13 @@ def test_a_converted_file_is_the_model_that_was_written(
     family: str,
     rule: str,
     tied: bool,
+    rope: dict[str, Any] | None,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    written = random_model(family, tied)
-    folder = resolved(str(write(tmp_path / "Tiny 1.GGUF", written, rule)), "target")
+    written = random_model(family, tied, rope)
+    more = scaled if rope else (lambda writer: None)
+    path = write(tmp_path / "Tiny 1.GGUF", written, rule, more=more)
+    folder = resolved(str(path), "target")
     assert Path(folder).parent == cache and Path(folder).name.startswith("Tiny 1-")
     # no bars
     assert (
@@ -66,8 +89,9 @@ def test_a_converted_file_is_the_model_that_was_written(
     )
     assert model.dtype == torch.float32 and model.num_parameters() == written.num_parameters()
     assert torch.equal(logits(model), logits(written))
+    assert model.config.rope_parameters == written.config.rope_parameters
     assert "quantization_config" not in json.loads((Path(folder) / "config.json").read_text())
-    assert model.generation_config.eos_token_id == 0 and model.config.max_position_embeddings == 256
+    assert eos_ids(model) == {0} and model.config.max_position_embeddings == 256
     assert tokenizer.chat_template == TEMPLATE and tokenizer.eos_token == "<|end|>"
     text = f"<|start|>{TEXT}   In 1999, {{'x':  20}}\n\n        3<|end|>"
     assert tokenizer(text)["input_ids"] == byte_level(rule).encode(text).ids
@@ -82,6 +106,53 @@ def test_a_file_is_converted_once_and_a_changed_file_anew(
     write(tiny, random_model("qwen2", tied=True), "qwen2")
     assert resolved(str(tiny), "target") != first
     assert capfd.readouterr().err.count("is converted, once") == 2
+
+
+@pytest.mark.parametrize("package", gguf.PACKAGES)
+def test_a_conversion_belongs_to_the_versions_that_made_it(
+    package: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = resolved(str(tiny), "target")
+    versions = {name: gguf.version_of(name) for name in gguf.PACKAGES} | {package: "99.0"}
+    monkeypatch.setattr(gguf, "version_of", versions.__getitem__)
+    assert resolved(str(tiny), "target") != first
+
+
+@pytest.mark.parametrize("longer", ["target", "draft"])
+def test_lists_that_are_filled_up_to_tables_of_other_sizes_are_one_vocabulary(
+    longer: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of the small and the large models of Qwen 2.5."""
+    tokenizer = byte_level("qwen2")
+    monkeypatch.setattr(gguf_files, "byte_level", lambda rule: tokenizer)
+    names = []
+    for role in ("target", "draft"):
+        size = VOCABULARY + (8 if role == longer else 4)
+        monkeypatch.setattr(gguf_files, "VOCABULARY", size)
+        model = random_model("qwen2")
+        names.append(str(write(tmp_path / f"{role}.gguf", model, "qwen2", padded=True)))
+    pair = ModelPair.load(*names, device="cpu")
+    assert pair.vocabulary == VOCABULARY + 8
+    assert pair.tokenizer.get_vocab() == tokenizer.get_vocab()
+
+
+def test_all_tokens_that_end_a_turn_end_a_text(tmp_path: Path, cache: Path) -> None:
+    def more(writer: library.GGUFWriter) -> None:
+        writer.add_eot_token_id(1)
+        writer.add_eom_token_id(7)
+
+    path = str(write(tmp_path / "ends.gguf", random_model("qwen2"), "qwen2", more=more))
+    assert ModelPair.load(path, path, device="cpu").eos_ids == {0, 1, 7}
+
+
+def test_a_missing_chat_template_is_named_with_the_file_before_and_after_its_conversion(
+    tmp_path: Path, cache: Path
+) -> None:
+    path = write(tmp_path / "base.gguf", random_model("qwen2"), "qwen2", template="")
+    for _ in range(2):
+        with pytest.raises(InputError, match=rf"^prompts\.chat: {path} has no chat template$"):
+            resolved(str(path), "target", has_chat=True)
+        resolved(str(path), "target")
 
 
 def with_a_full_disk(path: Path, most: int) -> str:
@@ -106,6 +177,10 @@ def stretched(writer: library.GGUFWriter) -> None:
     writer.add_rope_scaling_factor(4.0)
 
 
+def with_tensor(name: str) -> Any:
+    return lambda writer: writer.add_tensor(name, np.arange(4, dtype=np.float32))
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -120,10 +195,18 @@ def stretched(writer: library.GGUFWriter) -> None:
             "it holds 34,592 weights, of which transformers makes a model with 36,128",
         ),
         (
-            {"more": lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(4, np.float32))},
-            "it holds 36,132 weights, of which transformers makes a model with 36,128",
+            {"more": with_tensor("rope_freqs.weight")},
+            "its rope_freqs.weight is not the scaling of positions of Llama 3",
+        ),
+        (
+            {"more": with_tensor("rope_factors_long.weight")},
+            "transformers drops the scaling of its positions, rope_factors_long.weight",
         ),
         ({"more": stretched}, "transformers drops the scaling of its positions, yarn"),
+        (
+            {"more": lambda writer: writer.add_uint16("split.count", 3)},
+            "it is one of 3 parts: join them with llama-gguf-split --merge of llama.cpp",
+        ),
     ],
 )
 def test_what_transformers_would_read_wrongly_is_refused(

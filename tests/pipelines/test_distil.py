@@ -338,14 +338,15 @@ def kill_at_step(number: int) -> None:
 
 
 def test_a_killed_stage_ends_at_the_same_weights(whole: tuple[Path, str], tmp_path: Path) -> None:
-    """Killed between two batches of texts, which stay; and at the fourth step of the training, of
-    which two were kept, so that the next call makes four: at a fifth one it would be killed."""
+    """Killed between two batches of texts, which stay; at the fourth step of the training, of which
+    two were kept; and at the fifth of six, in the middle of the second pass, of which four were
+    kept, so that the next call makes two: at a third one it would be killed."""
     prepare = partial(at_call, "pipelines.distil.texts.save", 2, KILLED)
     code, _ = outcome(tmp_path, "distil", *SMALL, prepare=prepare)
     assert code == -signal.SIGKILL
     (first,) = (tmp_path / DISTIL).rglob("0*.safetensors")
     before = first.stat().st_mtime_ns
-    for number, expected in ((4, -signal.SIGKILL), (5, 0)):
+    for number, expected in ((4, -signal.SIGKILL), (3, -signal.SIGKILL), (3, 0)):
         prepare = partial(kill_at_step, number)
         code, output = outcome(tmp_path, "distil", *SMALL, prepare=prepare)
         assert code == expected, output

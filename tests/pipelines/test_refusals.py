@@ -39,7 +39,7 @@ OTHER = "runs/demo/traces: made from other inputs ({}); choose another name= or 
         ),
         (
             "pair",
-            ["pair.draft=distilled"],
+            ["pair.target=none.gguf", "pair.draft=distilled"],  # before a target is converted
             "runs/demo/distil/draft does not exist: run the distil stage first, as by `make distil",
         ),
         (
