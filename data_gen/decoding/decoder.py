@@ -201,7 +201,7 @@ class Decoder:
             action,
             self.draft_sampling,
             text.generator,
-            self._verifier_of(action).style,
+            verifier_of(self.verifier, action).style,
             text.tokens,
             root_logits_V=text.root_logits_V,
         )
@@ -224,18 +224,9 @@ class Decoder:
     def _verify(self, text: Text, action: Action, drafted: Draft, rows: ModelRows) -> Verdict:
         if len(drafted.tree) == 1:
             return Verdict(0, int(sample(rows.probs_NV[0], 1, text.generator)))
-        return self._verifier_of(action).verify(
+        return verifier_of(self.verifier, action).verify(
             drafted.tree, rows.probs_NV, drafted.probs_NV, text.generator
         )
-
-    def _verifier_of(self, action: Action) -> Verifier:
-        if action.is_certain:
-            return CERTAIN
-        if action.children:
-            return at_every_level(self.verifier)
-        if action.distinct:
-            return styled(self.verifier, action.style_name)
-        return self.verifier
 
     def _commit(self, text: Text, drafted: Draft, rows: ModelRows, verdict: Verdict) -> list[int]:
         """Keep the accepted path in both caches; the step's tokens."""
@@ -249,3 +240,14 @@ class Decoder:
             text.knowledge.committed(rows, [0, *path], tokens)
         text.tokens += tokens
         return tokens
+
+
+def verifier_of(verifier: Verifier, action: Action) -> Verifier:
+    """The verifier of an action's trees, where `verifier` verifies i.i.d. ones."""
+    if action.is_certain:
+        return CERTAIN
+    if action.children:
+        return at_every_level(verifier)
+    if action.distinct:
+        return styled(verifier, action.style_name)
+    return verifier

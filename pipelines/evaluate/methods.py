@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from data_gen.decoding.decoder import Decoder
+from data_gen.decoding.decoder import Decoder, verifier_of
 from data_gen.decoding.loop import Chooser, FixedTree
 from data_gen.models.checkpoints import quiet
 from data_gen.models.pair import ModelPair, without_own_settings
@@ -27,7 +27,7 @@ from data_gen.models.sampling import Sampling, generation_arguments
 from data_gen.texts.possible import tie
 from data_gen.texts.prompts import Prompt
 from data_gen.timing import now
-from data_gen.verification import get_verifier, styled
+from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.pair.stage import encode
 from pipelines.run import watched
@@ -119,7 +119,7 @@ class Method:
         action = self.setting.action
         verifier = ""
         if action.drafts:
-            verifier = styled(get_verifier(self.verifier), action.style_name).name
+            verifier = verifier_of(get_verifier(self.verifier), action).name
         return verifier, action, self.setting.rule
 
     def decode(

@@ -14,6 +14,7 @@ from data_gen.traces import read_manifest
 from pipelines.config import Config
 from pipelines.data.recorded import realised, traces_folder
 from pipelines.evaluate import verdict
+from pipelines.evaluate.gains import MOST_KINDS
 from pipelines.evaluate.methods import BEST_STATIC, SELECTOR, greedy_summary
 from pipelines.evaluate.table import ALL, DECODED, Figure
 from pipelines.evaluate.verdict import Evaluation
@@ -76,6 +77,7 @@ def run(config: Config) -> None:
 def page(config: Config, evaluation: Evaluation) -> None:
     advice, program = verdict.next_step(config, evaluation)
     values: dict[str, Any] = {
+        "most_kinds": MOST_KINDS,
         "title": verdict.title(config, evaluation),
         "lead": [*verdict.verdicts(evaluation), advice],
         "methods": verdict.methods(evaluation),

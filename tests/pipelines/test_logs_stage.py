@@ -40,6 +40,7 @@ from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.data import SPLITS, Timed
 from selector.train.mixed import MixedBatches
 from selector.train.module import SelectorModule
+from selector.train.replay import Ratio
 from selector.train.tuning import (
     Judged,
     StaticTable,
@@ -270,6 +271,27 @@ def test_errors_are_larger_by_what_other_labels_make_of_a_figure() -> None:
     wide, open_figure = gains.widened(figures, others)
     assert (wide.value, wide.low, wide.high) == pytest.approx((1.1, 0.8, 1.4))
     assert open_figure == figures[1] and gains.widened(figures, []) == figures
+
+
+def test_of_many_kinds_of_work_the_commonest_are_told_apart() -> None:
+    data = logged.timed(count=60)
+    kinds = [f"kind {number}" for number in range(30)]
+    data.texts.kind_X = [*kinds, *kinds[:15], *kinds[:10], *kinds[:5]]
+    fixed = replace(best_static(data, StaticTable.of(data)), level=TEXT)
+    case = Case(fixed, fixed, fixed, Ratio(1.0, 0.0), Ratio(1.0, 0.0))
+    figures = gains.measured({TEXT: case}, data, {}, logged.profile())
+    told = Table(figures).kinds(method=COPYING)
+    assert told[0] == "all" and len(told) == 1 + gains.MOST_KINDS == 21
+    assert set(kinds[:15]) < set(told)
+
+
+def test_a_profile_of_another_drafter_is_refused(run: tuple[Path, str], selector: Selector) -> None:
+    folder = run[0] / "runs/small/selector"
+    assert selector.latency.pair == selector.config.pair["fingerprint"] == "log:head"
+    elsewhere = replace(selector.latency, device="another machine")
+    assert load_selector(folder, latency=elsewhere).latency == elsewhere
+    with pytest.raises(InputError, match="measured with another pair"):
+        load_selector(folder, latency=replace(elsewhere, pair="log:other"))
 
 
 def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:

@@ -85,6 +85,10 @@ def test_what_decodes_alike_is_decoded_once() -> None:
     for methods in (copying, fixed):
         assert len({method.identity for method in methods.values()}) == 3
         assert methods["specinfer", EMPTY].identity == methods["traversal", EMPTY].identity
+    ranked = {
+        static(verifier, Action.ranked([[0], [1], [0, 0]])).identity for verifier in VERIFIERS
+    }
+    assert len(ranked) == 1, "each of its tokens is certain"
     copying_identities = {method.identity for method in copying.values()}
     assert copying_identities.isdisjoint(method.identity for method in fixed.values())
     selecting = replace(copying["traversal", EMPTY], name="selector", network=opinionated())
