@@ -39,8 +39,10 @@ from selector.schema import InputError, sha256
 from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
 
-STANDARD = ("naive", "naive_tree", "specinfer")  # verifiers that verify a chain token by token
-BLOCK = ("block", "traversal", "lifted_uniform")  # verifiers that verify a chain as a block
+# verifiers that verify a chain token by token
+STANDARD = ("naive", "naive_tree", "specinfer", "spectr", "priority")
+# verifiers that verify a chain as a block
+BLOCK = ("block", "traversal", "lifted_spectr", "lifted_priority", "lifted_uniform", "lifted_best")
 TEMPLATES = templates_beside(__file__, keep_trailing_newline=True)
 TEMPLATES.filters["quote"] = shlex.quote
 

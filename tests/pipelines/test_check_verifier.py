@@ -16,7 +16,7 @@ from pipelines.cli import app
 PLANTED = "tests.data_gen.verification.planted"
 
 
-@pytest.mark.parametrize("name", ["naive_tree", "traversal", "lifted_uniform"])
+@pytest.mark.parametrize("name", ["naive_tree", "traversal", "lifted_uniform", "lifted_best"])
 def test_ours_are_right(name: str) -> None:
     assert check_law(VERIFIERS[name]("iid").law, "iid") is None
 

@@ -146,7 +146,8 @@ def test_the_runs_verifiers_on_chains() -> None:
     several = ("lifted_uniform", "specinfer")
     assert ENGINES["vllm"].verifiers(several, 0.7) == ("lifted_uniform", "specinfer")
     assert ENGINES["sglang"].verifiers(several, 0.7) == ("specinfer", "specinfer")
-    assert ENGINES["vllm"].verifiers(("traversal",), 0.7) == ("traversal", "traversal")
+    for name in ("traversal", "lifted_best", "spectr"):
+        assert ENGINES["vllm"].verifiers((name,), 0.7) == (name, name)
     with pytest.raises(InputError, match="verifiers: sglang verifies chains as one of naive"):
         ENGINES["sglang"].verifiers(("traversal",), 0.7)
     assert ENGINES["sglang"].verifiers(("traversal",), 0.0) == ("traversal", "traversal"), (
