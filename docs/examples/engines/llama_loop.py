@@ -7,6 +7,7 @@ Every part is kept in `runs/llama/`, and the same command goes on from there.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from importlib import metadata
@@ -14,18 +15,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 from loop import (
     CONTEXT,
     PLAIN,
     TOKENS,
     TUNING,
-    WRONG,
     Answer,
     made_once,
-    median_times,
     prompts,
     row,
     show,
@@ -42,24 +39,10 @@ from pipelines.config import SHIPPED
 from pipelines.run import console
 
 FOLDER = Path("runs/llama")
-TIMED = 32  # steps of an answer that times them
 NGRAM, COPIES, OURS = "prompt lookup, tuned", "copies", "selector"
 LOOKUPS = [
     {"max_ngram_size": size, "num_pred_tokens": n} for size, n in product((2, 3), (1, 2, 4, 8, 10))
 ]
-
-
-class WrongTokens(LlamaDraftModel):
-    """Drafts a chain of `passes` tokens, and gives `count` tokens that are nearly always wrong."""
-
-    def __init__(self, drafter: CachedDrafter) -> None:
-        self.drafter = drafter
-        self.count = 0
-        self.passes = 0
-
-    def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
-        self.drafter.chains([input_ids.tolist()], [self.passes])
-        return np.zeros(self.count, np.intc)
 
 
 class Decoder:
@@ -98,18 +81,20 @@ class Decoder:
         return Answer(ids, answer, times[-1], prompt.kind, prompt.source, first=times[0])
 
 
-def step_times(
-    decoder: Decoder, training: Sequence[Prompt], drafter: CachedDrafter
-) -> pd.DataFrame:
-    """Seconds of a step by verified tokens and draft passes, from the first token of an answer
-    on."""
-    rows: list[dict[str, float]] = []
-    wrong = WrongTokens(drafter)
-    for prompt, (wrong.count, wrong.passes) in product(training, WRONG):
-        answer = decoder.ask(prompt, wrong, 1 + TIMED, True)
-        step = {"batch": 1, "context": 100, "verified": wrong.count + 1, "passes": wrong.passes}
-        rows.append({**step, "seconds": (answer.seconds - answer.first) / TIMED})
-    return median_times(rows)
+def recorded(
+    decoder: Decoder, training: Sequence[Prompt], drafter: CachedDrafter, steps: Path
+) -> list[Answer]:
+    """Answers while drafts of all lengths take turns. The plug-in records the `steps`; to them the
+    mean one without a drafter is added."""
+    in_turn = SelectedDrafts(None, chains=drafter.chains, steps=steps)
+    answers = [decoder.ask(prompt, in_turn) for prompt in training]
+    plain = [decoder.ask(prompt, None) for prompt in training[:TUNING]]
+    seconds = sum(answer.seconds - answer.first for answer in plain)
+    count = sum(len(answer.tokens) - 1 for answer in plain)
+    step = {"batch": 1, "context": 100, "verified": 1, "passes": 0, "drafter": False}
+    with steps.open("a") as file:
+        file.write(json.dumps({**step, "seconds": seconds / count}) + "\n")
+    return answers
 
 
 def answers_in_turns(
@@ -138,14 +123,12 @@ def main() -> None:
     decoder = Decoder()
     drafter = CachedDrafter.load(str(SHIPPED), SMOLLM2)
     log = FOLDER / "log.jsonl"
-    timings = FOLDER / "timings.csv"
+    steps = FOLDER / "steps.jsonl"
     if not log.exists():
-        write_log(log, [decoder.ask(prompt, None) for prompt in training], drafter)
-    if not timings.exists():
-        step_times(decoder, training[:TUNING], drafter).to_csv(timings, index=False)
-    console.print(timings.read_text())
-    copies = train(log, timings, "llama-copies", "logs.drafter=none")
-    both = train(log, timings, "llama-both")
+        steps.unlink(missing_ok=True)
+        write_log(log, recorded(decoder, training, drafter, steps), drafter)
+    copies = train(log, steps, "llama-copies", "logs.drafter=none")
+    both = train(log, steps, "llama-both")
 
     def seconds_of_lookups() -> list[float]:
         seconds = []

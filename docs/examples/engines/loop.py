@@ -32,8 +32,6 @@ CONTEXT = 1024  # the longest one
 TUNING, HELD_OUT = 8, 48  # prompts
 LONGEST = 8  # tokens of a labelled chain
 PLAIN = "no speculation"
-# steps that are timed: tokens that are proposed, and draft passes
-WRONG = [(0, 0), (1, 0), (1, 1), (2, 0), (2, 2), (4, 0), (4, 4), (8, 0), (16, 0)]
 
 
 class Answer(NamedTuple):
@@ -117,12 +115,6 @@ def train(log: Path, timings: Path, name: str, *overrides: str) -> Path:
     words = f"logs {log} --timings {timings} --name {name} latency.stepped=false".split()
     subprocess.run([sys.executable, "-m", "pipelines", *words, *overrides], check=True)
     return Path("runs", name, "selector").absolute()
-
-
-def median_times(rows: Sequence[dict[str, float]]) -> pd.DataFrame:
-    """The timed steps, whose last column is `seconds`, with the median of those of one kind."""
-    columns = list(rows[0])
-    return pd.DataFrame(rows).groupby(columns[:-1], as_index=False)["seconds"].median()
 
 
 def made_once(path: Path, make: Callable[[], Any]) -> Any:

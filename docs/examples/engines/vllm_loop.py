@@ -16,24 +16,21 @@ import json
 import math
 import os
 import random
+import statistics
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
 import torch
 from loop import (
     PLAIN,
     TUNING,
-    WRONG,
     Answer,
     made_once,
-    median_times,
     prompts,
     row,
     show,
@@ -52,9 +49,10 @@ from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
 from pipelines.run import console
 
-FEW = [(0.25, 0), (0.5, 0)]  # as `WRONG`, where only some of several requests draft
+PROPOSER = "data_gen.engines.vllm.Proposer"
+AT_ONCE = (1, 4, 8)  # requests whose steps are recorded
 PORT = 8711  # of the first server
-TIMED, TIMES = 24, 4  # new tokens of an answer that times steps; how often
+TIMED, TIMES = 24, 4  # new tokens of an answer that times plain steps; how often
 LONGEST = 20  # drafted tokens
 DRAFT = str(SHIPPED.absolute())
 SAMPLED = 0.7  # the temperature beside 0
@@ -109,29 +107,31 @@ SCENES = [
 ]
 
 
-def step_times(asked: Sequence[Prompt], temperature: float) -> pd.DataFrame:
-    """Seconds of a step by requests, mean verified tokens and draft passes: how much longer longer
-    answers take."""
-    rows: list[dict[str, float]] = []
-    file = FOLDER / "wrong.txt"
-    file.write_text("0 0")
-    most = 2 * max(count for count, _ in WRONG)
-    with server(PORT, custom("wrong.WrongTokens", most), {"draft": DRAFT}) as address:
-        ask_all(address, asked[:2], 2, temperature)
-        for _, batch, (count, passes) in product(range(TIMES), (1, 4, 8), [*WRONG, *FEW]):
-            if batch == 1 and count % 1:
-                continue
-            file.write_text(f"{count} {passes}")
-            seconds = []
-            for tokens in (4, 4 + TIMED):
-                answers = ask_all(
-                    address, asked[:batch], batch, temperature, tokens=tokens, to_the_end=True
-                )
-                seconds.append(max(answer.seconds for answer in answers))
-            step = {"batch": batch, "context": 100, "verified": count + 1, "passes": passes}
-            # the prompts' passes are in both
-            rows.append({**step, "seconds": (seconds[1] - seconds[0]) / TIMED})
-    return median_times(rows)
+def recorded(training: Sequence[Prompt], temperature: float, steps: Path) -> list[Answer]:
+    """A server's answers while drafts of all lengths take turns. Its plug-in records the `steps`,
+    and those of a server without a drafter are added."""
+    options = {"steps": str(steps.absolute()), "temperature": temperature, "draft": DRAFT}
+    with server(PORT, custom(PROPOSER, LONGEST), {NAME: options}) as address:
+        for at_once in AT_ONCE:
+            answers = ask_all(address, training, at_once, temperature)
+    with server(PORT, None) as address:
+        plain = [plain_step(address, training[:at_once], temperature) for at_once in AT_ONCE]
+    with steps.open("a") as file:
+        file.writelines(f"{json.dumps(step)}\n" for step in plain)
+    return answers
+
+
+def plain_step(address: str, asked: Sequence[Prompt], temperature: float) -> dict[str, Any]:
+    """What a step of so many requests takes: how much longer longer answers take. The prompts'
+    passes are in both."""
+    batch = len(asked)
+    seconds = []
+    for tokens in TIMES * (4, 4 + TIMED):
+        answers = ask_all(address, asked, batch, temperature, tokens=tokens, to_the_end=True)
+        seconds.append(max(answer.seconds for answer in answers))
+    longer = [long - short for short, long in zip(seconds[::2], seconds[1::2], strict=True)]
+    step = {"batch": batch, "context": 100, "verified": 1, "passes": 0, "drafter": False}
+    return {**step, "seconds": statistics.median(longer) / TIMED}
 
 
 def tuned(
@@ -237,22 +237,14 @@ def settings_are_accepted() -> None:
 def trained(training: Sequence[Prompt], drafter: CachedDrafter) -> tuple[Path, dict[float, Path]]:
     """The folders of the selectors that the server's answers and step times train: of copies alone,
     and of copies and drafts by temperature."""
-    raw = {heat: FOLDER / f"answers-{heat:g}.json" for heat in (0.0, SAMPLED)}
-    if not all(path.exists() for path in raw.values()):
-        with server(PORT, NGRAMS[0]) as address:
-            for heat, path in raw.items():
-                path.write_text(json.dumps(ask_all(address, training, 8, heat)))
     logs: dict[float, Path] = {}
     timings: dict[float, Path] = {}
-    for heat, path in raw.items():
+    for heat in (0.0, SAMPLED):
         logs[heat] = FOLDER / f"log-{heat:g}.jsonl"
-        timings[heat] = FOLDER / f"timings-{heat:g}.csv"
-        if not timings[heat].exists():
-            step_times(training, heat).to_csv(timings[heat], index=False)
-        console.print(timings[heat].read_text())
+        timings[heat] = FOLDER / f"steps-{heat:g}.jsonl"
         if not logs[heat].exists():
-            answers = [Answer(*fields) for fields in json.loads(path.read_text())]
-            write_log(logs[heat], answers, drafter)
+            timings[heat].unlink(missing_ok=True)
+            write_log(logs[heat], recorded(training, heat, timings[heat]), drafter)
     copies = train(logs[0.0], timings[0.0], "vllm-copies", "logs.drafter=none")
     both: dict[float, Path] = {}
     for heat, log in logs.items():
@@ -266,7 +258,7 @@ def methods_of(few: Sequence[Prompt], copies: Path, both: Path, heat: float) -> 
     checkpoint = {"method": "draft_model", "model": draft_as_checkpoint()}
     models = [{**checkpoint, "num_speculative_tokens": n} for n in (2, 4)]
     ngram = made_once(FOLDER / f"ngram-{heat:g}.json", partial(tuned, NGRAMS, few, heat))
-    proposer = custom("data_gen.engines.vllm.Proposer", LONGEST)
+    proposer = custom(PROPOSER, LONGEST)
     selector = {"selector": str(both), "temperature": heat, "draft": DRAFT}
     methods: dict[str, Method] = {
         PLAIN: (None,),
@@ -299,9 +291,11 @@ def main() -> None:
             scenes = [scene for scene in SCENES if scene.temperature == heat]
             rows += measured(scenes, company, methods[heat], held_out, training)
         show(rows)
-    sampled = answered(Scene(SAMPLED, 1), COMPANIES[0])[OURS]
-    answers = [answer for turn in sampled for answer in turn]
-    selector = TextSelector(both[SAMPLED], SAMPLED, chains=drafter.chains)
+    options = {"selector": str(both[SAMPLED]), "temperature": SAMPLED, "draft": DRAFT}
+    always = {NAME: {**options, "way_out": False}}  # so that its decisions can be taken again
+    with server(PORT, custom(PROPOSER, LONGEST), always) as address:
+        answers = ask_all(address, held_out, 1, SAMPLED)
+    selector = TextSelector(both[SAMPLED], SAMPLED, chains=drafter.chains, way_out=False)
     console.print(f"T = {SAMPLED}: {law(answers, selector)}")
 
 

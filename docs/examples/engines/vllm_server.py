@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from loop import CONTEXT, TOKENS, Answer
-from wrong import COUNT
 
 from data_gen.models.gguf import SMOLLM2, resolved
 from data_gen.texts.prompts import Prompt
@@ -31,8 +30,8 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "2",
     "KMP_BLOCKTIME": "0",
     "HF_HUB_OFFLINE": "1",
-    # of this folder's proposer and of the plug-ins
-    "PYTHONPATH": f"{Path(__file__).parent}:{Path.cwd()}",
+    # of the plug-ins
+    "PYTHONPATH": str(Path.cwd()),
 }
 OPTIONS = f"--served-model-name smol --dtype float32 --enforce-eager --max-model-len {CONTEXT}"
 
@@ -54,7 +53,7 @@ def server(
         command += ["--additional-config", json.dumps(additional)]
     address = f"http://127.0.0.1:{port}"
     assert not alive(address), f"{address}: something serves there already"
-    environment = {**os.environ, **ENVIRONMENT, COUNT: str(FOLDER / "wrong.txt")}
+    environment = {**os.environ, **ENVIRONMENT}
     log = FOLDER / f"server-{port}.log"
     with (
         log.open("w") as output,
