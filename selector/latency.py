@@ -84,9 +84,6 @@ class Batches:
     # for each size, the decisions of all requests of a step, by what they see; empty where they
     # were not timed
     decide: list[dict[str, float]] = field(default_factory=list)
-    # for each size, how much longer a step takes because there is a drafter, even where it drafts
-    # nothing; empty where no server without one was timed
-    presence: list[float] = field(default_factory=list)
 
     def at(self, batch: int, tokens: int) -> tuple[Table, Table, Table]:
         """The draft's forward pass, drafting once, and the rest of a step for a batch size, the
@@ -183,7 +180,8 @@ class LatencyProfile:
             then those of the smallest batch. None where one request was timed.
         draws: the same from other draws of the timed steps, for their uncertainty; empty where each
             kind of step was timed once.
-        presence: how much longer a step takes because there is a drafter, at a batch size.
+        plain: a step of a server without a drafter, at one context, by the number of requests; 0
+            where none was timed.
     """
 
     device: str  # processor, threads, dtype
@@ -202,7 +200,7 @@ class LatencyProfile:
     nucleus: float = 0.0  # additional time of one next-token distribution where top-p is below 1
     batches: Batches | None = None
     draws: list[Batches] = field(default_factory=list)
-    presence: float = 0.0
+    plain: Table = FREE
     distinct: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     weights: list[str] = field(default_factory=list)
     lag: Table = FREE
@@ -242,6 +240,8 @@ class LatencyProfile:
         if "batches" in values:
             values["batches"] = Batches.of(values["batches"])
         values["draws"] = list(map(Batches.of, values.get("draws", [])))
+        if "plain" in values:
+            values["plain"] = Table(**values["plain"])
         return cls(**values)
 
     def to_json(self) -> dict[str, object]:
@@ -268,19 +268,24 @@ class LatencyProfile:
         decide = self.decide
         if self.batches.decide:
             decide = self.batches.decisions_at(batch)
-        presence = 0.0
-        if self.batches.presence:
-            presence = along(self.batches.sizes, self.batches.presence, batch, stepped=False)
         return replace(
             self,
             draft=draft,
             drafting=drafting,
             target=target,
             decide=decide,
-            presence=presence,
+            plain=Table(self.plain.lengths, [0], [[self.plain.at(0, batch)]]),
             batches=None,
             draws=[],
         )
+
+    @property
+    def presence(self) -> float:
+        """How much longer a step of this batch size takes because there is a drafter, even if it
+        drafts nothing; 0 where no server without one was timed."""
+        (length,) = self.plain.lengths
+        plain = self.plain.at(length, 0)
+        return max(0.0, self.target.at(length, 1) - plain) if plain else 0.0
 
     @property
     def drawn(self) -> list[LatencyProfile]:

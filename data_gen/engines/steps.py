@@ -30,7 +30,7 @@ class Step(NamedTuple):
     """A step of an engine."""
 
     batch: int  # requests that were decoded together
-    context: float  # their mean tokens before the step
+    context: int  # their mean tokens before the step
     verified: float  # mean tokens of a request in the target's pass, the root included
     passes: int  # forward passes of the draft model
     seconds: float
@@ -64,7 +64,7 @@ class StepTimer:
         tokens = _tokens_of(texts)
         verified = 1 + sum(map(len, drafts)) / batch
         self._texts = texts
-        self._step = Step(batch, tokens / batch, verified, passes, 0.0, tokens)
+        self._step = Step(batch, round(tokens / batch), verified, passes, 0.0, tokens)
 
 
 def _tokens_of(texts: Sequence[DrafterKnowledge]) -> int:

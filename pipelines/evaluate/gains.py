@@ -147,7 +147,8 @@ def _of_kind(timed: Timed, predicted: Predictions, kind: str) -> tuple[Timed, Pr
 def _charge(replays: Replays, cases: Cases, decisions: LatencyProfile) -> None:
     """Add what the replays of selectors and of the lookup rule become with the time of their
     decisions, and charge those with one length for all requests of a step, which a network
-    chooses."""
+    chooses. Plain decoding is that of a server without a drafter."""
+    replays[PLAIN] = replays[PLAIN].charged(-decisions.presence)
     deciding = {COPYING: next(iter(cases.values())).rule}
     for level, case in cases.items():
         deciding[selector_at(level)] = case.setting

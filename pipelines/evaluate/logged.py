@@ -42,6 +42,7 @@ from pipelines.tracking import metric_name
 from pipelines.train.judging import too_few
 from pipelines.train.result import CASE, Case, load_module, load_result
 from selector import decision
+from selector.actions import EMPTY
 from selector.latency import LatencyProfile
 from selector.schema import MATCH
 from selector.train.data import Texts
@@ -158,10 +159,12 @@ class Choice:
         """What to do, in a few words."""
         setting = self.case.setting
         if self.is_loss:
-            return "decode plainly, because drafting is a loss"
+            return "serve without a drafter, because drafting is a loss"
         if setting.decider == decision.NETWORK:
             gain = self.over(COPYING + CHARGED).value - 1
             return f"the network ({LEVELS[setting.level]}), {gain:+.1%} over the {COPYING}"
+        if setting.decider == decision.STATIC and setting.action == EMPTY:
+            return "serve without a drafter, because no draft surely pays"
         return drafts_in_words(setting)
 
     @property

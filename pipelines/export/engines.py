@@ -38,6 +38,7 @@ from selector.latency import FREE, LatencyProfile
 from selector.schema import InputError, sha256
 from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
+from selector.train.tuning import SURE
 
 # verifiers that verify a chain token by token
 STANDARD = ("naive", "naive_tree", "specinfer", "spectr", "priority")
@@ -81,6 +82,14 @@ class EngineSettings:
             ranges.append((first, last.batch, length))
             first = last.batch + 1
         return ranges
+
+    @property
+    def without_drafter(self) -> str:
+        """From how many requests on nothing is drafted, in words; empty where something is."""
+        first, _, length = self.ranges[-1]
+        if length > 0:
+            return ""
+        return f"serve this without a drafter from {first} requests on"
 
     @property
     def longest(self) -> int:
@@ -170,6 +179,8 @@ def best_lengths(
     setting; `verifiers` are those of `Engine.verifiers`.
 
     The longest chain is the one with the largest geometric mean of the speeds over all batch sizes.
+    Nothing is drafted where that is not surely faster than a server without a drafter, unless all
+    batch sizes have one length.
     """
     assert profile.batches is not None
     longest_timed = {}
@@ -201,6 +212,12 @@ def best_lengths(
     result = []
     for batch, length in fastest(longest).items():
         best = replays[batch](length, longest)
+        presence = profile.at_batch(batch).presence
+        plain = replays[batch](0, 0).charged(-presence)
+        over_plain = ratio_of_speeds(best, plain, texts.source_number_X)
+        if not (over_plain.is_ahead(SURE) or engine.one_length):
+            length = 0
+            best = replays[batch](0, longest)
         gain = None
         if engine.default <= longest_timed[batch]:
             replayed = _replay_of_chains(texts, verifiers[1], profile.at_batch(batch))
@@ -266,8 +283,10 @@ def serve(config: Config, name: str) -> None:
         sections.append(settings)
         if settings.refused:
             stage.say(f"{settings.sampling}: nothing is written, {settings.refused}")
-        else:
-            files |= engine.files(settings)
+            continue
+        files |= engine.files(settings)
+        if settings.without_drafter:
+            stage.say(f"{settings.sampling}: {settings.without_drafter}")
     page = TEMPLATES.get_template("README.j2")
     files["README.md"] = page.render(
         engine=engine, device=profile.device, sections=sections, folder=folder

@@ -84,12 +84,11 @@ def run(
         remarks.append(misfit(rows if drafts else rows[rows["passes"] == 0], profile))
     if not stage.begin():
         return
-    assert profile.batches is not None
-    profile = replace(
-        profile,
-        batches=with_presence(profile.batches, plain),
-        draws=[with_presence(draw, plain) for draw in profile.draws],
-    )
+    if not plain.empty:
+        context = round(plain["context"].mean())
+        seconds = plain.groupby("batch")["seconds"].mean()
+        table = Table([context], seconds.index.tolist(), [seconds.tolist()])
+        profile = replace(profile, plain=table)
     stage.replace()
     write_json(output, {**complete(profile).to_json(), "check": checks})
     for remark in filter(None, remarks):
@@ -109,11 +108,7 @@ def of_traffic(
         return make(traffic.binned(some), stepped=False, knots=traffic.KNOTS)
 
     profile = fitted(steps)
-    draws = []
-    for draw in traffic.drawn(steps):
-        batches = fitted(draw).batches
-        assert batches is not None
-        draws.append(batches)
+    draws = [batches for draw in traffic.drawn(steps) if (batches := fitted(draw).batches)]
     shown, held_out = traffic.halves(steps)
     unseen = traffic.binned(held_out)
     unseen["predicted"] = predicted_seconds(unseen, fitted(shown))
@@ -210,20 +205,6 @@ def profile_of(
         decide=dict.fromkeys(LEVELS, 0.0),
         batches=Batches(list(tables), draft, drafting, target, stepped),
     )
-
-
-def with_presence(batches: Batches, plain: pd.DataFrame) -> Batches:
-    """The times with what it costs to have a drafter, by steps of servers without one."""
-    seconds: dict[int, float] = {}
-    for batch, context, without in (
-        plain.groupby("batch")[["context", "seconds"]].mean().itertuples()
-    ):
-        *_, target = batches.at(batch, 1)
-        seconds[batch] = max(0.0, target.at(context, 1) - without)
-    if not seconds:
-        return batches
-    presence = np.interp(batches.sizes, list(seconds), list(seconds.values()))
-    return replace(batches, presence=presence.tolist())
 
 
 def _tables(

@@ -6,7 +6,11 @@ each; `bases` are the settings of the best static trees.
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,8 +18,8 @@ from torch import Tensor
 from pipelines.config import Config
 from pipelines.data.recorded import samplings_of, timed
 from pipelines.run import watched
-from selector.actions import Action
-from selector.decision import Setting
+from selector.actions import EMPTY, Action
+from selector.decision import NETWORK, Setting
 from selector.latency import LatencyProfile
 from selector.train import tuning
 from selector.train.data import Texts, Timed
@@ -27,7 +31,7 @@ from selector.train.tuning import (
     StaticTable,
     best_static,
     decide,
-    judge_setting,
+    replay_setting,
     shapes_that_pay,
     tune_lookup_rule,
 )
@@ -140,15 +144,48 @@ def judge_rules(
     cases = list(zip(train, others, bases, strict=True))
     words = "tuning lookup rules" if drafts else "tuning copies alone"
     for case, judged, base in watched(cases, words):
-        if case.batch == 1:
-            setting = tune_lookup_rule(case, base, drafts)
-            rules.append(judge_setting(judged, {}, setting, base.action))
-            continue
-        setting = tune_lookup_rule(case, base, drafts, MixedBatches(case, profile, case.batch))
-        batches = MixedBatches(judged, profile, judged.batch)
-        replayed = batches.replay(decide(judged, {}, setting).action_R, setting.asked)
-        rules.append(_among(batches, setting, replayed, base))
+        clocks = [replays(case, draw) for draw in profile.drawn]
+        setting = tune_lookup_rule(case, base, drafts, clocks)
+        rules.append(_judged(setting, judged, base, profile))
     return rules
+
+
+def _judged(setting: Setting, case: Timed, base: Setting, profile: LatencyProfile) -> Judged:
+    replay_of = replays(case, profile)
+    replayed = replay_of(setting)
+    source_X = torch.arange(len(replayed.tokens_X))
+    if case.batch == 1:
+        source_X = case.texts.source_number_X
+    return Judged(setting, ratio_of_speeds(replayed, replay_of(base), source_X), replayed, source_X)
+
+
+def replays(case: Timed, profile: LatencyProfile) -> Callable[[Setting], Replayed]:
+    """Replay with the step times of a profile of settings in which no network decides; several
+    requests have different texts."""
+    timed = case.on(profile.at_batch(case.batch), case.batch)
+    if case.batch == 1:
+        return partial(replay_setting, timed, {})
+    batches = MixedBatches(timed, profile, case.batch)
+    return lambda setting: batches.replay(decide(timed, {}, setting).action_R, setting.asked)
+
+
+def unless_plain(best: Judged, case: Timed, base: Setting, profile: LatencyProfile) -> Judged:
+    """What decides, where it is surely faster than a server without a drafter, also for what is
+    unsure of the step times; else nothing is drafted."""
+    plain = _judged(replace(base, action=EMPTY), case, base, profile)
+    by_network = best.setting.decider == NETWORK
+    ratios = []
+    for draw in [profile] if by_network else profile.drawn:
+        replay_of = replays(case, draw)
+        presence = draw.at_batch(case.batch).presence
+        decided = best.replayed if by_network else replay_of(best.setting)
+        assert decided is not None
+        without = replay_of(plain.setting).charged(-presence)
+        ratios.append(ratio_of_speeds(decided, without, plain.source_X))
+    gains = [ratio.value for ratio in ratios]
+    error = statistics.fmean(ratio.error for ratio in ratios)
+    gain = Ratio(statistics.fmean(gains), math.hypot(error, statistics.pstdev(gains)))
+    return best if gain.is_ahead(tuning.SURE) else plain
 
 
 def drafting_where_ahead(rules: list[Judged], copies: list[Judged], times: float) -> list[Judged]:

@@ -196,6 +196,8 @@ def decided(
                     texts, predicted_RA, alone, rule, base, profile
                 )
             best = judging.keep_if_ahead(network, rule, base, longest, times, is_judged)
+            if not source.decodes:
+                best = judging.unless_plain(best, texts, base, profile)
             setting = replace(best.setting, level=alone.setting.level)
             cases.append(Case(setting, base, rule.setting, network.ratio, rule.ratio, common))
             ratios.append(best.ratio)

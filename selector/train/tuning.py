@@ -6,8 +6,10 @@ Legend: X texts, R roots, A actions.
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -18,7 +20,6 @@ from selector.actions import EMPTY, Action
 from selector.decision import NETWORK, RHOS, LookupRule, Setting, choices
 from selector.schema import EARLY, FULL, LIGHT
 from selector.train.data import Timed
-from selector.train.mixed import MixedBatches
 from selector.train.ranked import candidates, united
 from selector.train.replay import Lag, Ratio, Replayed, ratio_of_speeds, replay
 
@@ -233,12 +234,17 @@ def tune_setting(
 
 
 def tune_lookup_rule(
-    timed: Timed, static: Setting, drafts: bool = True, batches: MixedBatches | None = None
+    timed: Timed,
+    static: Setting,
+    drafts: bool = True,
+    clocks: Sequence[Callable[[Setting], Replayed]] = (),
 ) -> Setting:
-    """The fastest lookup rule on some texts, or for `batches` of requests with them. The least
-    match and the lookup are searched together, then each of these and the tree that is drafted
-    elsewhere in turn, until none of them changes. A lookup may stand in one tree with a shape by
-    rank. Nothing is drafted elsewhere, nor beside a lookup, unless `drafts`."""
+    """The lookup rule with the highest speed over plain decoding on some texts: in the mean less
+    one standard error over `clocks`, the replays with equally likely step times, by default with
+    those of the texts. The least match and the lookup are searched together, then each of these and
+    the tree that is drafted elsewhere in turn, until none of them changes. A lookup may stand in
+    one tree with a shape by rank. Nothing is drafted elsewhere, nor beside a lookup, unless
+    `drafts`."""
     space = timed.space
     lookups = [Action.copy(length) for length in space.lookups]
     some_lookups = lookups[:: max(1, len(lookups) // 4)]
@@ -257,12 +263,17 @@ def tune_lookup_rule(
         rule = LookupRule(least, lookup.copied, lookup.ranks)
         return replace(static, action=tree, rule=rule)
 
+    clocks = clocks or [partial(replay_setting, timed, {})]
+    plain = replace(static, action=EMPTY)
+    plain_speeds = [replayed(plain).speed for replayed in clocks]
+
     @cache
     def speed(tried: tuple[Any, ...]) -> float:
         setting = setting_of(*tried)
-        if batches is not None:
-            return batches.replay(decide(timed, {}, setting).action_R, setting.asked).speed
-        return replay_setting(timed, {}, setting).speed
+        gains = []
+        for replayed, plain_speed in zip(clocks, plain_speeds, strict=True):
+            gains.append(replayed(setting).speed / plain_speed)
+        return statistics.fmean(gains) - statistics.pstdev(gains)
 
     best: tuple[Any, ...] = max(product(LEASTS, some_lookups, [static.action]), key=speed)
     before = None

@@ -57,6 +57,33 @@ def write(path: Path, entries: list[dict[str, Any]]) -> Path:
     return path
 
 
+def recorded(steps: int, seed: int = 0) -> list[dict[str, Any]]:
+    """What a plug-in records of a server with up to nine requests, on a noisy machine: a tenth of
+    the steps hang."""
+    chance = random.Random(seed)
+    lines = []
+    for _ in range(steps):
+        batch, passes = chance.randint(1, 9), 0
+        verified = 1.0
+        if chance.random() < 0.7:
+            length = chance.randint(1, 8)
+            drafting = chance.randint(1, batch)
+            verified += length * drafting / batch
+            passes = chance.choice([0, length])
+        context = chance.randint(100, 900)
+        seconds = seconds_of(batch, context, verified, passes) * chance.gauss(1.0, 0.05)
+        if chance.random() < 0.1:
+            seconds *= chance.uniform(1.5, 5.0)
+        step = {"batch": batch, "context": context, "verified": verified, "passes": passes}
+        lines.append({**step, "tokens": batch, "seconds": seconds})
+    return lines
+
+
+def seconds_of(batch: int, context: float, verified: float, passes: int) -> float:
+    drafting = (passes > 0) * 1e-3 + passes * (1e-3 + 1e-4 * batch)
+    return 0.020 + 2e-6 * batch * context + 1e-3 * batch * verified + drafting
+
+
 def small(folder: Path, count: int = 40) -> tuple[Path, Path]:
     """A log of two kinds of work, and step times."""
     log = write(

@@ -15,9 +15,20 @@ from typer.testing import CliRunner
 from data_gen.models.sampling import Sampling
 from pipelines.cli import app
 from pipelines.export.engines import ENGINES, BestLength, EngineSettings, best_lengths
+from selector.latency import Table
 from selector.schema import InputError
 from selector.train.data import Texts
-from tests.pipelines.gpus import BATCHES, VERIFIERS, Seconds, flat, read, step, stepped, timings
+from tests.pipelines.gpus import (
+    BATCHES,
+    CONTEXT,
+    VERIFIERS,
+    Seconds,
+    flat,
+    read,
+    step,
+    stepped,
+    timings,
+)
 from tests.pipelines.runs import SMALL, command, refusal
 from tests.selector.synthetic import survivals_of, texts
 
@@ -101,6 +112,26 @@ def test_block_labels_are_compared_with_what_the_engine_does_unasked(tmp_path: P
     assert all(
         best.gain is None for best in best_lengths(replace(vllm, default=12), even(), both, timed)
     )
+
+
+def test_a_server_without_a_drafter_is_named_where_it_is_as_fast(tmp_path: Path) -> None:
+    """One with a drafter takes longer, whatever it does, with eight requests and more, and so with
+    five."""
+    timed = read(tmp_path, timings(flat))
+    plain = []
+    for batch in BATCHES:
+        with_drafter = timed.at_batch(batch).target.at(CONTEXT, 1)
+        plain.append(with_drafter - 10e-3 * (batch >= 8))
+    costly = replace(timed, plain=Table([CONTEXT], list(BATCHES), [plain]))
+    vllm, verifiers = ENGINES["vllm"], ("traversal", "specinfer")
+    for profile, words in (
+        (timed, ""),
+        (costly, "serve this without a drafter from 5 requests on"),
+    ):
+        lengths = best_lengths(vllm, even(0.4), verifiers, profile)
+        settings = EngineSettings("T", "D", "draft_model", True, Sampling(), lengths)
+        assert settings.without_drafter == words
+        assert all((best.length == 0) == (best.batch >= 8 and bool(words)) for best in lengths)
 
 
 def test_an_engine_reads_what_the_golden_folder_holds() -> None:

@@ -32,7 +32,7 @@ from pipelines.train import judging
 from pipelines.train.judging import judge_jointly, keep_if_ahead
 from pipelines.train.result import Case
 from selector import latency
-from selector.actions import ActionSpace
+from selector.actions import EMPTY, ActionSpace
 from selector.decision import Setting
 from selector.runtime.joint import Shapes, joint_choice
 from selector.runtime.selector import Policy, Selector, load_selector
@@ -51,11 +51,12 @@ from selector.train.tuning import (
     tune_setting,
 )
 from tests.pipelines.runs import ROOT, espalier, evaluation_of, outcome
-from tests.pipelines.small_logs import as_steps, record, small, write
+from tests.pipelines.small_logs import as_steps, record, recorded, small, write
 from tests.selector import logged
 
 SMALL = ["train.epochs=2", "train.hidden=[16,8]", "train.batch=128"]
 GREEDY = Sampling(0.0)
+PROFILE = logged.profile()
 
 
 @pytest.fixture(scope="module")
@@ -203,12 +204,44 @@ def test_its_card_says_what_it_is_and_generate_refuses_it(
         )
 
 
-def led_rules(train: Timed, validation: Timed, fixed: Setting) -> list[Judged]:
+def led_rules(
+    train: Timed,
+    validation: Timed,
+    fixed: Setting,
+    profile: latency.LatencyProfile = PROFILE,
+) -> list[Judged]:
     rules, copies = (
-        judging.judge_rules([train], [validation], [fixed], logged.profile(), drafts)
+        judging.judge_rules([train], [validation], [fixed], profile, drafts)
         for drafts in (True, False)
     )
     return judging.drafting_where_ahead(rules, copies, DRAFTING_LEAD)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_rule_is_kept_where_it_is_surely_ahead_of_a_server_without_a_drafter(batch: int) -> None:
+    """The drafter itself takes no time, or much, or it is not known how much a step takes."""
+    train, validation = (logged.timed(batch, seed=seed, count=24) for seed in range(2))
+    fixed = best_static(train, StaticTable.of(train))
+    certain = logged.profile()
+    assert certain.batches is not None
+    (rule,) = led_rules(train, validation, fixed)
+
+    def kept(profile: latency.LatencyProfile) -> Setting:
+        return judging.unless_plain(rule, validation, fixed, profile).setting
+
+    assert kept(certain) == rule.setting and rule.setting.rule is not None
+    without = [certain.at_batch(size).target.at(100, 1) - 4e-3 for size in (1, 4)]
+    costly = latency.Table([100], [1, 4], [without])
+    assert kept(replace(certain, plain=costly)) == replace(fixed, action=EMPTY)
+    draws = []
+    for token in (0.0, 5e-3):
+        target = [
+            replace(table, seconds=[[row[0], row[0] + 63 * token] for row in table.seconds])
+            for table in certain.batches.target
+        ]
+        draws.append(replace(certain.batches, target=target))
+    assert kept(replace(certain, draws=[draws[0]] * 4)) == rule.setting
+    assert kept(replace(certain, draws=draws)) == replace(fixed, action=EMPTY)
 
 
 def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
@@ -306,20 +339,30 @@ def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:
 
 
 def test_lookups_alone_are_a_choice(tmp_path: Path) -> None:
+    """With the step times of a server's traffic; one without a drafter is twice as fast with four
+    requests."""
     small(tmp_path)
-    output = espalier(
-        tmp_path, "logs", *arguments(tmp_path, name="copies"), "logs.drafter=none", config=""
-    )
+    steps = [step for step in recorded(9000) if step["passes"] == 0 and step["batch"] in (1, 4)]
+    for batch, seconds in ((1, 0.03), (4, 0.012)):
+        plain = {"batch": batch, "context": 500, "verified": 1, "passes": 0, "drafter": False}
+        steps.append({**plain, "seconds": seconds})
+    timings = write(tmp_path / "steps.jsonl", steps)
+    line = arguments(tmp_path, name="copies")
+    line[line.index(str(tmp_path / "clock.csv"))] = str(timings)
+    output = espalier(tmp_path, "logs", *line, "logs.drafter=none", config="")
+    assert "held-out steps of 1 requests, drafting:" in output
+    assert "4 and more: serve without a drafter" in output
     assert "token ids alone" in output and "drafter's hits" not in output, "there is no drafter"
     entries = evaluation_of(tmp_path, "copies")["logs"]["by_batch"]
-    assert all(entry["fixed_length"] == 0 and entry["fixed"] == 1 for entry in entries)
+    assert all(entry["fixed_length"] == 0 and entry["fixed"] <= 1 for entry in entries)
     line = [f"logs.files=['{tmp_path}/small.jsonl']", "logs.drafter=none", "name=copies", *SMALL]
-    line += [f"latency.timings={tmp_path}/clock.csv", "--engine", "vllm"]
+    line += [f"latency.timings={timings}", "--engine", "vllm"]
     code, output = outcome(tmp_path, "export", *line, config="llama_eagle3.yaml")
     assert code == 2 and "export.engine: the log has no drafter" in output
-    assert [
-        action.nodes for action in load_selector(tmp_path / "runs/copies/selector").actions
-    ] == list(range(21))
+    folder = tmp_path / "runs/copies/selector"
+    assert [action.nodes for action in load_selector(folder).actions] == list(range(21))
+    card = (folder / "README.md").read_text()
+    assert "Serve 4 requests without a drafter" in card and "Serve 1 request" not in card
 
 
 def test_the_shipped_config_runs_and_a_held_out_file_is_the_test_split(tmp_path: Path) -> None:
@@ -416,7 +459,7 @@ def test_a_model_drafts_in_a_log_only_where_it_is_clearly_ahead_of_copies_alone(
         for data in (train, validation)
     )
     (fixed,) = judging.statics([train])
-    (rule,) = led_rules(train, validation, fixed)
+    (rule,) = led_rules(train, validation, fixed, replace(train.profile, batches=None))
     drafted, alone = (
         judge_setting(validation, {}, tune_lookup_rule(train, fixed, drafts=drafts), fixed.action)
         for drafts in (True, False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import random
 import statistics
 from itertools import product
 from pathlib import Path
@@ -39,6 +38,7 @@ from tests.pipelines.gpus import (
     stepped,
     timings,
 )
+from tests.pipelines.small_logs import recorded, seconds_of
 from tests.selector.synthetic import profile
 
 SPACE = ActionSpace.default()
@@ -151,33 +151,6 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(
 ) -> None:
     with one_line("", "timings.csv", message):
         read(tmp_path, text)
-
-
-def recorded(steps: int, seed: int = 0) -> list[dict[str, Any]]:
-    """What a plug-in records of a server with up to nine requests, on a noisy machine: a tenth of
-    the steps hang."""
-    chance = random.Random(seed)
-    lines = []
-    for _ in range(steps):
-        batch, passes = chance.randint(1, 9), 0
-        verified = 1.0
-        if chance.random() < 0.7:
-            length = chance.randint(1, 8)
-            drafting = chance.randint(1, batch)
-            verified += length * drafting / batch
-            passes = chance.choice([0, length])
-        context = chance.randint(100, 900)
-        seconds = seconds_of(batch, context, verified, passes) * chance.gauss(1.0, 0.05)
-        if chance.random() < 0.1:
-            seconds *= chance.uniform(1.5, 5.0)
-        step = {"batch": batch, "context": context, "verified": verified, "passes": passes}
-        lines.append({**step, "tokens": batch, "seconds": seconds})
-    return lines
-
-
-def seconds_of(batch: int, context: float, verified: float, passes: int) -> float:
-    drafting = (passes > 0) * 1e-3 + passes * (1e-3 + 1e-4 * batch)
-    return 0.020 + 2e-6 * batch * context + 1e-3 * batch * verified + drafting
 
 
 def latency_of(lines: list[dict[str, Any]], drafts: bool = True) -> LatencyProfile:

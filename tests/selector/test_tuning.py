@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -286,6 +288,30 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
     every = {rule: speed(*rule) for rule in product(tuning.LEASTS, SPACE.lookups, trees)}
     assert (*setting.rule[:2], setting.action) == max(every, key=every.__getitem__)
     assert replay_setting(data, {}, setting).speed == pytest.approx(
-        speed(*setting.rule, setting.action)
+        speed(*setting.rule[:2], setting.action)
     )
-    assert replay_setting(data, {}, setting).speed > 1.1 * static.speed
+    assert replay_setting(data, {}, setting).speed > 1.05 * static.speed
+
+
+def test_a_rule_is_tuned_for_what_is_unsure_of_the_clock(data: Timed, static: Setting) -> None:
+    """By the mean over clocks of the speed over plain decoding, less one standard error: where one
+    says that verified tokens are nearly free and another that they are dear, it copies less."""
+    clocks = []
+    for dearness in (0.1, 1.0, 20.0):
+        target = data.profile.target
+        rows = []
+        for row in target.seconds:
+            rows.append([row[0] + dearness * (seconds - row[0]) for seconds in row])
+        clock = data.on(replace(data.profile, target=replace(target, seconds=rows)))
+        clocks.append(partial(replay_setting, clock, {}))
+    setting = tune_lookup_rule(data, static, False, clocks)
+
+    def caution(least: int, length: int) -> float:
+        plain = replace(static, action=EMPTY)
+        rule = replace(plain, rule=LookupRule(least, length))
+        gains = [replayed(rule).speed / replayed(plain).speed for replayed in clocks]
+        return statistics.fmean(gains) - statistics.pstdev(gains)
+
+    every = {rule: caution(*rule) for rule in product(tuning.LEASTS, SPACE.lookups)}
+    assert setting.rule is not None and caution(*setting.rule[:2]) == max(every.values())
+    assert setting.rule.length < tune_lookup_rule(data, static, False, clocks[:1]).rule.length
