@@ -263,6 +263,7 @@ def test_the_drafts_cache_has_a_bound(
     few = CachedDrafter(drafter().model, cache_gib=6 * 16 * bound / GIB)
     texts = [[*prompt, *answer][:30] for prompt, answer in TEXTS[:5]]
     wanted = [drafted(text, 3) for text in texts]
+    caplog.clear()
     for _ in range(2):
         assert few.chains(texts, [3] * 5) == [*wanted[:3], [], []]
     assert few.chains(texts[3:], [3] * 2) == wanted[3:]
