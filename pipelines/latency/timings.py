@@ -59,6 +59,8 @@ def run(
     """Read an engine's step times into the profile that is the stage's output; `drafts` as in
     `profile_of`. `complete` adds what the engine has not timed."""
     rows = read_timings(path)
+    if not stage.begin():
+        return
     plain = rows[~rows["drafter"]]
     rows = rows[rows["drafter"]]
     (output,) = stage.outputs
@@ -78,12 +80,11 @@ def run(
         profile, checks = of_traffic(rows, make)
         for check in checks:
             remarks.append(f"{check['action']}: {check['ratio']:.2f} of the measured time")
-        remarks.append(unsteady(checks))
+        doubt = unsteady(checks)
+        remarks.append(f"warning: {doubt}" if doubt else "")
     else:
         profile = make(rows)
         remarks.append(misfit(rows if drafts else rows[rows["passes"] == 0], profile))
-    if not stage.begin():
-        return
     if not plain.empty:
         context = round(plain["context"].mean())
         seconds = plain.groupby("batch")["seconds"].mean()
