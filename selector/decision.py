@@ -234,19 +234,14 @@ def net_tokens(efficiency_BA: Array, seconds_BA: Array, speed: float, rho: float
 
 
 def worth(
-    predicted_BA: Array,
-    seconds_BA: Array,
-    setting: Setting,
-    positions_K: Array,
-    are_logits: bool = False,
+    predicted_BA: Array, seconds_BA: Array, setting: Setting, are_logits: bool = False
 ) -> Array:
-    """What the actions at some positions are worth under a setting, [.., K]: `net_tokens` of
-    predicted block efficiencies, or the policy objective's logits (DDTE, eq. 12), which already
-    allow for the times."""
-    predicted_BK = predicted_BA.take(positions_K, -1)
+    """What actions that may be chosen are worth under a setting, [.., A]: `net_tokens` of predicted
+    block efficiencies, or the policy objective's logits (DDTE, eq. 12), which already allow for the
+    times."""
     if are_logits:
-        return predicted_BK
-    return net_tokens(predicted_BK, seconds_BA.take(positions_K, -1), setting.speed, setting.rho)
+        return predicted_BA
+    return net_tokens(predicted_BA, seconds_BA, setting.speed, setting.rho)
 
 
 def choices(
@@ -256,8 +251,10 @@ def choices(
     space: ActionSpace,
     are_logits: bool = False,
 ) -> Array:
-    """Positions of the actions that a setting's network chooses, int64 [..]; arguments as
+    """Positions of the actions that a setting's network chooses of all, int64 [..]; arguments as
     `worth`."""
     positions_K = setting.positions(space)
-    best: Array = worth(predicted_BA, seconds_BA, setting, positions_K, are_logits).argmax(-1)
+    predicted_BK = predicted_BA.take(positions_K, -1)
+    seconds_BK = seconds_BA.take(positions_K, -1)
+    best: Array = worth(predicted_BK, seconds_BK, setting, are_logits).argmax(-1)
     return positions_K[best]

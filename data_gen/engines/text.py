@@ -155,7 +155,8 @@ class TextSelector:
                     chain_length = length
             copies.append(copied)
             chain_lengths.append(chain_length)
-        chains = self._chains([text.text.index.tokens for text in texts], chain_lengths)
+        tokens = [text.text.index.tokens.tolist() for text in texts]
+        chains = self._chains(tokens, chain_lengths)
         drafts = [copied or drafted for copied, drafted in zip(copies, chains, strict=True)]
         self._timer.begin(texts, drafts, max(chain_lengths, default=0))
         return drafts

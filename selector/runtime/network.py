@@ -2,13 +2,14 @@
 cost torch ten times as much.
 
 Legend: F scalars, D hidden width of a model, W width of a projected hidden state, I inputs and O
-outputs of a layer, S survivals, A actions. Leading axes are those of a batch.
+outputs of a layer, S survivals, K actions. Leading axes are those of a batch.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import copy
 
 import numpy as np
 from torch import Tensor
@@ -32,45 +33,69 @@ class Network:
 
     def __init__(self, weights: Mapping[str, Array | Tensor], config: ArtefactConfig) -> None:
         self.config = config
-        self.arrays: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for name, weight in weights.items():
-            self.arrays[name.removeprefix(config.prefix)] = np.asarray(weight)
-        self._layers = sorted(int(match[1]) for match in map(LAYER.fullmatch, self.arrays) if match)
+            arrays[name.removeprefix(config.prefix)] = np.asarray(weight)
+        self._scaling = [arrays[name] for name in SCALING]
+        self._blocks: list[list[Array]] = []
+        for number in range(len(config.hidden_states)):
+            self._blocks.append([arrays[f"blocks.{number}.{part}"] for part in BLOCK])
+        numbers = sorted(int(match[1]) for match in map(LAYER.fullmatch, arrays) if match)
+        (first_IO, bias_I), *self._layers = [
+            (arrays[f"mlp.{number}.weight"].T, arrays[f"mlp.{number}.bias"]) for number in numbers
+        ]
+        # The early view has the first inputs alone, for the network was trained with zeros for the
+        # others. The input after the scalars is 1 in the other view.
+        F = len(config.schema.scalars)
+        self._first = {
+            True: (first_IO[: config.schema.first], bias_I),
+            False: (np.delete(first_IO, F, axis=0), bias_I + first_IO[F]),
+        }
         self._factors_SS = config.space.survival_factors().numpy()
-        self._sums_SA = config.space.sums_SA.numpy()
+        self._sums_SK = config.space.sums_SA.numpy()
+
+    def at(self, positions_K: Array) -> Network:
+        """The network of the actions at some positions alone, int64 [K], ascending."""
+        part = copy(self)
+        outputs = positions_K
+        if self.config.regressor:  # the survivals that are summed, and those that they depend on
+            sums_SK = self._sums_SK[:, positions_K]
+            summed = np.flatnonzero(sums_SK.any(1))
+            outputs = np.flatnonzero(self._factors_SS[:, summed].any(1))
+            part._sums_SK = sums_SK[summed]
+            part._factors_SS = self._factors_SS[np.ix_(outputs, summed)]
+        *before, (last_IO, bias_O) = self._layers
+        part._layers = [*before, (last_IO[:, outputs], bias_O[outputs])]
+        return part
 
     def predictions(self, features: Features, early: bool) -> Array:
-        """Predicted block efficiencies of all actions in tokens, or the policy objective's logits,
-        float32 [.., A], from float32 tensors on the CPU. `early`: by the scalars of the schema's
+        """Predicted block efficiencies of the actions in tokens, or the policy objective's logits,
+        float32 [.., K], from float32 tensors on the CPU. `early`: by the scalars of the schema's
         first level alone."""
-        values_I = self._inputs(features, early)
-        for layer in self._layers:
-            if layer > 0:
-                values_I = np.maximum(values_I, 0) if self.config.regressor else _gelu(values_I)
-            weight_OI = self.arrays[f"mlp.{layer}.weight"][:, : values_I.shape[-1]]
-            values_I = values_I @ weight_OI.T + self.arrays[f"mlp.{layer}.bias"]
+        weight_IO, bias_O = self._first[early]
+        values_O = self._inputs(features, early) @ weight_IO + bias_O
+        for weight_IO, bias_O in self._layers:
+            values_I = np.maximum(values_O, 0) if self.config.regressor else _gelu(values_O)
+            values_O = values_I @ weight_IO + bias_O
         if not self.config.regressor:
-            return values_I
+            return values_O
         # survivals are products of the probabilities whose logits are the outputs
         # (`SurvivalNetwork`)
-        survivals_S = np.exp(-np.logaddexp(0, -values_I) @ self._factors_SS)
-        tokens_A: Array = 1 + survivals_S @ self._sums_SA
-        return tokens_A
+        survivals_S = np.exp(-np.logaddexp(0, -values_O) @ self._factors_SS)
+        tokens_K: Array = 1 + survivals_S @ self._sums_SK
+        return tokens_K
 
     def _inputs(self, features: Features, early: bool) -> Array:
-        # Of the early view the first ones alone: the network was trained with zeros for the others.
         F = self.config.schema.first if early else len(self.config.schema.scalars)
-        count_F, low_F, high_F, mean_F, scale_F = (self.arrays[name][:F] for name in SCALING)
-        scalars_F = np.clip(features[SCALARS_KEY].numpy()[..., :F], low_F, high_F)
+        count_F, low_F, high_F, mean_F, scale_F = (array[:F] for array in self._scaling)
+        scalars_F = np.minimum(np.maximum(features[SCALARS_KEY].numpy()[..., :F], low_F), high_F)
         scalars_F = np.where(count_F, np.log1p(np.maximum(scalars_F, 0)), scalars_F)
         scaled_F: Array = (scalars_F - mean_F) / scale_F
-        if early:
+        if early or not self._blocks:
             return scaled_F
-        parts = [scaled_F, np.ones_like(scaled_F[..., :1])]
-        for i, name in enumerate(self.config.hidden_states):
-            weight_WD, bias_W, scale_W, shift_W = (
-                self.arrays[f"blocks.{i}.{part}"] for part in BLOCK
-            )
+        parts = [scaled_F]
+        for name, block in zip(self.config.hidden_states, self._blocks, strict=True):
+            weight_WD, bias_W, scale_W, shift_W = block
             values_W = features[name].numpy() @ weight_WD.T + bias_W
             centred_W = values_W - values_W.mean(-1, keepdims=True)
             deviation = np.sqrt(values_W.var(-1, keepdims=True) + EPSILON)

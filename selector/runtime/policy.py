@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from selector.actions import Action
-from selector.decision import NETWORK, NEVER, STATIC, Setting, choices, worth
+from selector.decision import NETWORK, NEVER, STATIC, Setting, worth
 from selector.files import Array
 from selector.latency import LatencyProfile, StepTimes
 from selector.runtime.artefact import Features, checked
@@ -89,7 +89,9 @@ class Policy:
             return setting.copied(self._scalar(read, MATCH))
         loaded = self._loaded
         early = self._is_early(read)
-        best = choices(*self._predicted(read, early), setting, loaded.space, loaded.has_logits)
+        positions_K, network = self._allowed
+        predicted = self._predicted(read, early, positions_K, network)
+        best = positions_K[worth(*predicted, setting, loaded.has_logits).argmax()]
         action = loaded.actions[best]
         if early and len(setting.feature_levels) > 1 and action.drafts:
             return None
@@ -100,13 +102,14 @@ class Policy:
         `select`."""
         loaded = self._loaded
         read = self._read(features)
-        positions_K = self.setting.positions(loaded.space)
+        positions_K, network = self._allowed
         if self._is_beyond(read):
             action = self.setting.copied(self._scalar(read, MATCH))
             positions_K = np.array([loaded.space.index(action)])
-        predicted = self._predicted(read, self._is_early(read))
+            network = loaded.network.at(positions_K)
+        predicted = self._predicted(read, self._is_early(read), positions_K, network)
         scores_A = np.full(len(loaded.space), NEVER, np.float32)
-        scores_A[positions_K] = worth(*predicted, self.setting, positions_K, loaded.has_logits)
+        scores_A[positions_K] = worth(*predicted, self.setting, loaded.has_logits)
         return scores_A
 
     def select_jointly(self, features: Sequence[Features]) -> list[Action]:
@@ -125,9 +128,8 @@ class Policy:
             raise InputError("features: requests of one batch know different ones") from error
         loaded = self._loaded
         read = checked({SCALARS_KEY: scalars_BF}, loaded.widths, 2, loaded.schema.first)
-        tokens_BA = loaded.network.predictions(read, self._is_early(read))
-        positions_K = self.setting.positions(loaded.space)
-        tokens_BK = tokens_BA[:, positions_K].astype(np.float64)
+        positions_K, network = self._allowed
+        tokens_BK = network.predictions(read, self._is_early(read)).astype(np.float64)
         mean_length = float(scalars_BF[:, loaded.schema.index("context_length")].mean())
         shapes, times = self._shared
         prices = times.prices(mean_length, self.setting.batch)
@@ -141,9 +143,15 @@ class Policy:
         return self._selector
 
     @cached_property
+    def _allowed(self) -> tuple[Array, Network]:
+        # positions of the actions that may be chosen, [K], and their network
+        positions_K = self.setting.positions(self._loaded.space)
+        return positions_K, self._loaded.network.at(positions_K)
+
+    @cached_property
     def _shared(self) -> tuple[Shapes, StepTimes]:
         loaded = self._loaded
-        shapes = Shapes.of([loaded.actions[a] for a in self.setting.positions(loaded.space)])
+        shapes = Shapes.of([loaded.actions[a] for a in self._allowed[0]])
         return shapes, loaded.latency.step_times(self.setting.batch)
 
     def _read(self, features: Features) -> Features:
@@ -156,8 +164,10 @@ class Policy:
         """Whether the network sees the scalars of the schema's first level alone."""
         return read[SCALARS_KEY].shape[-1] == self._loaded.schema.first or not self.setting.sees_all
 
-    def _predicted(self, read: Features, early: bool) -> tuple[Array, Array]:
-        # what the network predicts of the actions at a root, and seconds of a step there, [A] each
+    def _predicted(
+        self, read: Features, early: bool, positions_K: Array, network: Network
+    ) -> tuple[Array, Array]:
+        # what the network predicts of its actions at a root, and seconds of a step there, [K] each
         if early not in self._tables:
             self._tables[early] = self._table(early)
         lengths_L, seconds_LA = self._tables[early]
@@ -165,9 +175,8 @@ class Policy:
         length = min(max(length, lengths_L[0]), lengths_L[-1])
         above = max(1, int(np.searchsorted(lengths_L, length)))
         share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
-        low_A, high_A = seconds_LA[above - 1 : above + 1]
-        seconds_A: Array = low_A + share * (high_A - low_A)
-        return self._loaded.network.predictions(read, early), seconds_A
+        low_K, high_K = seconds_LA[above - 1 : above + 1, positions_K]
+        return network.predictions(read, early), low_K + share * (high_K - low_K)
 
     def _table(self, early: bool) -> tuple[Array, Array]:
         loaded = self._loaded
