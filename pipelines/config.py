@@ -331,6 +331,9 @@ class Logs(Section):
     test: tuple[Path, ...] = ()
     """held-out logs; empty: prompts.test of the sources are held out"""
 
+    positions: int = Field(1_000_000, ge=1000)
+    """generated tokens that are read at most, about; of longer logs, some sources are drawn"""
+
     drafter: str | None = None
     """whose chains are candidates; null: the only drafter that is not a lookup; none: lookups
     only"""

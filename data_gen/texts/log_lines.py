@@ -10,6 +10,7 @@ A line is a JSON object:
                   {name: {"steps": [[position, drafted, accepted], ..]}}: the steps that were
                   decoded
     id, source, kind   optional: a name; texts of one source are not independent; the kind of work
+    arrived, temperature   optional: when the request came, in seconds; of its sampling
 
 A step commits the accepted tokens, the first one at the step's position, and one more token.
 
@@ -23,6 +24,7 @@ Legend: R positions, D depths.
 
 from __future__ import annotations
 
+from datetime import datetime
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -107,6 +109,8 @@ class LoggedRecord(Record):
     prompt_token_ids: TokenIds
     generated_token_ids: TokenIds
     drafters: dict[str, Drafted] = Field({})
+    arrived: float | None = None
+    temperature: float | None = None
     note: str = ""
 
     @field_validator("drafters")
@@ -176,6 +180,10 @@ class Response(BaseModel):
         "out.meta_info.finish_reason.type",
         "meta_info.finish_reason.type",
     )
+    arrived: float | None = _at("arrived", "created")
+    finished: datetime | None = _at("timestamp")
+    latency: float | None = _at("out.meta_info.e2e_latency")
+    temperature: float | None = _at("temperature", "obj.sampling_params.temperature")
     id: Name = _at("id", "out.meta_info.id", "meta_info.id")
     source: Name = None
     kind: Name = None
@@ -199,8 +207,10 @@ class Response(BaseModel):
         record: dict[str, Any] = {
             "prompt_token_ids": self.prompt,
             "generated_token_ids": self.generated,
-            **self.model_dump(include={"id", "source", "kind"}),
+            **self.model_dump(include={"id", "source", "kind", "arrived", "temperature"}),
         }
+        if self.finished is not None and self.latency is not None:
+            record["arrived"] = self.finished.timestamp() - self.latency
         if self.metrics is not None:
             steps_or_reason = _steps(self.metrics, tokens)
             if isinstance(steps_or_reason, str):

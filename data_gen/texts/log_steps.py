@@ -17,8 +17,10 @@ fresh one hits with
     F = a X + (1 - a) M,      X = D + again (1 - D),
 
 where `a` is how often the longer draft has the token l right, D how often then also the token
-l + 1, and M how often a fresh draft hits after a miss. All but X are observed. With steps of a
-single length, `again` lies between 0 and how often a fresh draft hits.
+l + 1, and M how often a fresh draft hits after a miss. All but X are observed. This holds where
+lengths do not depend on what is easy, as random ones. Only steps behind a long one are compared,
+since an engine with short drafts begins its steps at other places. With steps of a single length,
+`again` lies between 0 and how often a fresh draft hits.
 
 Legend: R positions of a text, D depths.
 """
@@ -114,9 +116,11 @@ class Correction:
 
 
 class _Steps(NamedTuple):
-    """All steps of a log: their drafted and accepted tokens, and whether the next step's first
-    token was a hit; NaN where there is none, float64 [steps] each."""
+    """All steps of a log: the drafted tokens of the step before, 0 without one, their drafted and
+    accepted tokens, and whether the next step's first token was a hit; NaN where there is none,
+    float64 [steps] each."""
 
+    before: NDArray[np.float64]
     drafted: NDArray[np.float64]
     accepted: NDArray[np.float64]
     following: NDArray[np.float64]
@@ -133,7 +137,8 @@ class _Steps(NamedTuple):
             # the next one that is known may begin later
             is_next = np.append(begins[1:] == (begins + accepted + 1)[:-1], False)[: len(begins)]
             following = np.where(is_next, following, np.nan)
-            columns.append(np.stack([drafted, accepted, following]))
+            before = np.append(0, drafted)[: len(drafted)]
+            columns.append(np.stack([before, drafted, accepted, following]))
         return cls(*np.concatenate(columns, axis=1))
 
     @property
@@ -162,8 +167,10 @@ class _Steps(NamedTuple):
         return float(np.average(values, weights=weights)), float(weights.sum() ** -0.5)
 
     def _again_after(self, length: int) -> tuple[float, float] | None:
-        whole = (self.drafted == length) & (self.accepted == length)
-        longer = (self.drafted >= length + 2) & (self.accepted >= length)
+        # behind short drafts, steps begin at other places
+        alike = self.before >= length + 2
+        whole = alike & (self.drafted == length) & (self.accepted == length)
+        longer = alike & (self.drafted >= length + 2) & (self.accepted >= length)
         right = longer & (self.accepted > length)
         wrong = longer & (self.accepted == length)
         outcomes = (

@@ -8,9 +8,11 @@ Legend: R positions, D depths, S survivals of all trees, the chain's first.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ from data_gen.texts.log_lines import (
     record_of,
 )
 from data_gen.texts.log_steps import predicted
-from data_gen.texts.prompts import PACKED, joined, parsed_lines
+from data_gen.texts.prompts import PACKED, joined, parsed_lines, place_of
 from data_gen.traces import read_manifest, read_rows, space_of
 from selector.schema import InputError, survival_column
 from selector.train.data import SPLITS
@@ -35,6 +37,7 @@ from selector.train.data import SPLITS
 COPYING = ("ngram", "lookup", "suffix")
 # of traces
 COLUMNS = ("prompt", "kind", "source", "temperature", "top_p", "tokens", "start", "roots")
+POSITIONS = 1_000_000  # of all texts that are read, which take 1 kB each in training
 MOST_BAD = 0.05  # of a log's lines; where more are bad, the log is not what it is taken for
 
 
@@ -49,6 +52,8 @@ class LoggedText:
     survivals: dict[str, NDArray[np.float32]]
     origin: str  # file and line
     note: str = ""  # why nothing is known of its drafter's steps
+    arrived: float | None = None  # seconds
+    temperature: float | None = None
 
     @property
     def roots(self) -> int:
@@ -75,11 +80,49 @@ class LoggedText:
         return np.nan_to_num(predicted(survivals_RD).hit_R, nan=1.0).tolist()
 
 
-def read_logs(paths: Sequence[Path], remarks: list[str] | None = None) -> list[LoggedText]:
+class _Drawn:
+    """Texts up to a number of positions in all: of more, those of sources that a hash draws."""
+
+    def __init__(self, positions: int) -> None:
+        self._most = positions
+        self._positions = 0.0
+        self._limit = 1.0  # sources at places from here on are left out
+        self._heap: list[tuple[float, int, LoggedText]] = []  # the last place first
+        self.count = 0  # of all texts
+
+    def add(self, text: LoggedText) -> None:
+        self.count += 1
+        place = place_of(f"drawn {text.source}")
+        if place >= self._limit:
+            return
+        heapq.heappush(self._heap, (-place, self.count, text))
+        self._positions += _positions(text)
+        while self._positions > self._most and len(self._heap) > 1:
+            last, _, dropped = heapq.heappop(self._heap)
+            self._limit = -last
+            self._positions -= _positions(dropped)
+        while self._heap and -self._heap[0][0] >= self._limit:  # of the same source
+            self._positions -= _positions(heapq.heappop(self._heap)[2])
+
+    @property
+    def texts(self) -> list[LoggedText]:
+        """In the order of the log."""
+        return [text for _, _, text in sorted(self._heap, key=itemgetter(1))]
+
+
+def _positions(text: LoggedText) -> float:
+    """A text's share of the room: that of its positions, and an eighth of that for its prompt."""
+    return len(text.tokens) - text.start + text.start / 8
+
+
+def read_logs(
+    paths: Sequence[Path], remarks: list[str] | None = None, positions: int = POSITIONS
+) -> list[LoggedText]:
     """The texts of some files, in their order, without lines that do not fit and aborted requests;
-    what is left out is added to `remarks`. InputError where a file is missing or empty, nothing is
-    left, or more than `MOST_BAD` of the finished requests' lines do not fit."""
-    texts: list[LoggedText] = []
+    of more than so many positions those of some sources. What is left out is added to `remarks`.
+    InputError where a file is missing or empty, nothing is left, or more than `MOST_BAD` of the
+    finished requests' lines do not fit."""
+    drawn = _Drawn(positions)
     bad: list[InputError] = []
     aborted = 0
     for path in paths:
@@ -89,19 +132,25 @@ def read_logs(paths: Sequence[Path], remarks: list[str] | None = None) -> list[L
             elif parsed is None:
                 aborted += 1
             else:
-                texts.append(parsed)
-    lines = len(texts) + len(bad)
-    if bad and (not texts or len(bad) > max(1, MOST_BAD * lines)):
+                drawn.add(parsed)
+    lines = drawn.count + len(bad)
+    if bad and (not drawn.count or len(bad) > max(1, MOST_BAD * lines)):
         raise InputError(
             f"{bad[0]}; {len(bad)} of {lines} lines do not fit, and {MOST_BAD:.0%} may be left out"
         )
-    if aborted and not texts:
+    if aborted and not drawn.count:
         raise InputError(f"{paths[0]}: all {aborted} requests were aborted")
-    if remarks is not None:
-        if bad:
-            remarks.append(f"{len(bad)} of {lines} lines are left out, the first one is {bad[0]}")
-        if aborted:
-            remarks.append(f"{aborted} aborted requests are left out")
+    texts = drawn.texts
+    left_out: list[str] = [] if remarks is None else remarks
+    if bad:
+        left_out.append(f"{len(bad)} of {lines} lines are left out, the first one is {bad[0]}")
+    if aborted:
+        left_out.append(f"{aborted} aborted requests are left out")
+    if len(texts) < drawn.count:
+        left_out.append(
+            f"{len(texts)} of {drawn.count} texts are read, of sources that a hash draws, because "
+            f"of logs.positions={positions}"
+        )
     return texts
 
 
@@ -129,6 +178,8 @@ def _text(origin: str, line: Any) -> LoggedText | None:
         survivals=survivals,
         origin=origin,
         note=record.note,
+        arrived=record.arrived,
+        temperature=record.temperature,
     )
 
 
@@ -227,12 +278,17 @@ class Logs(NamedTuple):
         return Logs(texts, held_out, self.remarks)
 
 
-def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling) -> Logs:
+def read_all(
+    paths: Sequence[Path],
+    held_out: Sequence[Path],
+    sampling: Sampling,
+    positions: int = POSITIONS,
+) -> Logs:
     """The texts of log files and of folders with traces; InputError as `read_logs` and
-    `read_trace_log`."""
+    `read_trace_log`, and for steps of sampled drafts."""
     remarks: list[str] = []
-    texts = _read(paths, sampling, remarks)
-    tested = _read(held_out, sampling, remarks)
+    texts = _read(paths, sampling, positions, remarks)
+    tested = _read(held_out, sampling, positions, remarks)
     everything = [*texts, *tested]
     kept = distinct(everything)
     repeated = len(everything) - len(kept)
@@ -258,10 +314,34 @@ def read_all(paths: Sequence[Path], held_out: Sequence[Path], sampling: Sampling
     return Logs(texts, tested, remarks)
 
 
-def _read(paths: Sequence[Path], sampling: Sampling, remarks: list[str]) -> list[LoggedText]:
+def _read(
+    paths: Sequence[Path], sampling: Sampling, positions: int, remarks: list[str]
+) -> list[LoggedText]:
     stores = [path for path in paths if (path / "manifest.json").exists()]
     traced_texts: list[LoggedText] = []
     for folder in stores:
         traced_texts += read_trace_log(folder, sampling)
     files = [path for path in paths if path not in stores]
-    return [*read_logs(files, remarks), *traced_texts]
+    texts = read_logs(files, remarks, positions)
+    logged = [text for text in texts if text.temperature in (None, sampling.temperature)]
+    if len(logged) < len(texts):
+        remarks.append(
+            f"{len(texts) - len(logged)} texts of another temperature than "
+            f"{sampling.temperature:g} are left out"
+        )
+    if texts and not (logged or traced_texts):
+        raise InputError(f"{files[0]}: no texts of temperature {sampling.temperature:g} there")
+    are_greedy = sampling.temperature == 0 or sampling.draft_temperature == 0
+    for text in logged:
+        if not are_greedy and any(_are_steps(labels_RD) for labels_RD in text.survivals.values()):
+            raise InputError(
+                f"{text.origin}: above temperature 0, steps tell of other drafts only where drafts "
+                "are greedy: set draft_temperature to 0 in `sampling` if the engine's are, else "
+                "log survivals"
+            )
+    return [*logged, *traced_texts]
+
+
+def _are_steps(survivals_RD: NDArray[np.float32]) -> bool:
+    is_known_RD = ~np.isnan(survivals_RD)
+    return not is_known_RD.all() and bool(np.isin(survivals_RD[is_known_RD], (0, 1)).all())

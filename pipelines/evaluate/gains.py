@@ -159,7 +159,7 @@ def _charge(replays: Replays, cases: Cases, decisions: LatencyProfile) -> None:
         replays[name + CHARGED] = replays[name].charged(decisions.decision_seconds(setting.asked))
 
 
-def _baselines(cases: Cases) -> dict[str, Setting]:
+def baselines(cases: Cases) -> dict[str, Setting]:
     case = next(iter(cases.values()))
     return {
         PLAIN: replace(case.static, action=EMPTY),
@@ -172,7 +172,7 @@ def _baselines(cases: Cases) -> dict[str, Setting]:
 def _alike(cases: Cases, timed: Timed, predicted: Predictions) -> Replays:
     """All requests of a step have the same text, and take one decision."""
     replays = {ORACLE: oracle(timed)}
-    for name, setting in _baselines(cases).items():
+    for name, setting in baselines(cases).items():
         replays[name] = replay(timed, setting)
     for level, case in cases.items():
         replays[selector_at(level)] = replay_setting(timed, predicted, case.setting)
@@ -183,7 +183,7 @@ def _mixed(cases: Cases, timed: Timed, predicted: Predictions, profile: LatencyP
     """The requests of a step have different texts, and decide jointly."""
     batches = MixedBatches(timed, profile, timed.batch)
     replays = {}
-    for name, setting in _baselines(cases).items():
+    for name, setting in baselines(cases).items():
         replays[name] = batches.replay(decide(timed, {}, setting).action_R)
     labels_RA = timed.space.efficiencies(timed.survivals_RS)
     price = batches.speed_of(labels_RA, replays[COPYING].speed)

@@ -12,6 +12,7 @@ from typing import Any
 from data_gen.texts.log_labels import VERIFIER, correction_of, imputed
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, timed
+from pipelines.evaluate import arrivals
 from pipelines.evaluate.gains import (
     BASELINES,
     CHARGED,
@@ -85,6 +86,11 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
         batch_figures = widened(batch_figures, others)
         outcome["by_batch"] += entries(Table(batch_figures), cases)
         figures += batch_figures
+    load = arrivals.load_of(source.logs.all, len(data["test"]))
+    if load is not None:
+        test = timed(data["test"], sampling, VERIFIER, profile)
+        served = arrivals.served(load, cases_by_batch, test, predicted, profile)
+        outcome["arrivals"] = list(served)
     test = timed(data["test"], sampling, VERIFIER, profile)
     for level in outcome["levels"]:
         value = rank_correlation(predicted[level], test)
@@ -113,6 +119,7 @@ def _contents(source: LogSource, data: dict[str, Texts]) -> dict[str, Any]:
         # of the drafter's longest chain, by the number of its tokens
         "accepted": accepted,
         "by_batch": [],
+        "arrivals": [],  # what methods are worth where requests come as in the log
         "cases": [],  # what training decided, by batch size and level
         "exported": not source.why_untrained,
         "why": source.why_untrained,
@@ -235,6 +242,7 @@ def in_words(logs: dict[str, Any], table: Table) -> Iterator[str]:
         )
     for choice in tuned:
         yield choice.line
+    yield from arrivals.in_words(logs["arrivals"])
     yield from correlations_in_words(table)
     if logs["exported"]:
         for level in (MATCH, *logs["levels"]):

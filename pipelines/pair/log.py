@@ -87,6 +87,7 @@ class LogSource:
             "verifiers": list(config.verifiers),
             "log": self.checksums,
             "held out": [str(path) for path in config.logs.test],
+            "positions": config.logs.positions,
             "prompts": {"shares": [config.prompts.validation, config.prompts.test]},
         }
 
@@ -126,7 +127,7 @@ def log_source(config: Config) -> LogSource:
 @lru_cache(maxsize=1)
 def _read(config: Config, checksums: tuple[tuple[str, str], ...]) -> LogSource:
     sampling = config.sampling[0].build()
-    logs = read_all(config.logs.files, config.logs.test, sampling)
+    logs = read_all(config.logs.files, config.logs.test, sampling, config.logs.positions)
     drafter = drafter_of(logs.all, config.logs.drafter)
     logs = logs.of(drafter)
     longest_chain = max(text.of(drafter).shape[1] for text in logs.all)

@@ -38,6 +38,16 @@ class Streamed(NamedTuple):
     length_R: Array
     accepted_RS: Array
 
+    @classmethod
+    def of(cls, timed: Timed, generator: np.random.Generator) -> Streamed:
+        """How many tokens are accepted at a root is drawn once where its labels are not 0 or 1."""
+        size_X = timed.texts.size_X.numpy()
+        length_R = timed.texts.length_R.numpy().astype(float)
+        drawn_R1 = generator.random((len(length_R), 1))
+        kinds = np.split(timed.survivals_RS.numpy(), [timed.space.tree_survivals], axis=1)
+        accepted_RS = np.stack([(part > drawn_R1).sum(1) for part in kinds], axis=1)
+        return cls(np.cumsum(size_X) - size_X, size_X, length_R, accepted_RS)
+
 
 @partial(jit, kept=False)
 def step_seconds(times: StepTimes, length: float, drafted: float, passes: int) -> float:
@@ -145,12 +155,7 @@ class MixedBatches:
         self.times = profile.step_times(batch)
         self.shapes = Shapes.of(timed.space.actions)
         generator = np.random.default_rng(seed)
-        size_X = timed.texts.size_X.numpy()
-        length_R = timed.texts.length_R.numpy().astype(float)
-        drawn_R1 = generator.random((len(length_R), 1))
-        kinds = np.split(timed.survivals_RS.numpy(), [timed.space.tree_survivals], axis=1)
-        accepted_RS = np.stack([(part > drawn_R1).sum(1) for part in kinds], axis=1)
-        self._texts = Streamed(np.cumsum(size_X) - size_X, size_X, length_R, accepted_RS)
+        self._texts = Streamed.of(timed, generator)
         number_X = timed.texts.source_number_X.numpy()
         part_of = generator.permutation(number_X.max() + 1) % PARTS
         self._streams: list[Array] = []

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from collections import Counter
 from copy import deepcopy
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +25,10 @@ from data_gen.texts.log_labels import VERIFIER, Labeller, with_features
 from data_gen.texts.log_lines import record_of
 from data_gen.texts.logs import NO_DRAFTER, distinct, drafter_of, read_all, read_logs
 from data_gen.texts.prompts import PACKED
+from data_gen.traces import HIT
 from selector.actions import ActionSpace
-from selector.schema import InputError
-from tests.checks import one_line
+from selector.schema import LOOKUP_COLUMN, InputError
+from tests.checks import ROOT, environment, one_line
 from tests.pipelines.small_logs import record, write
 
 
@@ -304,6 +309,77 @@ def test_aborted_requests_are_counted_and_never_a_reason_to_refuse(
     assert remarks == ["3 aborted requests are left out"]
     with one_line(f"{path}: all 3 requests were aborted"):
         read_logs([write(path, [ABORTED[name]] * 3)])
+
+
+def test_of_a_long_log_whole_sources_are_read(tmp_path: Path) -> None:
+    """Which ones does not depend on the order of the lines; a text has its positions and an eighth
+    of its prompt."""
+    lines = [
+        {**GOOD, "prompt_token_ids": [1] * 8, "id": str(n), "source": f"user {n % 50}"}
+        for n in range(200)
+    ]
+    path = write(tmp_path / "log.jsonl", lines)
+    texts = read_logs([path], remarks := [], positions=410)
+    counts = Counter(text.source for text in texts)
+    assert set(counts.values()) == {4} and len(counts) == 25, "of 16 positions each"
+    assert [text.name for text in texts] == sorted((t.name for t in texts), key=int)
+    assert "100 of 200 texts are read" in remarks[0]
+    backwards = read_logs([write(path, lines[::-1])], positions=410)
+    assert {text.name for text in backwards} == {text.name for text in texts}
+
+
+STEPS = drafted(steps=[[0, 3, 1]])
+
+
+@pytest.mark.parametrize("draft_temperature", [None, 0.0])
+def test_texts_of_another_temperature_are_left_out(
+    draft_temperature: float | None, tmp_path: Path
+) -> None:
+    """And steps of sampled drafts tell nothing of others."""
+    told = [{**STEPS, "prompt_token_ids": [n], "temperature": n / 10} for n in (0, 7, 7)]
+    told[2] |= {"prompt_token_ids": [8]}
+    sampled = Sampling(0.7, draft_temperature=draft_temperature)
+    path = write(tmp_path / "log.jsonl", told)
+    if draft_temperature is None:
+        with one_line(f"{path}:2: ", "greedy: set draft_temperature to 0"):
+            read_all([path], [], sampled)
+        return
+    logs = read_all([path], [], sampled)
+    assert len(logs.texts) == 2
+    assert logs.remarks == ["1 texts of another temperature than 0.7 are left out"]
+    with one_line(f"{path}: no texts of temperature 0.3 there"):
+        read_all([path], [], Sampling(0.3))
+
+
+def test_when_a_request_came_is_read_from_every_engine(tmp_path: Path) -> None:
+    """SGLang's request log says when it ended, and how long it took."""
+    (_, _, logged), begun = samples("sglang"), samples("vllm")[0]
+    logged["out"]["meta_info"]["e2e_latency"] = 2.5
+    path = write(tmp_path / "log.jsonl", [begun, logged, {**GOOD, "arrived": 7}])
+    texts = read_logs([path])
+    ended = datetime.fromisoformat("2026-11-23T10:00:00").timestamp()
+    assert [text.arrived for text in texts] == [begun["created"], ended - 2.5, 7]
+    assert [text.temperature for text in texts] == [None, 0.0, None]
+
+
+def test_a_log_without_texts_has_the_same_lookups_and_steps(tmp_path: Path) -> None:
+    """Token ids that are hashed with a key are equal where the tokens are."""
+    key = tmp_path / "key"
+    key.write_bytes(b"a secret")
+    program = [sys.executable, str(ROOT / "docs/examples/logs/hashed.py"), str(key)]
+    plain = (SAMPLES / "vllm.jsonl").read_bytes()
+    output = subprocess.run(
+        program, input=plain, stdout=subprocess.PIPE, env=environment(), check=True
+    ).stdout
+    assert str(VLLM["choices"][0]["text"]).encode() not in output and b"128009" not in output
+    (tmp_path / "hashed.jsonl").write_bytes(output)
+    space = ActionSpace.chains(3, 20)
+    tables = [
+        Labeller("draft", space, Sampling(0.0)).table(read_logs([path]))
+        for path in (SAMPLES / "vllm.jsonl", tmp_path / "hashed.jsonl")
+    ]
+    for column in (LOOKUP_COLUMN, HIT, "start", "roots"):
+        assert tables[0][column].to_pylist() == tables[1][column].to_pylist()
 
 
 def test_missing_names_are_none_and_equal_numbers_one_source(tmp_path: Path) -> None:

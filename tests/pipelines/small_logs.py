@@ -86,9 +86,10 @@ def seconds_of(batch: int, context: float, verified: float, passes: int) -> floa
 
 def small(folder: Path, count: int = 40) -> tuple[Path, Path]:
     """A log of two kinds of work, and step times."""
-    log = write(
-        folder / "small.jsonl", [record(n, kind="prose" if n % 2 else "code") for n in range(count)]
-    )
+    entries = [
+        {**record(n, kind="prose" if n % 2 else "code"), "arrived": 0.1 * n} for n in range(count)
+    ]
+    log = write(folder / "small.jsonl", entries)
     timings = folder / "clock.csv"
     timings.write_text(STEP_TIMES)
     return log, timings

@@ -375,6 +375,7 @@ def logs_where(
         "roots": {"test": 900},
         "accepted": {"train": [], "test": []},
         "steps": None,
+        "arrivals": [],
         "doubt": "",
         "exported": False,
         "why": "",

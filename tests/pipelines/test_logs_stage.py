@@ -23,8 +23,8 @@ from data_gen.texts.log_labels import VERIFIER, Labeller, with_features
 from data_gen.texts.logs import read_logs, read_trace_log
 from data_gen.traces import read_texts
 from pipelines.evaluate import gains
-from pipelines.evaluate.gains import selector_at
-from pipelines.evaluate.methods import COPYING
+from pipelines.evaluate.gains import FIXED, LEVELS, selector_at
+from pipelines.evaluate.methods import COPYING, PLAIN
 from pipelines.evaluate.table import Figure, Table
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.pair.log import DRAFTING_LEAD
@@ -132,6 +132,24 @@ def test_what_is_printed_says_what_is_gained_and_where_it_is(run: tuple[Path, st
     assert "batch 32: " not in output  # of equal texts
     again = espalier(folder, "logs", *arguments(folder), config="")
     assert "reusing" in again and "T=0, batch 1: " in again
+
+
+def test_the_logs_own_arrivals_are_served_at_several_loads(
+    run: tuple[Path, str], logs: dict[str, Any]
+) -> None:
+    """The more of them come, the longer each waits, and the more tokens are made."""
+    assert "1 times the log's arrivals, 10.26 requests/s: plain decoding" in run[1]
+    by_method: dict[str, list[dict[str, Any]]] = {}
+    for row in logs["arrivals"]:
+        by_method.setdefault(row["method"], []).append(row)
+    assert {PLAIN, COPYING, FIXED, *map(selector_at, LEVELS)} <= by_method.keys()
+    for rows in by_method.values():
+        assert [row["load"] for row in rows] == [1, 2, 4]
+        for name in ("latency", "latency_95", "tokens_per_second", "requests"):
+            assert rows[0][name] < rows[2][name], name
+        assert all(row["latency"] < row["latency_95"] for row in rows)
+    speeds = {method: rows[2]["latency"] for method, rows in by_method.items()}
+    assert speeds[PLAIN] > speeds[FIXED]
 
 
 def arguments(folder: Path, log: str = "small.jsonl", name: str = "small") -> list[str]:

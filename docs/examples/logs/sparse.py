@@ -143,11 +143,12 @@ def truth(config: Config, texts: list[LoggedText], drafter: str) -> Table:
 
 def rows(engine: str, claimed: Table, true: Table, whole: Table) -> Iterator[str]:
     for figure in claimed.select(rival=COPYING, kind=ALL):
-        cells = {"batch": figure.batch, "is_mixed": figure.is_mixed, "method": figure.method}
+        columns = {name: getattr(figure, name) for name in ("setting", "batch", "is_mixed")}
+        cells = {**columns, "method": figure.method}
         is_tuned = figure.batch == 1 or figure.is_mixed
         if not is_tuned or figure.method not in map(selector_at, LEVELS):
             continue
-        for kind in claimed.kinds(batch=figure.batch, is_mixed=figure.is_mixed):
+        for kind in claimed.kinds(**columns):
             says = claimed.of(**cells, kind=kind, rival=COPYING)
             over_rule = true.of(**cells, kind=kind, rival=COPYING)
             speed = true.of(**cells, kind=kind, rival=PLAIN).value
