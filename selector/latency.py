@@ -408,7 +408,7 @@ def draft_passes(action: Action, length: float, root: bool = False) -> list[tupl
     if not action.drafts:
         return [(length, 2)] if root else []
     passes: list[tuple[float, int]] = [(length, 2)]
-    if action.inner_widths:
+    if not isinstance(action.style, str):  # a tree of levels, drafted one after another
         passed = 0
         for width in action.inner_widths:
             passed += width

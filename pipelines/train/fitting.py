@@ -69,8 +69,8 @@ def fitted(
     run_id: str,
     further: dict[str, tuple[Tensor, Tensor]] | None = None,
 ) -> SelectorModule:
-    """Train a module on a verifier's labels for all epochs, and return it as it was at the best one
-    by replay of `judged`. The checkpoint is
+    """Train a module on a verifier's labels for all epochs, and return it as it was at the best
+    one: by replay of `judged`, or by the validation loss if that is empty. The checkpoint is
     `best.ckpt` in `folder`; the MLflow run gets the curves. `judged` and `further` are those of
     `SelectorModule` and `Roots`."""
     texts = {name: splits[name] for name in OWN}
@@ -79,8 +79,13 @@ def fitted(
     )
     module.begin_at(texts["train"], verifier, roots.rows["train"])
     module.judged = judged
+    monitor = MONITOR
+    mode = "max"
+    if not judged:
+        monitor = "validation/loss"
+        mode = "min"
     checkpoints = ModelCheckpoint(
-        folder, filename="best", monitor=MONITOR, mode="max", enable_version_counter=False
+        folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False
     )
     fit(
         module,
