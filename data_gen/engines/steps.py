@@ -68,7 +68,7 @@ class StepTimer:
 
 
 def _tokens_of(texts: Sequence[DrafterKnowledge]) -> int:
-    return sum(len(text.text.index) for text in texts)
+    return sum(len(text.text.index.tokens) for text in texts)
 
 
 class WayOut:

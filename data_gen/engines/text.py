@@ -155,8 +155,7 @@ class TextSelector:
                     chain_length = length
             copies.append(copied)
             chain_lengths.append(chain_length)
-        tokens = [text.text.index.tokens.tolist() for text in texts]
-        chains = self._chains(tokens, chain_lengths)
+        chains = self._chains([text.text.index.tokens for text in texts], chain_lengths)
         drafts = [copied or drafted for copied, drafted in zip(copies, chains, strict=True)]
         self._timer.begin(texts, drafts, max(chain_lengths, default=0))
         return drafts

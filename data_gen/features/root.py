@@ -61,9 +61,8 @@ class TargetHistory:
         """The early scalars at the newest token, which are the text's and then the target's;
         arguments as those of `TextHistory.scalars`. At least one token must have been added."""
         means = self._means.values()
-        first = self.text.index.match_end + 1  # the token after the match
-        after = self._entropies[first : first + schema.LONGEST_LOOKUP] if first else []
-        copied_entropies = copied(after, schema.LONGEST_LOOKUP)
+        match_end = self.text.index.match_end
+        copied_entropies = copied(self._entropies, match_end, schema.LONGEST_LOOKUP)
         means_after: list[float] = []
         share = 0.0  # of the most entropies after the match, how many are known
         for length in schema.AFTER_MATCH_LENGTHS:
@@ -297,16 +296,16 @@ class DrafterKnowledge:
 
     def scalars(self, level: str) -> NDArray[np.float32]:
         """The scalars of a level of `schema.LOG` at the newest token, float32 [F]."""
-        by_key = self.tokens.of(self.keys())
+        by_key = self.tokens.of(self.keys()).tolist()
         split_at = len(schema.TOKEN_SCALARS)
-        parts = [self.text.scalars(self.sampling, self.batch), by_key[:split_at]]
+        scalars = self.text.scalars(self.sampling, self.batch) + by_key[:split_at]
         if level == schema.DRAFTER:
-            parts += [self._of_drafter.scalars(), by_key[split_at:]]
-        return np.concatenate(parts, dtype=np.float32)
+            scalars += self._of_drafter.scalars() + by_key[split_at:]
+        return np.array(scalars, np.float32)
 
     def keys(self) -> list[int]:
         """The keys that group training roots; the last one also depends on the drafter's hits."""
-        return [*self.text.keys().tolist(), self._of_drafter.key]
+        return [*self.text.keys(), self._of_drafter.key]
 
     def features(self, level: str) -> dict[str, Tensor]:
         """The scalars as a selector's input; for the lookup rule the match alone, which takes less

@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 import selector
-from data_gen.drafting import lookup
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.features import text as text_features
 from data_gen.text_labels.labels import TextLabeller
 from data_gen.trees import DraftTree
 from data_gen.verification import CERTAIN, get_verifier
@@ -309,19 +307,16 @@ def test_compiled_functions_call_only_those_of_their_own_file() -> None:
         importlib.import_module(module.name)
         for module in pkgutil.walk_packages(selector.__path__, "selector.")
     ]
-    modules += [lookup, text_features]
-    dispatchers = []
-    for module in modules:
-        for value in list(vars(module).values()):
-            if hasattr(value, "py_func"):
-                dispatchers.append(value.compiled() if hasattr(value, "compiled") else value)
-    assert len(dispatchers) > 3
-    for dispatcher in dispatchers:
-        caller = dispatcher.py_func
+    plain = {
+        value: value.py_func
+        for each in modules
+        for value in vars(each).values()
+        if hasattr(value, "py_func")
+    }
+    assert len(plain) > 3
+    for dispatcher, caller in plain.items():
         assert isinstance(caller, FunctionType)
         if type(dispatcher._cache).__name__ == "NullCache":
             continue
-        called = []
-        for name in caller.__code__.co_names:
-            called.append(getattr(caller.__globals__.get(name), "py_func", None))
+        called = [plain.get(caller.__globals__.get(name)) for name in caller.__code__.co_names]
         assert {each.__module__ for each in called if each} <= {caller.__module__}
