@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice, product
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import FixedTree, Random
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling, probabilities
-from data_gen.verification import distributions, get_verifier
+from data_gen.trees import DraftTree
+from data_gen.verification import base, distributions, get_verifier
 from selector.actions import EMPTY, Action
 from tests.data_gen.families import nameless, random_llama
 
@@ -51,8 +53,8 @@ def made(pair: ModelPair, verifier: str, chooser: FixedTree | Random) -> Decoder
 def test_every_random_number_is_used_once(
     verifier: str, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the generator's order: those of the drafted tokens, then the verifier's node, then its
-    extra token."""
+    """In the generator's order: those of the drafted tokens, then one for the verifier's decision
+    at each node, then that of its extra token."""
     used: list[float] = []
 
     def watched(probs_V: Tensor, u: Tensor, own: Invert = distributions.invert) -> Tensor:
@@ -60,7 +62,13 @@ def test_every_random_number_is_used_once(
             used.extend(u.flatten().tolist())
         return own(probs_V, u)
 
+    def decided(tree: DraftTree, p_NV: Tensor, q_NV: Tensor, uniform_N: list[float]) -> base.Walk:
+        used.extend(uniform_N)
+        return walk_of(tree, p_NV, q_NV, uniform_N)
+
+    walk_of = base.Walk
     monkeypatch.setattr(distributions, "invert", watched)
+    monkeypatch.setattr(base, "Walk", decided)
     chooser = Random(CHOICES, torch.Generator().manual_seed(3))
     made(pair, verifier, chooser).decode(PROMPT, 60, torch.Generator().manual_seed(5))
     stream = torch.rand(
@@ -75,6 +83,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.script: list[int] = []  # the outcome of each draw
+        self.walk_of = base.Walk
 
     def begin(self) -> None:
         self.probability, self.at, self.open = 1.0, 0, []
@@ -84,8 +93,15 @@ class Scripted:
         drawn = [self._draw(row_V) for row_V in rows for _ in range(u.shape[-1])]
         return torch.tensor(drawn).view(u.shape)
 
+    def walk(self, tree: DraftTree, p_NV: Tensor, q_NV: Tensor, _: object) -> base.Walk:
+        numbers: list[Any] = [Number(self) for _ in range(len(tree))]
+        return self.walk_of(tree, p_NV, q_NV, numbers)
+
     def _draw(self, probs_V: Tensor) -> int:
         probs_V = probs_V.double() / probs_V.double().sum()
+        return self.choose(probs_V)
+
+    def choose(self, probs_V: Tensor) -> int:
         outcomes = (probs_V > 0).nonzero()[:, 0].tolist()
         if self.at == len(self.script):
             self.script.append(0)
@@ -103,6 +119,25 @@ class Scripted:
         if self.script:
             self.script[-1] += 1
         return bool(self.script)
+
+
+class Number:
+    """A uniform number of a verifier's decision, known only as far as it was compared."""
+
+    def __init__(self, draws: Scripted) -> None:
+        self.draws, self.low, self.high = draws, 0.0, 1.0
+
+    def __lt__(self, limit: float) -> bool:
+        below = (min(max(limit, self.low), self.high) - self.low) / (self.high - self.low)
+        is_below = self.draws.choose(torch.tensor([1 - below, below], dtype=torch.float64)) == 1
+        if is_below:
+            self.high = min(self.high, limit)
+        else:
+            self.low = max(self.low, limit)
+        return is_below
+
+    def __ge__(self, limit: float) -> bool:
+        return not self < limit
 
 
 def enumerated(
@@ -156,6 +191,7 @@ def test_steps_and_text_have_the_law_of_the_labels(
     step."""
     draws = Scripted()
     monkeypatch.setattr(distributions, "invert", draws)
+    monkeypatch.setattr(base, "Walk", draws.walk)
     chances = enumerated(made(pair, verifier, FixedTree(Action(1, length, 0))), steps, draws)
     blocks = [
         block for n in range(1, length + 2) for block in product(range(pair.vocabulary), repeat=n)

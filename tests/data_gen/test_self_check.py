@@ -34,7 +34,7 @@ def test_copies_and_trees_reach_over_the_window(family: str) -> None:
             nameless(model, model), both, prompt, 100, Sampling(0, draft_temperature=0.08)
         )
     assert decoded.tokens == expected and model.config.sliding_window < 50
-    assert {step.action.copies for step in decoded.steps if step.accepted > 2} == {True, False}
+    assert {step.action.copies for step in decoded.steps if step.accepted > 1} == {True, False}
 
 
 @torch.inference_mode()

@@ -4,6 +4,7 @@ registered selector."""
 from __future__ import annotations
 
 import ast
+import json
 import shutil
 import statistics
 from pathlib import Path
@@ -151,7 +152,10 @@ def test_a_registered_version_loads(demo: tuple[Path, str], tmp_path: Path) -> N
     for line, seen in zip(lines[:2], (scalars, scalars[:, : selector.schema.first]), strict=True):
         rows = [selector.actions[at] for at in selector.scores({"scalars": seen}).argmax(-1)]
         assert line == str(
-            {name: [row[at] for row in rows] for at, name in enumerate(("K", "L1", "L2", "style"))}
+            {
+                name: [json.loads(json.dumps(row[at])) for row in rows]
+                for at, name in enumerate(("K", "L1", "L2", "style"))
+            }
         )
     assert lines[2:4] == ["True", repr(selector)] and lines[4:8] == lines[:4]
     whole = ast.literal_eval(lines[0])

@@ -96,11 +96,11 @@ def test_the_snippets_of_the_pages_run(
     if page.stem == "logs":
         _, timings = small(inside, 1)
         log = write(inside / "log.jsonl", [as_steps(record(n)) for n in range(30)])
-        options = ["--timings", str(timings), "--name", "llama_eagle3"]
+        options = ["--timings", str(timings), "--name", "mine"]
         network = ["train.epochs=1", "train.hidden=[8]"]
         espalier(inside, "logs", str(log), *options, *network, config="")
-        config = let_the_network_decide(monkeypatch, "llama_eagle3")
-        build(config, Path("runs/llama_eagle3/selector"), load_traces(config))
+        config = let_the_network_decide(monkeypatch, "mine")
+        build(config, Path("runs/mine/selector"), load_traces(config))
     monkeypatch.setattr(Policy, "select", observed)
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         block = block.replace("smollm2", TARGET)  # the pair of this demo
@@ -292,7 +292,7 @@ def test_a_new_feature_is_replayed_on_traces_that_were_made_without_it(
     _, *todo = command("train", *SMALL, "train.objectives=[regressor]")
     completed = python(*todo, folder=folder, PYTHONPATH=str(code))
     assert (
-        len(re.findall(r"^ *T=[\d.]+ +\(.*\d\.\d+ ±\d\.\d+", completed.stdout, flags=re.MULTILINE))
+        len(re.findall(r"^ *T=[\d.]+ +\S.*\d\.\d+ ±\d\.\d+", completed.stdout, flags=re.MULTILINE))
         == 2
     ), completed.stdout
     record = json.loads((folder / "runs/demo/stages/train.json").read_text())
