@@ -90,7 +90,7 @@ quick: $(INSTALLED) ## all stages in small, in minutes: does speculation pay for
 compare: $(INSTALLED) ## the papers' tables from a run's traces
 	$(ESPALIER) compare --config $(CONFIG) $(ARGS)
 
-papers: $(INSTALLED) ## the papers' tables on SmolLM2: some two and a half hours on two cores
+papers: $(INSTALLED) ## the papers' tables on SmolLM2: an hour or two on two cores
 	for stage in pair latency data compare; do $(ESPALIER) $$stage --config configs/papers.yaml $(ARGS) || exit; done
 
 logs: $(INSTALLED) ## from an engine's logs to a selector, without a model (FILES="a.jsonl b.jsonl --timings times.csv")
