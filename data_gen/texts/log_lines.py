@@ -175,6 +175,7 @@ class Response(BaseModel):
         "out.meta_info.speculative_decoding_stats",
         "meta_info.speculative_decoding_stats",
     )
+    retractions: int | None = _at("out.meta_info.total_retractions", "meta_info.total_retractions")
     finish_reason: Any = _at(
         "choices.0.finish_reason",
         "out.meta_info.finish_reason.type",
@@ -212,7 +213,7 @@ class Response(BaseModel):
         if self.finished is not None and self.latency is not None:
             record["arrived"] = self.finished.timestamp() - self.latency
         if self.metrics is not None:
-            steps_or_reason = _steps(self.metrics, tokens)
+            steps_or_reason = OTHER_STEPS if self.retractions else _steps(self.metrics, tokens)
             if isinstance(steps_or_reason, str):
                 record["note"] = steps_or_reason
             else:

@@ -105,11 +105,13 @@ def write(
     # another kind would be copied at every token
     cache = StaticCache(target.config, max_cache_len=length)
     generator = torch.Generator(device=target.device).manual_seed(seed)
-    rows = []
-    for tokens, answers, temperature in begun:
-        rows.append(
-            _GrowingSequence(turns, further, eos_ids(target), deque(tokens), answers, temperature)
+    ends = eos_ids(target)
+    rows = [
+        _GrowingSequence(
+            turns, further, ends, deque(start.tokens), start.answers, start.temperature
         )
+        for start in begun
+    ]
     shape = (len(rows), length)
     tokens_BT = torch.zeros(shape, dtype=torch.int32)
     drawn_BT = torch.zeros(shape, dtype=torch.bool)
@@ -119,7 +121,8 @@ def write(
     with table.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0])):
         drawn_B = torch.zeros(len(rows), dtype=torch.int64)
         for t in range(length):
-            tokens_BT[:, t], drawn_BT[:, t] = _next_tokens(rows, drawn_B)
+            taken = [row.take(drawn) for row, drawn in zip(rows, drawn_B.tolist(), strict=True)]
+            tokens_BT[:, t], drawn_BT[:, t] = torch.tensor(taken).unbind(-1)
             ids_B1 = tokens_BT[:, t : t + 1].long().to(target.device)
             positions_B1 = torch.full((len(rows), 1), t).to(target.device)
             output = target(
@@ -141,17 +144,6 @@ def write(
             f"{target.name_or_path}: the model gives numbers that are not finite (NaN or infinity)"
         )
     return Sampled(tokens_BT, drawn_BT, hidden_BTD, log_total_BT)
-
-
-def _next_tokens(rows: Sequence[_GrowingSequence], drawn_B: Tensor) -> tuple[Tensor, Tensor]:
-    """The next token of every sequence, and whether it is the sampled one."""
-    tokens = []
-    are_drawn = []
-    for row, drawn in zip(rows, drawn_B.tolist(), strict=True):
-        token, is_drawn = row.take(drawn)
-        tokens.append(token)
-        are_drawn.append(is_drawn)
-    return torch.tensor(tokens), torch.tensor(are_drawn)
 
 
 def _check_linear(target: PreTrainedModel, logits_BV: Tensor, hidden_BD: Tensor) -> None:

@@ -121,9 +121,7 @@ def test_what_each_step_accepted_is_read(engine: str, tmp_path: Path) -> None:
     path = SAMPLES / "vllm.jsonl"
     if engine == "sglang":
         (text, generated, _), ids = samples("sglang"), ("cmpl-8f0c", "chatcmpl-51aa")
-        stats = {
-            "speculative_decoding_stats": {"verify_lengths": [4, 4, 4], "accept_lengths": [4, 1, 4]}
-        }
+        stats = {"speculative_decoding_stats": STATS}
         generated["meta_info"] |= {"id": ids[1], **stats}
         path = write(tmp_path / "log.jsonl", [text | {"id": ids[0], "sglext": stats}, generated])
     text, chat = read_logs([path])
@@ -170,9 +168,11 @@ SUMMARY = without(VLLM, "metrics", "speculative_decoding", "per_step_accepted")
 LEFT_OUT = measured(num_spec_steps=1, per_step_accepted=[3], per_step_drafted=[3])
 # vLLM 0.32 of an answer without
 NOTHING = measured(num_spec_steps=0, per_step_accepted=None, per_step_drafted=None)
-RETRACTED = measured(
-    num_spec_steps=4, per_step_accepted=[3, 0, 3, 0], per_step_drafted=[3, 3, 3, 3]
-)
+SURPLUS = measured(num_spec_steps=4, per_step_accepted=[3, 0, 3, 0], per_step_drafted=[3, 3, 3, 3])
+# these add up to the text
+STATS = {"verify_lengths": [4, 4, 4], "accept_lengths": [4, 1, 4]}
+ADDED = {"total_retractions": 1, "speculative_decoding_stats": STATS}
+RETRACTED = {**GENERATED, "meta_info": {**GENERATED["meta_info"], **ADDED}}
 
 
 @pytest.mark.parametrize(
@@ -181,6 +181,7 @@ RETRACTED = measured(
         (SUMMARY, "sums over steps"),
         (LEFT_OUT, "left out steps"),
         (NOTHING, "left out steps"),
+        (SURPLUS, "steps of tokens that the text does not have"),
         (RETRACTED, "steps of tokens that the text does not have"),
     ],
 )
@@ -192,7 +193,7 @@ def test_a_text_whose_steps_are_not_known_is_for_lookups_alone(
     answers = []
     for number in range(7):
         copy = deepcopy(answer if number < 2 else VLLM)
-        copy["choices"][0]["prompt_token_ids"] = [number] * 4
+        (copy.get("choices") or [copy])[0]["prompt_token_ids"] = [number] * 4
         answers.append({**copy, "id": str(number)})
     logs = read_all([write(tmp_path / "log.jsonl", answers[:2])], [], Sampling(0.0))
     assert drafter_of(logs.all, None) == NO_DRAFTER and logs.of(NO_DRAFTER) == logs
