@@ -6,21 +6,18 @@ from __future__ import annotations
 import logging
 import signal
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import (
-    Callback,
-    LearningRateMonitor,
-    ModelCheckpoint,
-    RichProgressBar,
-)
+from pytorch_lightning.callbacks import Callback, LearningRateMonitor, ModelCheckpoint
 from pytorch_lightning.loggers import MLFlowLogger
 from torch import Tensor
 
 from pipelines.config import Config
 from pipelines.pair.source import source_of
+from pipelines.run import ticking
 from pipelines.tracking import tracking_uri
 from selector.decision import Setting
 from selector.schema import FULL, HIDDEN_STATES
@@ -113,13 +110,14 @@ def fit(
     trainer."""
     for name in ("utilities.rank_zero", "accelerators.cuda"):  # they remark on the hardware
         logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.WARNING)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ExitStack() as shown:
         for remark in REMARKS:
             warnings.filterwarnings("ignore", message=remark)
         trainer = pl.Trainer(
             devices=1,
             logger=[MLFlowLogger(run_id=run_id, tracking_uri=tracking_uri(), log_model=False)],
-            callbacks=[*hooks, RichProgressBar(), StopBetweenBatches()],
+            callbacks=[*hooks, ProgressBar(shown), StopBetweenBatches()],
+            enable_progress_bar=False,
             enable_model_summary=False,
             **settings,
         )
@@ -127,6 +125,21 @@ def fit(
             trainer.fit(module, **data)
         except SystemExit as stopped:  # Lightning turns Ctrl-C into it
             raise KeyboardInterrupt from stopped
+
+
+class ProgressBar(Callback):
+    """The steps of a training, as those of all stages are shown, until `shown` is closed."""
+
+    def __init__(self, shown: ExitStack) -> None:
+        self.shown = shown
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        steps = int(trainer.estimated_stepping_batches)
+        self.tick = self.shown.enter_context(ticking("training", steps, trainer.global_step))
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
+        means = [f"{name} {value:.3f}" for name, value in trainer.progress_bar_metrics.items()]
+        self.tick(note=", ".join(means))
 
 
 class StopBetweenBatches(Callback):

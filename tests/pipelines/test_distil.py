@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import signal
 from collections import Counter
 from copy import deepcopy
@@ -256,7 +257,8 @@ def test_a_draft_from_nothing_to_decoding(whole: tuple[Path, str]) -> None:
     written_paths = sorted((folder / DISTIL / "texts").glob("0*"))
     assert [len(Sequences([path])) for path in written_paths] == [10, 10, 4]  # 3,840 tokens
     texts = {path: path.stat().st_mtime_ns for path in (folder / DISTIL / "texts").iterdir()}
-    espalier(folder, "distil", *SMALL, "distil.layers=[1]", "distil.passes=1")
+    output = espalier(folder, "distil", *SMALL, "distil.layers=[1]", "distil.passes=1")
+    assert re.search(r"training .* 3/3 .* loss \d+\.\d+, overlap 0\.\d+", output), output
     assert texts == {path: path.stat().st_mtime_ns for path in texts}  # another draft on them
     tried = json.loads(manifest.read_text())["tried"]
     assert [draft["layers"] for draft in tried] == [[0], [1]]

@@ -299,6 +299,26 @@ def test_a_network_that_knows_what_comes_decides_alone_and_jointly() -> None:
         assert gain["selector"] > max(gain["rule"], gain["fixed"])
 
 
+def test_one_length_for_all_is_charged_for_its_network_where_a_rule_is_exported() -> None:
+    """Decisions take longer than a step."""
+    data = logged.timed(4, count=24)
+    fixed = best_static(data, StaticTable.of(data))
+    rule = tune_lookup_rule(data, fixed)
+    even = Ratio(1.0, 0.0)
+    cases = {TEXT: Case(replace(rule, level=TEXT), fixed, rule, even, even, common=400.0)}
+    predicted = {TEXT: data.space.efficiencies(data.survivals_RS)}
+    speeds: dict[str, list[float]] = {gains.ONE_LENGTH: [], gains.CHARGED: []}
+    for seconds in (0.0, 5e-3):
+        slow = data.on(logged.profile(seconds).at_batch(4), 4)
+        table = Table(gains.measured(cases, slow, predicted, logged.profile()))
+        for name, values in speeds.items():
+            columns = {"setting": "T=0", "batch": 4, "is_mixed": True, "kind": "all"}
+            figure = table.of(method=selector_at(TEXT) + name, rival=PLAIN, **columns)
+            values.append(figure.value)
+    fast, charged = speeds[gains.ONE_LENGTH]
+    assert charged < 0.5 * fast and len(set(speeds[gains.CHARGED])) == 1
+
+
 def test_a_log_of_steps_gives_a_selector_and_says_what_it_does_not_tell(tmp_path: Path) -> None:
     """The log says nothing of drafts of more than three tokens. Every error is larger by what the
     bounds of the labels make of the gain."""
