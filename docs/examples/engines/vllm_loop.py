@@ -68,8 +68,9 @@ OURS = "selector"
 COMPANIES = ((PLAIN, NGRAM, COPIES, OURS), (PLAIN, NGRAM, SUFFIX, MODEL), (PLAIN, NGRAM, TWIN))
 PARTS = 3  # of the held-out prompts, a part in each round
 
-# what `server` is given beside the port
+# what `server` is given beside the port, also by name and the number of requests at once
 Method = tuple[Any, ...]
+Methods = dict[tuple[str, int], Method]
 
 
 class Scene(NamedTuple):
@@ -137,14 +138,20 @@ def plain_step(address: str, asked: Sequence[Prompt], temperature: float) -> dic
 def tuned(
     drafters: Sequence[dict[str, Any]], asked: Sequence[Prompt], temperature: float
 ) -> dict[str, Any]:
-    """The drafter with which vLLM answers one request at a time most quickly."""
-    seconds = []
+    """By the number of requests at once, the drafter with which vLLM answers most quickly."""
+    fastest: dict[str, Any] = {}
+    least: dict[str, float] = {}
     for drafter in drafters:
         with server(PORT, drafter) as address:
             ask_all(address, asked[:1], 1)
-            answers = ask_all(address, asked, 1, temperature)
-            seconds.append(sum(answer.seconds for answer in answers))
-    return drafters[seconds.index(min(seconds))]
+            for at_once in AT_ONCE:
+                others = asked if at_once > 1 else ()
+                answers = ask_all(address, asked, at_once, temperature, others)
+                seconds = sum(answer.seconds for answer in answers)
+                if seconds < least.get(str(at_once), math.inf):
+                    least[str(at_once)] = seconds
+                    fastest[str(at_once)] = drafter
+    return fastest
 
 
 def draft_as_checkpoint() -> str:
@@ -253,26 +260,30 @@ def trained(training: Sequence[Prompt], drafter: CachedDrafter) -> tuple[Path, d
     return copies, both
 
 
-def methods_of(few: Sequence[Prompt], copies: Path, both: Path, heat: float) -> dict[str, Method]:
+def methods_of(few: Sequence[Prompt], copies: Path, both: Path, heat: float) -> Methods:
     """All methods at a temperature, with what `server` is given of each."""
     checkpoint = {"method": "draft_model", "model": draft_as_checkpoint()}
     models = [{**checkpoint, "num_speculative_tokens": n} for n in (2, 4)]
-    ngram = made_once(FOLDER / f"ngram-{heat:g}.json", partial(tuned, NGRAMS, few, heat))
+    ngram_of = made_once(FOLDER / f"ngram-{heat:g}.json", partial(tuned, NGRAMS, few, heat))
+    model_of = made_once(FOLDER / "model.json", partial(tuned, models, few, 0.0))
     proposer = custom(PROPOSER, LONGEST)
     selector = {"selector": str(both), "temperature": heat, "draft": DRAFT}
-    methods: dict[str, Method] = {
+    alike: dict[str, Method] = {
         PLAIN: (None,),
-        NGRAM: (ngram,),
-        TWIN: (ngram,),
-        MODEL: (made_once(FOLDER / "model.json", partial(tuned, models, few, 0.0)),),
         COPIES: (proposer, {NAME: {"selector": str(copies), "temperature": 0.0}}),
         OURS: (proposer, {NAME: selector}),
     }
     suffix = [PYTHON, "-c", "import arctic_inference.suffix_decoding"]
     if subprocess.run(suffix, capture_output=True).returncode == 0:
-        methods[SUFFIX] = ({"method": "suffix"},)
+        alike[SUFFIX] = ({"method": "suffix"},)
     else:
         console.print(f"{SUFFIX} is left out: arctic-inference is not installed in .venv-vllm")
+    methods: Methods = {}
+    for at_once in AT_ONCE:
+        ngram = (ngram_of[str(at_once)],)
+        tuned_ones = {NGRAM: ngram, TWIN: ngram, MODEL: (model_of[str(at_once)],)}
+        for name, method in {**alike, **tuned_ones}.items():
+            methods[name, at_once] = method
     return methods
 
 
@@ -341,40 +352,51 @@ def compared(
 def measured(
     scenes: Sequence[Scene],
     company: Sequence[str],
-    methods: dict[str, Method],
+    methods: Methods,
     held_out: Sequence[Prompt],
     training: Sequence[Prompt],
 ) -> list[dict[str, str]]:
     """The lines of the table, once a company has answered all scenes that compare two drafters or
     more: every prompt twice of greedy requests to the first company, else once."""
-    names_of: dict[Scene, list[str]] = {}
-    for scene in scenes:
-        names = [name for name in company if name in scene.methods and name in methods]
-        if len(names) > 2:
-            names_of[scene] = names
-    times = 2 if company == COMPANIES[0] and scenes[0].temperature == 0 else 1
-    for number in range(times * PARTS):
-        done = {(entry["scene"], entry["round"], *entry["company"]) for entry in rounds_of()}
-        todo = [scene for scene in names_of if (str(scene), number, *company) not in done]
-        needed = sorted({name for scene in todo for name in names_of[scene]})
-        order = random.Random(number).sample(needed, len(needed))
-        with ExitStack() as stack, ThreadPoolExecutor(2) as starting:
-            servers = [server(PORT + offset, *methods[name]) for offset, name in enumerate(order)]
-            started = starting.map(stack.enter_context, servers)
-            addresses = dict(zip(order, started, strict=True))
-            for address in addresses.values():
-                ask_all(address, training[:24], 8)
-            for scene in todo:
-                of_scene = {name: addresses[name] for name in names_of[scene]}
-                entries = compared(scene, of_scene, number, held_out, training)
-                with (FOLDER / "rounds.jsonl").open("a") as file:
-                    for entry in entries:
-                        file.write(json.dumps({"company": company, **entry}) + "\n")
     rows = []
-    for scene in names_of:
-        turns = answered(scene, company)
-        rows += [row(str(scene), name, turns, scene.at_once, NGRAM) for name in turns]
+    for scene in scenes:
+        of_scene: dict[str, Method] = {}
+        for name in company:
+            if name in scene.methods and (name, scene.at_once) in methods:
+                of_scene[name] = methods[name, scene.at_once]
+        if len(of_scene) > 2:
+            times = 2 if company == COMPANIES[0] and scene.temperature == 0 else 1
+            for number in range(times * PARTS):
+                answer_once(scene, company, of_scene, number, held_out, training)
+            turns = answered(scene, company)
+            rows += [row(str(scene), name, turns, scene.at_once, NGRAM) for name in turns]
     return rows
+
+
+def answer_once(
+    scene: Scene,
+    company: Sequence[str],
+    methods: dict[str, Method],
+    number: int,
+    held_out: Sequence[Prompt],
+    training: Sequence[Prompt],
+) -> None:
+    """A round of a scene, with servers that start for it in random order; nothing if it was
+    answered before."""
+    for entry in rounds_of():
+        if (entry["scene"], entry["round"], entry["company"]) == (str(scene), number, [*company]):
+            return
+    order = random.Random(number).sample(list(methods), len(methods))
+    with ExitStack() as stack, ThreadPoolExecutor(2) as starting:
+        servers = [server(PORT + offset, *methods[name]) for offset, name in enumerate(order)]
+        started = starting.map(stack.enter_context, servers)
+        addresses = dict(zip(order, started, strict=True))
+        for address in addresses.values():
+            ask_all(address, training[:24], 8)
+        entries = compared(scene, addresses, number, held_out, training)
+    with (FOLDER / "rounds.jsonl").open("a") as file:
+        for entry in entries:
+            file.write(json.dumps({"company": company, **entry}) + "\n")
 
 
 if __name__ == "__main__":
