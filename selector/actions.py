@@ -140,6 +140,23 @@ class Action(NamedTuple):
         return max(self.L1, self.L2) if self.ranks else self.L1 + self.L2
 
     @property
+    def parts(self) -> tuple[Action, ...]:
+        """What of it there is down to depth 1, 2, ..; down to a depth with one branch, a chain."""
+        return tuple(self._down_to(depth) for depth in range(1, self.depth + 1))
+
+    def _down_to(self, depth: int) -> Action:
+        if self.ranks:
+            ranks = tuple(path for path in self.ranks if len(path) <= depth)
+            return Action(self.K, min(self.L1, depth), min(self.L2, depth), ranks)
+        if self.children:
+            return Action.branching(self.children[:depth])
+        if self.copies:
+            return Action.copy(depth)
+        if depth <= self.L1 or self.K == 1:
+            return Action(1, depth, 0)
+        return self._replace(L2=depth - self.L1)
+
+    @property
     def inner_widths(self) -> list[int]:
         """Of a tree that is not a delayed one, how many nodes with children there are at each depth
         from 1 on; equal tokens count separately."""
@@ -203,6 +220,20 @@ def _breadth_first(path: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
     return len(path), path
 
 
+def _order(part: Action) -> tuple[int, ...]:
+    """The order of survivals, first by the kind of action: 0 for chains, 1 for branches, 2 for
+    lookups, 3 for shapes by rank."""
+    if part.ranks:
+        return (3,)
+    if part.copies:
+        return 2, part.L1
+    if part.children:
+        return 1, len(STYLES)
+    if part.K == 1:
+        return 0, part.L1
+    return 1, STYLES.index(part.style_name), *part[:3]
+
+
 EMPTY = Action(1, 0, 0)  # no token is drafted: autoregressive decoding
 LARGEST = 256  # each number of a space is below this, so that its tables stay small
 WIDE_DEPTH = 3  # tokens of a branch of trees that are wider than `max_K`
@@ -217,11 +248,6 @@ class Grid(NamedTuple):
     max_L2: int
     # the numbers of children of every token of a branch, but of its last; empty for one child each
     below: tuple[int, ...] = ()
-
-    @property
-    def survivals(self) -> int:
-        """Of one style: for each K, trunk and depth below it."""
-        return len(self.widths) * (self.max_L1 + 1) * self.max_L2
 
     def action(self, K: int, L1: int, L2: int, style: str) -> Action:
         """The tree of these sizes."""
@@ -319,7 +345,7 @@ class ActionSpace:
         """The branching delayed trees of each style."""
         narrow = Grid(tuple(range(2, self.max_K + 1)), self.max_L1, self.max_L2)
         wide = Grid(self.wide, 0, min(WIDE_DEPTH, self.max_L2))
-        return tuple(grid for grid in (narrow, wide) if grid.survivals > 0)
+        return tuple(grid for grid in (narrow, wide) if grid.widths and grid.max_L2 > 0)
 
     @cached_property
     def branchings(self) -> tuple[tuple[str, Grid], ...]:
@@ -365,109 +391,84 @@ class ActionSpace:
         """Largest depth of any action, in tokens."""
         return max(self.depth, *(action.depth for action in self))
 
+    @cached_property
+    def survivals(self) -> tuple[Action, ...]:
+        """What the block efficiencies of all actions are sums of: a survival `P(tau >= depth)` is
+        named by the part of an action down to that depth, on which alone it depends, so that
+        actions which begin alike share it.
+
+        Chains come first, by depth; then branches by style, K, trunk length L1 and depth below it;
+        trees that branch at every level; lookups by depth; shapes by rank. For example, `E[tau +
+        1]` of (3, 2, 4) is 1 + the chain's first two + the first four of K = 3 at L1 = 2.
+        """
+        parts: dict[Action, None] = {}
+        for action in self:
+            parts |= dict.fromkeys(action.parts)
+        return tuple(sorted(parts, key=_order))
+
+    @cached_property
+    def survivals_by_part(self) -> tuple[int, int, int, int]:
+        """How many of the survivals belong to chains, to branches, to lookups and to shapes by
+        rank, in their order."""
+        sizes = [0, 0, 0, 0]
+        for part in self.survivals:
+            sizes[_order(part)[0]] += 1
+        return sizes[0], sizes[1], sizes[2], sizes[3]
+
     @property
     def tree_survivals(self) -> int:
         """How many of the survivals belong to delayed trees."""
         return sum(self.survivals_by_part[:2])
 
     @cached_property
-    def survivals_by_part(self) -> tuple[int, int, int, int]:
-        """How many of the survivals belong to chains, to branches, to lookups and to shapes by
-        rank, in their order."""
-        branches = sum(grid.survivals for _, grid in self.branchings)
-        shapes = sum(shape.depth for shape in self.ranked)
-        return self.depth, branches, max(self.lookups, default=0), shapes
+    def _position_of(self) -> dict[Action, int]:
+        return {part: position for position, part in enumerate(self.survivals)}
+
+    def positions(self, action: Action) -> list[int]:
+        """Positions of an action's survivals, by depth."""
+        return [self._position_of[part] for part in action.parts]
 
     @cached_property
     def sums_SA(self) -> Tensor:
-        """Which survivals add up to each action's block efficiency: zeros and ones, float32 [S, A].
-
-        The survivals `P(tau >= t)` are ordered: those of the chain by depth; those of branches by
-        style, K, trunk length L1 and depth below it, which do not depend on L2; those of lookups by
-        depth; those of each shape by rank by depth. For example, `E[tau + 1]` of (3, 2, 4) is 1 +
-        the chain's first two + the first four of K = 3 at L1 = 2.
-        """
-        sums_SA = torch.zeros(sum(self.survivals_by_part), len(self))
+        """Which survivals add up to each action's block efficiency: zeros and ones, float32
+        [S, A]."""
+        sums_SA = torch.zeros(len(self.survivals), len(self))
         for a, action in enumerate(self):
-            sums_SA[self._positions_by_depth(action), a] = 1
+            sums_SA[self.positions(action), a] = 1
         return sums_SA
-
-    def _positions_by_depth(self, action: Action) -> list[int]:
-        K, L1, L2, _ = action
-        if action.copies:
-            return list(range(self.tree_survivals, self.tree_survivals + L1))
-        if action.ranks:
-            first = self._first_of_shape[action]
-            return list(range(first, first + action.depth))
-        if action.children:
-            first = self._first_of_children[action.children]
-            return list(range(first, first + L2))
-        if K == 1:
-            return list(range(L1 + L2))
-        # wide trees have no trunk
-        first = self._first_of_branches[action.style_name, K] + L1 * self.max_L2
-        return [*range(L1), *range(first, first + L2)]
-
-    @cached_property
-    def _first_of_branches(self) -> dict[tuple[str, int], int]:
-        # by style and K, the position of the first survival of trees without a trunk
-        first_of: dict[tuple[str, int], int] = {}
-        first = self.depth
-        for style, grid in product((IID, *self.styles), self.grids):
-            for K in grid.widths:
-                first_of[style, K] = first
-                first += (grid.max_L1 + 1) * grid.max_L2
-        return first_of
-
-    @cached_property
-    def _first_of_children(self) -> dict[tuple[int, ...], int]:
-        first_of: dict[tuple[int, ...], int] = {}
-        first = self.tree_survivals - sum(map(len, self.children))
-        for numbers in self.children:
-            first_of[numbers] = first
-            first += len(numbers)
-        return first_of
-
-    @cached_property
-    def _first_of_shape(self) -> dict[Action, int]:
-        first_of: dict[Action, int] = {}
-        first = sum(self.survivals_by_part[:3])
-        for shape in self.ranked:
-            first_of[shape] = first
-            first += shape.depth
-        return first_of
 
     def survival_factors(self) -> Tensor:
         """Which conditional acceptance probabilities each survival is the product of: zeros and
-        ones, float32 [S, S]. The s-th is a factor of survival t where entry (s, t) is 1. The order
-        is that of `sums_SA`."""
-        factors_SS = torch.zeros(len(self.sums_SA), len(self.sums_SA))
-        longest_lookup = max(self.lookups, default=0)
-        lookups = [Action.copy(length) for length in range(1, longest_lookup + 1)]
-        for action in (*self.trees, *lookups, *self.ranked):
-            path = self._positions_by_depth(action)
-            for end in range(len(path)):
-                factors_SS[path[: end + 1], path[end]] = 1
+        ones, float32 [S, S]. The s-th is a factor of survival t where entry (s, t) is 1."""
+        factors_SS = torch.zeros(len(self.survivals), len(self.survivals))
+        for t, part in enumerate(self.survivals):
+            factors_SS[self.positions(part), t] = 1
         return factors_SS
 
+    @cached_property
+    def steps(self) -> list[tuple[Tensor, Tensor]]:
+        """For depth 1, 2, ..: positions of the survivals of that depth, and of those one token
+        before, int64; before the first token it is S."""
+        by_depth: list[tuple[list[int], list[int]]] = [([], []) for _ in range(self.deepest)]
+        for part in self.survivals:
+            before, at = [len(self.survivals), *self.positions(part)][-2:]
+            positions, positions_before = by_depth[part.depth - 1]
+            positions.append(at)
+            positions_before.append(before)
+        return [(torch.tensor(at), torch.tensor(before)) for at, before in by_depth]
+
     def positions_in(self, labelled: ActionSpace) -> Tensor:
-        """Positions of the chains' and branches' survivals among those of a space that has them,
-        int64 [tree_survivals]."""
-        positions = list(range(self.depth))
-        for style, grid in self.branchings:
-            for K, L1 in product(grid.widths, range(grid.max_L1 + 1)):
-                action = grid.action(K, L1, grid.max_L2, style)
-                positions += labelled._positions_by_depth(action)[L1:]
-        return torch.tensor(positions, dtype=torch.int64)
+        """Positions of the trees' survivals among those of a space that has them, int64
+        [tree_survivals]."""
+        parts = self.survivals[: self.tree_survivals]
+        return torch.tensor([labelled._position_of[part] for part in parts], dtype=torch.int64)
 
     @cached_property
     def survival_of_AD(self) -> Tensor:
         """Position of each action's `P(tau >= depth)` among the survivals, for depth 1, 2, ..,
         int64 [A, D]. Beyond the action's own depth it is S."""
-        positions = [
-            torch.tensor(self._positions_by_depth(action), dtype=torch.int64) for action in self
-        ]
-        return pad_sequence(positions, batch_first=True, padding_value=len(self.sums_SA))
+        positions = [torch.tensor(self.positions(action), dtype=torch.int64) for action in self]
+        return pad_sequence(positions, batch_first=True, padding_value=len(self.survivals))
 
     def efficiencies(self, survivals_S: Tensor) -> Tensor:
         """Block efficiencies of all actions in tokens, [..., A], from survivals [..., S]."""

@@ -271,7 +271,7 @@ RANK_COLUMN = "draft_rank"
 
 def survival_column(verifier: str) -> str:
     """Trace column of a verifier's labels: `P(tau >= t | text)` of every root, ordered as in
-    `ActionSpace.sums_SA`."""
+    `ActionSpace.survivals`."""
     return f"{verifier}.survivals"
 
 

@@ -38,8 +38,8 @@ drafts given the text, and what the verifier does with the list is given the lis
 differ in their child lists. Trees of another style are labelled for the verifier that takes the
 given one's place there (`data_gen.verification.styled`).
 
-S_t of (K, L1, L2) does not depend on L2, so a row of survivals S (`ActionSpace.sums_SA`) is the law
-of tau of all trees.
+S_t of (K, L1, L2) does not depend on L2, so a row of survivals S (`ActionSpace.survivals`) is the
+law of tau of all trees.
 
 Legend: T tokens, R roots, V vocabulary, B tokens of a block, L trunk lengths, D depths, S
 survivals, A actions, C cells, P branching positions.
@@ -48,7 +48,8 @@ survivals, A actions, C cells, P branching positions.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import NamedTuple, cast
 
 import torch
@@ -69,7 +70,7 @@ from data_gen.verification.distributions import divide, most_likely
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import FirstPath
 from data_gen.verification.ranking import SortedRows
-from selector.actions import GREEDY, IID, ActionSpace, Grid
+from selector.actions import GREEDY, IID, Action, ActionSpace, Grid
 
 ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once
 
@@ -254,7 +255,7 @@ class TextLabeller:
         return entry_PL * (root_PL >= 0)
 
     def survivals(self) -> Tensor:
-        """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.sums_SA`, once
+        """S of every root, float64 [verifier, R, S], in the order of `ActionSpace.survivals`, once
         all blocks are added; the distributions after the last token are not needed."""
         if self._seen < len(self.tokens_T) - 1:
             raise ValueError(
@@ -262,35 +263,36 @@ class TextLabeller:
             )
         p_TD, q_TD = self._ahead()
         drafted_TD = running_products(divide(q_TD, p_TD))  # P(drafted) / P(text)
-        survivals: list[Tensor] = []
+        sizes = len(self.verifiers), self.roots, self.space.tree_survivals
+        survivals_vRS = torch.zeros(sizes, dtype=torch.float64, device=drafted_TD.device)
         for v, verifier in enumerate(self.verifiers):
             chain_TD = drafted_TD * acceptances(verifier, p_TD, q_TD)
+            survivals_vRS[v, :, : self.space.depth] = chain_TD[: self.roots, 1:]
             # bottom-up, the trunk's acceptance is in the entry weights of the branches
             trunk_TD = chain_TD if isinstance(verifier, TopDown) else drafted_TD
-            parts = [chain_TD[: self.roots, 1:]]
             for branching in self._branchings:
-                parts += self._branch_survivals(v, branching, chain_TD, trunk_TD)
-            survivals.append(torch.cat(parts, dim=-1))
-        return torch.stack(survivals)
+                for action, branch_RD in self._branches(v, branching, chain_TD, trunk_TD):
+                    survivals_vRS[v][:, self.space.positions(action)[action.L1 :]] = branch_RD
+        return survivals_vRS
 
-    def _branch_survivals(
+    def _branches(
         self, v: int, branching: _Branching, chain_TD: Tensor, trunk_TD: Tensor
-    ) -> list[Tensor]:
-        """Of every root for one verifier, [R, max_L2] for each K and L1."""
-        widths, max_L1, max_L2, _ = branching.grid
-        trunks = range(max_L1 + 1)
-        if branching.style == IID and self._is_first_path[v]:
-            # its branches are the chain's continuation
-            continuations = [chain_TD[: self.roots, L1 + 1 : L1 + 1 + max_L2] for L1 in trunks]
-            return continuations * len(widths)
-        blocks = branching.blocks[type(branching.rules[v])]
-        below = torch.cat(blocks).expand(-1, -1, -1, len(trunks))
-        survivals: list[Tensor] = []
-        for K in range(len(widths)):
-            for L1 in trunks:
-                branch_RD = below[L1 : L1 + self.roots, K, :, L1]
-                survivals.append(trunk_TD[: self.roots, L1, None] * branch_RD)
-        return survivals
+    ) -> Iterator[tuple[Action, Tensor]]:
+        """For one verifier the trees of each K and L1 with the longest branches, and S of every
+        root below the trunk, [R, max_L2]."""
+        grid = branching.grid
+        trunks = range(grid.max_L1 + 1)
+        is_chain = branching.style == IID and self._is_first_path[v]
+        if not is_chain:
+            blocks = branching.blocks[type(branching.rules[v])]
+            below = torch.cat(blocks).expand(-1, -1, -1, len(trunks))
+        for (number, K), L1 in product(enumerate(grid.widths), trunks):
+            action = grid.action(K, L1, grid.max_L2, branching.style)
+            if is_chain:  # its branches are the chain's continuation
+                yield action, chain_TD[: self.roots, L1 + 1 : L1 + 1 + grid.max_L2]
+            else:
+                branch_RD = below[L1 : L1 + self.roots, number, :, L1]
+                yield action, trunk_TD[: self.roots, L1, None] * branch_RD
 
 
 def _normalised_at(probs_BV: Tensor, tokens_B: Tensor) -> Tensor:

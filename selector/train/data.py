@@ -131,18 +131,17 @@ class Texts:
         shapes by rank are 0 or 1: their nodes are certain, so the path along the text is accepted
         as far as the tree has it, and in one tree the longer of two paths is."""
         drafted_RS = self.survivals[verifier][rows]
-        if space.branchings != self.labelled.branchings:
-            drafted_RS = drafted_RS[:, space.positions_in(self.labelled)]
         copied_R = self.lookup_R[rows]
-        parts = [drafted_RS.float(), _at_least(copied_R, max(space.lookups, default=0))]
-        if space.ranked:
-            rank_RD = self.rank_RD[rows]
-        for shape in space.ranked:
-            accepted_R = along_ranks(rank_RD, shape.ranks)
-            if shape.copied:
-                accepted_R = torch.maximum(accepted_R, copied_R.clamp(max=shape.copied))
-            parts.append(_at_least(accepted_R, shape.depth))
-        return torch.cat(parts, dim=-1)
+        labels_RS = torch.zeros(len(copied_R), len(space.survivals))
+        labels_RS[:, : space.tree_survivals] = drafted_RS[:, space.positions_in(self.labelled)]
+        for action in (Action.copy(max(space.lookups, default=0)), *space.ranked):
+            accepted_R = copied_R.clamp(max=action.copied)
+            if action.ranks:
+                along_R = along_ranks(self.rank_RD[rows], action.ranks)
+                accepted_R = torch.maximum(accepted_R, along_R)
+            is_reached_RD = accepted_R.unsqueeze(-1) >= torch.arange(1, action.depth + 1)
+            labels_RS[:, space.positions(action)] = is_reached_RD.float()
+        return labels_RS
 
     def observed(self, verifier: str, rows: Tensor | slice, space: ActionSpace) -> Tensor:
         """The labels of some roots as `labels` gives them, but NaN where they were imputed."""
@@ -226,11 +225,6 @@ def with_shapes(splits: Mapping[str, Texts], ranked: tuple[Action, ...]) -> dict
     for split, texts in splits.items():
         offered[split] = replace(texts, space=replace(texts.space, ranked=ranked))
     return offered
-
-
-def _at_least(accepted_R: Tensor, depth: int) -> Tensor:
-    """Whether 1, 2, .. `depth` tokens are accepted, float32 [R, depth]."""
-    return (accepted_R.unsqueeze(-1) >= torch.arange(1, depth + 1)).float()
 
 
 def to_texts(

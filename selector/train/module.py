@@ -136,7 +136,7 @@ class SelectorModule(pl.LightningModule):
         self.is_regressor = objective == "regressor"
         self.is_full = level == FULL
         self.space = ActionSpace.of_pairs() if space is None else ActionSpace.of_json(space)
-        outputs = len(self.space.sums_SA) if self.is_regressor else len(self.space)
+        outputs = len(self.space.survivals) if self.is_regressor else len(self.space)
         body = RootNetwork(
             self.schema, hidden_widths, outputs, **network, policy=not self.is_regressor
         )

@@ -82,7 +82,7 @@ def monotone(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
     chains, lookups and shapes by rank have no such noise and do not change.
     """
     survivals_RS = survivals_RS.float()
-    if not space.branchings:
+    if not space.branchings:  # only their labels are noisy
         return survivals_RS
     mean_S = survivals_RS.mean(0)
     cut_RS = _falling(survivals_RS, space)
@@ -92,17 +92,11 @@ def monotone(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
 
 
 def _falling(survivals_RS: Tensor, space: ActionSpace) -> Tensor:
-    chain_RD, branches_RS, *certain = survivals_RS.clamp(0, 1).split(space.survivals_by_part, dim=1)
-    chain_RD = chain_RD.cummin(-1).values
-    grids = [grid for _, grid in space.branchings]
-    sizes = [grid.survivals for grid in grids]
-    falling: list[Tensor] = []
-    for grid, part_RS in zip(grids, branches_RS.split(sizes, dim=1), strict=True):
-        paths = part_RS.unflatten(1, (len(grid.widths), grid.max_L1 + 1, grid.max_L2))
-        trunk_RL = torch.cat([torch.ones_like(chain_RD[:, :1]), chain_RD[:, : grid.max_L1]], dim=1)
-        paths = torch.minimum(paths.cummin(-1).values, trunk_RL[:, None, :, None])
-        falling.append(paths.flatten(1))
-    return torch.cat([chain_RD, *falling, *certain], dim=1)
+    # the last column is the root, which is reached for sure
+    falling_RS = torch.nn.functional.pad(survivals_RS.clamp(0, 1), (0, 1), value=1.0)
+    for at, before in space.steps:
+        falling_RS[:, at] = torch.minimum(falling_RS[:, at], falling_RS[:, before])
+    return falling_RS[:, :-1]
 
 
 def outcomes(survivals_RS: Tensor, action_R: Tensor, space: ActionSpace) -> Tensor:

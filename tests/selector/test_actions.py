@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 
 import pytest
 import torch
 
-from selector.actions import EMPTY, GREEDY, WIDE_DEPTH, Action, ActionSpace, balanced
+from selector.actions import EMPTY, GREEDY, Action, ActionSpace, balanced
 from selector.layout import layout_of
 
 SHAPE = Action.ranked([(0,), (2,), (0, 1), (0, 1, 0)])
@@ -113,59 +112,59 @@ def test_actions_that_draft_the_same_tree_have_the_same_index() -> None:
             space.index(outside)
 
 
-Name = tuple[str, int, int, int]
-
-
-def names_of(space: ActionSpace) -> list[Name]:
-    """Style, K, trunk length and depth below it of every survival, in their order; a chain's have
-    no trunk, those of lookups K = 0, and those of shapes by rank K = -1 and their number."""
-    names: list[Name] = [("iid", 1, 0, depth) for depth in range(1, space.depth + 1)]
-    for style in ("iid", *space.styles):
-        for K in range(2, space.max_K + 1):
-            for L1, depth in product(range(space.max_L1 + 1), range(1, space.max_L2 + 1)):
-                names.append((style, K, L1, depth))
-        for K, depth in product(space.wide, range(1, min(space.max_L2, WIDE_DEPTH) + 1)):
-            names.append((style, K, 0, depth))
-    for number, children in enumerate(space.children):
-        names += [("every level", -2, number, depth) for depth in range(1, len(children) + 1)]
-    names += [("iid", 0, 0, depth) for depth in range(1, max(space.lookups, default=0) + 1)]
-    for number, shape in enumerate(space.ranked):
-        names += [("ranked", -1, number, depth) for depth in range(1, shape.depth + 1)]
-    return names
-
-
-def own_survivals(space: ActionSpace, action: Action) -> list[Name]:
-    """By depth: of a tree those of the chain along the trunk, then those of its branches; of a
-    lookup and of a shape its own."""
+def names_of(action: Action) -> list[object]:
+    """By depth, on what the survivals of an action depend: of a tree the chain along the trunk,
+    then the branches; of a shape and of a tree that branches at every level what it has down to
+    there."""
+    depths = range(1, action.depth + 1)
     if action.copies:
-        return [("iid", 0, 0, depth) for depth in range(1, action.L1 + 1)]
+        return [("copy", depth) for depth in depths]
     if action.children:
-        number = space.children.index(action.children)
-        return [("every level", -2, number, depth) for depth in range(1, action.depth + 1)]
+        return [action.children[:depth] for depth in depths]
     if action.ranks:
-        number = space.ranked.index(action)
-        return [("ranked", -1, number, depth) for depth in range(1, action.depth + 1)]
-    K, L1, L2 = action[:3]
+        names: list[object] = []
+        for depth in depths:
+            paths = {path for path in action.ranks if len(path) <= depth}
+            names.append((frozenset(paths), min(action.copied, depth)))
+        return names
+    K, L1, L2, style = action
     if K == 1:
-        return [("iid", 1, 0, depth) for depth in range(1, L1 + L2 + 1)]
-    trunk: list[Name] = [("iid", 1, 0, depth) for depth in range(1, L1 + 1)]
-    return trunk + [(action.style_name, K, L1, depth) for depth in range(1, L2 + 1)]
+        return [("chain", depth) for depth in depths]
+    trunk: list[object] = [("chain", depth) for depth in range(1, L1 + 1)]
+    return trunk + [(style, K, L1, depth) for depth in range(1, L2 + 1)]
+
+
+def test_survivals_stand_in_the_order_in_which_traces_hold_them() -> None:
+    """Chains by depth, branches by style, width, trunk and depth, lookups by depth, shapes."""
+    space = ActionSpace(2, 1, 2, (2,), (GREEDY,), (6,), (SHAPE,), ((3, 2),))
+    chains = [Action(1, depth, 0) for depth in (1, 2, 3)]
+    branches = []
+    for style in ("iid", GREEDY):
+        for K, L1 in ((2, 0), (2, 1), (6, 0)):
+            branches += [Action(K, L1, depth, style) for depth in (1, 2)]
+    levels = [Action.branching((3,)), Action.branching((3, 2))]
+    shapes = [Action.ranked([(0,), (2,)]), Action.ranked([(0,), (2,), (0, 1)]), SHAPE]
+    copies = [Action.copy(1), Action.copy(2)]
+    assert list(space.survivals) == [*chains, *branches, *levels, *copies, *shapes]
+    assert space.survivals_by_part == (3, 14, 2, 3) and space.tree_survivals == 17
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_a_block_efficiency_is_the_sum_of_the_actions_own_survivals(space: ActionSpace) -> None:
     """Which stand in the order of depth."""
-    count = len(space.sums_SA)
+    count = len(space.survivals)
     survivals_S = torch.rand(count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    names = names_of(space)
-    by_name = dict(zip(names, survivals_S.tolist(), strict=True))
-    assert len(by_name) == count
     efficiency_A = space.efficiencies(survivals_S)
+    position_of: dict[object, int] = {}
     for a, (places, action) in enumerate(zip(space.survival_of_AD.tolist(), space, strict=True)):
-        expected = own_survivals(space, action)
+        names = names_of(action)
+        expected = places[: len(names)]
+        assert [
+            position_of.setdefault(name, at) for name, at in zip(names, expected, strict=True)
+        ] == expected
+        assert places[len(names) :] == [count] * (space.deepest - len(names))
         assert float(efficiency_A[a]) == pytest.approx(
-            1 + sum(by_name[name] for name in expected), abs=1e-12
+            1 + float(survivals_S[expected].sum()), abs=1e-12
         ), action
-        assert [names[position] for position in places if position < count] == expected
-        assert places[len(expected) :] == [count] * (space.deepest - len(expected))
+    assert sorted(position_of.values()) == list(range(count))
     assert float(efficiency_A[space.index(EMPTY)]) == 1
