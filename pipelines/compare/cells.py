@@ -22,7 +22,7 @@ from torch import Tensor
 from pipelines.evaluate.methods import COPYING
 from pipelines.evaluate.replays import oracle, replay
 from pipelines.evaluate.table import HERE
-from pipelines.train.judging import judge, keep_if_ahead
+from pipelines.train.judging import judge, judge_by_replay, keep_if_ahead
 from selector.actions import EMPTY, IID, Action, ActionSpace
 from selector.decision import NETWORK, RULE, STATIC, Setting
 from selector.latency import LatencyProfile
@@ -32,7 +32,7 @@ from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.ranked import candidates, united
 from selector.train.replay import Replayed
-from selector.train.tuning import Judged, StaticTable, best_static, judge_setting, tune_lookup_rule
+from selector.train.tuning import Judged, StaticTable, best_static, tune_lookup_rule
 
 TREES = "trees"
 HIDDEN = "trees, with hidden states"
@@ -283,8 +283,8 @@ def _of_family(
         for method, (actions, tree) in RULES.items():
             rule = tune_lookup_rule(texts.timed("train", actions), static.bases[tree])
             by_method[method] = _by_rule(texts, static, method, rule)
-            validation = texts.timed("validation", actions)
-            judged_rule = judge_setting(validation, {}, rule, static.bases[tree].action)
+            cases = [texts.timed(split, actions) for split in ("train", "validation")]
+            judged_rule = judge_by_replay(rule, static.bases[tree], cases, texts.profile)
     base = static.bases[family.fallback]
     for contender in contenders:
         if (contender.actions == ALL_ACTIONS) != (family is ALL_TREES):

@@ -239,8 +239,8 @@ def table_of(result: Result) -> Table:
         rows.append(cells)
     caption = (
         "* This one decides under the setting: a network that is two standard errors ahead of "
-        "the better one of the best static tree and the lookup rule, or a rule that is one ahead. "
-        "Else the static tree is drafted."
+        "the better one of the best static tree and the lookup rule, or a rule that is one ahead, "
+        "on the training texts, too. Else the static tree is drafted."
     )
     title = (
         "Validation texts, replayed: speed over the best static tree\n(± one standard error over "

@@ -23,7 +23,7 @@ accepted lengths + 1, M tokens since the draft's last forward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -61,6 +61,12 @@ class Replayed:
     def speed(self) -> float:
         """Tokens per second, sums over sums."""
         return float(self.tokens_X.sum() / self.seconds_X.sum())
+
+    @classmethod
+    def joined(cls, parts: Sequence[Replayed]) -> Replayed:
+        """The same of the texts of several parts, one after another."""
+        columns = [(part.tokens_X, part.seconds_X, part.steps_X, part.visits_R) for part in parts]
+        return cls(*map(torch.cat, zip(*columns, strict=True)))
 
     def charged(self, seconds: float) -> Replayed:
         """The same steps, each longer by the seconds of its decision."""

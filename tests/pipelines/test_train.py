@@ -35,7 +35,7 @@ from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, PAIR
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
-from selector.train.replay import Ratio, Replayed
+from selector.train.replay import Ratio, Replayed, jackknifed
 from selector.train.tuning import Judged, StaticTable, best_static, replay_setting, tune_lookup_rule
 from tests.selector.exported import SOME, export, module_of, roots_of
 from tests.selector.synthetic import (
@@ -153,15 +153,34 @@ def test_the_rule_for_lookups_is_kept_where_the_network_is_slower(
     assert kept.decider == (NETWORK if what == "network" else "rule")
 
 
-def test_trees_and_rules_are_tuned_on_the_training_texts_and_judged_on_others() -> None:
+def test_trees_and_rules_are_tuned_on_training_texts_and_rules_judged_on_all() -> None:
+    """The speed is of all texts, and its error is over the sources of both splits. A network is
+    compared with the replay of the validation texts alone."""
     train, validation = (timed_cases(data) for data in splits().values())
     bases = statics(train)
     rules = judge_rules(train, validation, bases, train[0].profile)
-    for rule, train_texts, others, base in zip(rules, train, validation, bases, strict=True):
-        assert base == best_static(train_texts, StaticTable.of(train_texts))
-        assert rule.setting == tune_lookup_rule(train_texts, base)
-        speed = replay_setting(others, {}, rule.setting).speed
-        assert rule.ratio.value == pytest.approx(speed / replay_setting(others, {}, base).speed)
+    for rule, tuned_on, others, base in zip(rules, train, validation, bases, strict=True):
+        assert base == best_static(tuned_on, StaticTable.of(tuned_on))
+        assert rule.setting == tune_lookup_rule(tuned_on, base)
+        sums_of = {}
+        for setting in (rule.setting, base):
+            parts = [replay_setting(case, {}, setting) for case in (tuned_on, others)]
+            tokens, seconds = (
+                torch.cat([getattr(part, name) for part in parts])
+                for name in ("tokens_X", "seconds_X")
+            )
+            sums_of[setting] = torch.stack([tokens, seconds], dim=-1)
+        names = [
+            f"{split} {name}"
+            for split, case in (("train", tuned_on), ("validation", others))
+            for name in case.texts.source_X
+        ]
+        source_X = torch.tensor([sorted(set(names)).index(name) for name in names])
+        expected = jackknifed(torch.cat([sums_of[rule.setting], sums_of[base]], dim=-1), source_X)
+        assert rule.ratio.value == pytest.approx(expected.value, rel=1e-12)
+        assert rule.ratio.error == pytest.approx(expected.error, rel=1e-9)
+        assert rule.replayed is not None
+        assert rule.replayed.speed == replay_setting(others, {}, rule.setting).speed
 
 
 def test_a_policy_is_trained_with_the_times_of_its_setting() -> None:

@@ -20,7 +20,7 @@ def network(space: ActionSpace, widths: list[int] = WIDTHS) -> SurvivalNetwork:
     schema = Schema(
         "own", ("first", "all"), tuple(Scalar(str(f), "1", "") for f in range(SCALARS)), EARLY
     )
-    body = RootNetwork(schema, widths, len(space.sums_SA), width=8, hidden=(16, 8))
+    body = RootNetwork(schema, widths, len(space.survivals), width=8, hidden=(16, 8))
     return SurvivalNetwork(body, space).eval()
 
 
@@ -32,17 +32,15 @@ def inputs(widths: list[int] = WIDTHS) -> tuple[torch.Tensor, list[torch.Tensor]
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_a_survival_is_the_product_of_the_factors_above_it(space: ActionSpace) -> None:
-    """By name: the chain's own down to the branching node, then the branch's own."""
+    """Those of the part of an action that it is named by: a branch's after its trunk's. A lookup
+    and a shape by rank have no trunk, for the draft's chance says nothing of them."""
     factors_SS = space.survival_factors()
-    names = names_of(space)
-    assert factors_SS.shape == (len(names), len(names))
+    names_of_S = [names_of(part) for part in space.survivals]
+    assert len(factors_SS) == len(names_of_S) == len({names[-1] for names in names_of_S})
     assert factors_SS.unique().tolist() in ([0, 1], [1])
-    for t, (style, K, L1, depth) in enumerate(names):
-        trunk = [("iid", 1, 0, d) for d in range(1, (depth if K == 1 else L1) + 1)]
-        branches = [(style, K, L1, d) for d in range(1, depth + 1)] if K != 1 else []
-        # a lookup has no trunk, for the draft's chance says nothing of it; nor has a shape by rank
-        above = branches if K <= 0 else trunk + branches
-        assert [names[s] for s in factors_SS[:, t].nonzero()[:, 0].tolist()] == above
+    for names, factor_S in zip(names_of_S, factors_SS.T, strict=True):
+        above = [names_of_S[s][-1] for s in factor_S.nonzero()[:, 0].tolist()]
+        assert sorted(above, key=str) == sorted(names, key=str)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -54,10 +52,10 @@ def test_survivals_never_rise_along_a_path(space: ActionSpace, widths: list[int]
     with torch.no_grad():
         made.body.mlp[-1].weight.mul_(10)
         survivals_BS = made(*inputs(widths), PASSED).exp()
-    assert survivals_BS.shape == (20, len(space.sums_SA))
+    assert survivals_BS.shape == (20, len(space.survivals))
     assert bool(((survivals_BS > 0) & (survivals_BS <= 1)).all())
     for action, place_D in zip(space, space.survival_of_AD, strict=True):
-        path_BD = survivals_BS[:, place_D[place_D < len(space.sums_SA)]]
+        path_BD = survivals_BS[:, place_D[place_D < len(space.survivals)]]
         assert bool((path_BD.diff(dim=-1) <= 0).all()), action
 
 
@@ -66,7 +64,7 @@ def test_training_begins_at_the_given_means(space: ActionSpace) -> None:
     """Exactly, but for what the last layer's weights, a tenth of what they were, make of the
     features."""
     factor_S = 0.7 + 0.29 * torch.rand(
-        len(space.sums_SA), generator=torch.Generator().manual_seed(2)
+        len(space.survivals), generator=torch.Generator().manual_seed(2)
     )
     mean_S = (factor_S.log() @ space.survival_factors()).exp()
     made = network(space)
