@@ -33,6 +33,7 @@ from pipelines.distil.stage import plan
 from pipelines.distil.texts import (
     BEGUN,
     FEW,
+    HELD_OUT,
     LONGEST_TURN,
     Sampled,
     Sequences,
@@ -42,7 +43,7 @@ from pipelines.distil.texts import (
     write,
 )
 from pipelines.distil.training import WEIGHT_DECAY, Muon, distances, loss_and_gradient
-from pipelines.pair.stage import encode, kept_prompts, pair_names
+from pipelines.pair.stage import encode, form_of, kept_prompts, pair_names
 from selector.schema import sha256
 from tests.pipelines.runs import TARGET, UNTEMPLATED, at_call, demo_config, espalier, outcome, patch
 from tests.tiny import END, TEMPLATE
@@ -271,7 +272,7 @@ def test_a_draft_from_nothing_to_decoding(whole: tuple[Path, str]) -> None:
 
 def target_of(kind: str, folder: Path) -> str:
     """A target with a bias in its output layer, with a first token that every text has, or with a
-    template that opens a thought. What is special about it sways its texts."""
+    template that opens a thought."""
     tokenizer = AutoTokenizer.from_pretrained(TARGET)
     tokenizer.chat_template = None
     model = AutoModelForCausalLM.from_pretrained(TARGET)
@@ -284,7 +285,6 @@ def target_of(kind: str, folder: Path) -> str:
         )
         model.lm_head.bias.data.normal_(std=2)
     elif kind == "first token":
-        model.model.embed_tokens.weight.data[0] *= 8
         tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
             single=f"{END} $A", special_tokens=[(END, 0)]
         )
@@ -299,7 +299,8 @@ def target_of(kind: str, folder: Path) -> str:
 def test_the_overlap_is_that_of_the_targets_own_decoding(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of as many tokens as the stage's answers have, behind the same prompts."""
+    """Of as many tokens as the stage's answers have, behind the same prompts. Sequences begin as
+    the run's texts do."""
     monkeypatch.chdir(tmp_path)
     overrides = [
         *SMALL,
@@ -312,9 +313,16 @@ def test_the_overlap_is_that_of_the_targets_own_decoding(
     espalier(tmp_path, "distil", *overrides)
     config = demo_config(*overrides)
     pair = ModelPair.load(*pair_names(config), device="cpu")
+    opening = form_of(config).turns(pair.tokenizer).opening
+    for path in (DISTIL / "texts").glob("0*"):
+        first_BT = Sequences([path]).tokens_BT[:, : len(opening)]
+        assert first_BT.tolist() == [opening] * len(first_BT)
     sums = []
-    for prompt in kept_prompts(config, pair.tokenizer, "validation"):
+    held_out = Sequences([DISTIL / "texts" / HELD_OUT]).tokens_BT.tolist()
+    prompts = kept_prompts(config, pair.tokenizer, "validation")
+    for prompt, tokens in zip(prompts, held_out, strict=True):
         ids = encode(config, pair, prompt)
+        assert tokens[: len(ids)] == ids
         (text,) = generated_by_target(pair, [ids], 160 - len(ids), Sampling(), seed=len(sums))
         overlaps_N = torch.cat(
             [
@@ -323,9 +331,9 @@ def test_the_overlap_is_that_of_the_targets_own_decoding(
             ]
         )
         sums.append((float(overlaps_N[:-1].sum()), len(overlaps_N) - 1))
-    overlaps, tokens = torch.tensor(sums, dtype=torch.float64).T
-    mean = overlaps.sum() / tokens.sum()
-    error = (overlaps - mean * tokens).norm() / tokens.sum()
+    overlaps, counts = torch.tensor(sums, dtype=torch.float64).T
+    mean = overlaps.sum() / counts.sum()
+    error = (overlaps - mean * counts).norm() / counts.sum()
     said = json.loads((DISTIL / "manifest.json").read_text())["draft"]["overlap"]
     assert abs(said - mean) < 3 * math.sqrt(2) * error  # both are means of as many texts
 

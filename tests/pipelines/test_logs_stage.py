@@ -7,6 +7,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,15 @@ from data_gen.models.sampling import Sampling
 from data_gen.texts.log_labels import VERIFIER, Labeller, with_features
 from data_gen.texts.logs import read_logs, read_trace_log
 from data_gen.traces import read_texts
+from pipelines.config import load_config
 from pipelines.evaluate import gains
 from pipelines.evaluate.gains import FIXED, LEVELS, selector_at
 from pipelines.evaluate.methods import COPYING, PLAIN
 from pipelines.evaluate.table import Figure, Table
+from pipelines.latency import decisions
 from pipelines.latency.timings import profile_of, read_timings
-from pipelines.pair.log import DRAFTING_LEAD
+from pipelines.pair.log import DRAFTING_LEAD, LogSource
+from pipelines.pair.source import source_of
 from pipelines.train import judging
 from pipelines.train.judging import judge_jointly, keep_if_ahead
 from pipelines.train.result import Case
@@ -363,6 +367,23 @@ def test_a_profile_of_another_drafter_is_refused(run: tuple[Path, str], selector
     assert load_selector(folder, latency=elsewhere).latency == elsewhere
     with pytest.raises(InputError, match="measured with another pair"):
         load_selector(folder, latency=replace(elsewhere, pair="log:other"))
+
+
+def test_a_pause_of_the_machine_is_in_no_decisions_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of its rounds takes a second longer."""
+    log, timings = small(tmp_path)
+    config = load_config(None, ["name=x", f"logs.files=['{log}']"])
+    source = source_of(config)
+    assert isinstance(source, LogSource)
+    profile = profile_of(read_timings(timings), "clock", False, source.fingerprint, [VERIFIER])
+    paused = cycle([1.0, *[0.0] * (decisions.ROUNDS - 1)])
+    timed = decisions._step_seconds
+    monkeypatch.setattr(decisions, "_step_seconds", lambda *step: timed(*step) + next(paused))
+    batches = decisions.with_decisions(config, source, profile).batches
+    assert batches is not None and len(batches.decide) == 3
+    assert max(max(seconds.values()) for seconds in batches.decide) < 1
 
 
 def test_without_step_times_accepted_lengths_are_told(tmp_path: Path) -> None:
