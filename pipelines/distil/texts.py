@@ -15,13 +15,12 @@ Legend: B, X sequences, T tokens of a sequence, V vocabulary, R tokens that the 
 
 from __future__ import annotations
 
-import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,12 +176,8 @@ class _GrowingSequence:
         if self.pending:
             return self.pending.popleft(), False
         self.turn_length += 1
-        if self.answers:
-            between = self.turns.to_user
-            is_too_long = False
-        else:
-            between = self.turns.to_answer
-            is_too_long = self.turn_length > LONGEST_TURN
+        between = self.turns.to_user if self.answers else self.turns.to_answer
+        is_too_long = not self.answers and self.turn_length > LONGEST_TURN
         if not (drawn in self.ends or drawn in between[:1] or is_too_long):
             return drawn, True
         self.turn_length = 0
@@ -207,27 +202,22 @@ def write_texts(config: Config, texts: Parts, target: PreTrainedModel, tokenizer
     settings = config.distil
     turns = form_of(config).turns(tokenizer)
     beginnings = _beginnings(config, tokenizer)
-    numbers = range(sequence_count(config))
+    answers = [Start(ids, True, 1.0) for ids in _held_out_prompts(config, tokenizer).values()]
 
-    def write_batch(number: int, path: Path) -> None:
-        seed = seed_of(config.seed, "distil", number)
-        further = starts(turns, beginnings, random.Random(seed))
-        first = number * settings.batch
-        begun = list(islice(further, len(numbers[first : first + settings.batch])))
+    def write_part(part: object, turns: Turns, first: list[Start], count: int, path: Path) -> None:
+        seed = seed_of(config.seed, "distil", part)
+        further = chain(first, starts(turns, beginnings, random.Random(seed)))
+        begun = list(islice(further, count))
         save(write(target, turns, begun, further, settings.context, seed, tick), path)
 
-    def write_held_out(path: Path) -> None:
-        begun = [Start(ids, True, 1.0) for ids in _held_out_prompts(config, tokenizer).values()]
-        further = starts(turns, beginnings, random.Random(0))
-        seed = seed_of(config.seed, "distil", "held out")
-        # as where a run decodes, only the target's own end of a text ends an answer
-        alone = turns._replace(to_user=[])
-        save(write(target, alone, begun, further, settings.context, seed, tick), path)
-
     writers: dict[str, Callable[[Path], None]] = {}
-    for number in range(math.ceil(len(numbers) / settings.batch)):
-        writers[f"{number:05}.safetensors"] = partial(write_batch, number)
-    writers[HELD_OUT] = write_held_out
+    sequences = range(sequence_count(config))
+    for number, begin in enumerate(sequences[:: settings.batch]):
+        count = len(sequences[begin : begin + settings.batch])
+        writers[f"{number:05}.safetensors"] = partial(write_part, number, turns, [], count)
+    # as where a run decodes, only the target's own end of a text ends an answer
+    alone = turns._replace(to_user=[])
+    writers[HELD_OUT] = partial(write_part, "held out", alone, answers, len(answers))
     done = sum((texts.folder / name).exists() for name in writers)
     passes = settings.context * len(writers)
     with ticking("sampling texts", passes, settings.context * done) as tick:
@@ -244,16 +234,11 @@ def held_out(
     answers_XT = torch.zeros_like(data.drawn_BT)
     prompts = _held_out_prompts(config, tokenizer)
     for number, ids in enumerate(prompts.values()):
-        length = _answer_length(data.tokens_BT[number, len(ids) :].tolist(), ends)
+        tokens = data.tokens_BT[number, len(ids) :].tolist()
+        up_to_ends = (length for length, token in enumerate(tokens, 1) if token in ends)
+        length = min(up_to_ends, default=len(tokens))
         answers_XT[number, len(ids) : len(ids) + length] = True
     return data, answers_XT, [prompt.kind for prompt in prompts]
-
-
-def _answer_length(tokens: list[int], ends: frozenset[int]) -> int:
-    for length, token in enumerate(tokens, 1):
-        if token in ends:
-            return length
-    return len(tokens)
 
 
 def _beginnings(config: Config, tokenizer: Any) -> list[list[int]]:

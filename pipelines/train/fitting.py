@@ -76,11 +76,7 @@ def fitted(
     )
     module.begin_at(texts["train"], verifier, roots.rows["train"])
     module.judged = judged
-    monitor = MONITOR
-    mode = "max"
-    if not judged:
-        monitor = "validation/loss"
-        mode = "min"
+    monitor, mode = (MONITOR, "max") if judged else ("validation/loss", "min")
     checkpoints = ModelCheckpoint(
         folder, filename="best", monitor=monitor, mode=mode, enable_version_counter=False
     )
