@@ -83,15 +83,18 @@ class LoggedText:
 class _Drawn:
     """Texts up to a number of positions in all: of more, those of sources that a hash draws."""
 
-    def __init__(self, positions: int) -> None:
+    def __init__(self, positions: int, arrived: list[float] | None) -> None:
         self._most = positions
         self._positions = 0.0
         self._limit = 1.0  # sources at places from here on are left out
         self._heap: list[tuple[float, int, LoggedText]] = []  # the last place first
         self.count = 0  # of all texts
+        self._arrived = [] if arrived is None else arrived  # of all texts whose lines tell it
 
     def add(self, text: LoggedText) -> None:
         self.count += 1
+        if text.arrived is not None:
+            self._arrived.append(text.arrived)
         place = place_of(f"drawn {text.source}")
         if place >= self._limit:
             return
@@ -116,13 +119,17 @@ def _positions(text: LoggedText) -> float:
 
 
 def read_logs(
-    paths: Sequence[Path], remarks: list[str] | None = None, positions: int = POSITIONS
+    paths: Sequence[Path],
+    remarks: list[str] | None = None,
+    positions: int = POSITIONS,
+    arrived: list[float] | None = None,
 ) -> list[LoggedText]:
     """The texts of some files, in their order, without lines that do not fit and aborted requests;
-    of more than so many positions those of some sources. What is left out is added to `remarks`.
+    of more than so many positions those of some sources. What is left out is added to `remarks`,
+    and the arrivals of all requests, also of those sources that are left out, to `arrived`.
     InputError where a file is missing or empty, nothing is left, or more than `MOST_BAD` of the
     finished requests' lines do not fit."""
-    drawn = _Drawn(positions)
+    drawn = _Drawn(positions, arrived)
     bad: list[InputError] = []
     aborted = 0
     for path in paths:
@@ -253,11 +260,13 @@ def distinct(texts: Sequence[LoggedText]) -> list[LoggedText]:
 
 
 class Logs(NamedTuple):
-    """The distinct texts of some files and of held-out files, and what is to be said of them."""
+    """The distinct texts of some files and of held-out files, what is to be said of them, and when
+    all requests came, in seconds, where lines tell it."""
 
     texts: list[LoggedText]
     held_out: list[LoggedText]
     remarks: list[str]
+    arrived: list[float]
 
     @property
     def name(self) -> str:
@@ -275,7 +284,7 @@ class Logs(NamedTuple):
             return self
         texts = [text for text in self.texts if not text.note]
         held_out = [text for text in self.held_out if not text.note]
-        return Logs(texts, held_out, self.remarks)
+        return Logs(texts, held_out, self.remarks, self.arrived)
 
 
 def read_all(
@@ -287,8 +296,9 @@ def read_all(
     """The texts of log files and of folders with traces; InputError as `read_logs` and
     `read_trace_log`, and for steps of sampled drafts."""
     remarks: list[str] = []
-    texts = _read(paths, sampling, positions, remarks)
-    tested = _read(held_out, sampling, positions, remarks)
+    arrived: list[float] = []
+    texts = _read(paths, sampling, positions, remarks, arrived)
+    tested = _read(held_out, sampling, positions, remarks, arrived)
     everything = [*texts, *tested]
     kept = distinct(everything)
     repeated = len(everything) - len(kept)
@@ -311,18 +321,22 @@ def read_all(
     left_out = len(others) - len(texts)
     if left_out:
         remarks.append(f"{left_out} texts are left out, because their sources are held out")
-    return Logs(texts, tested, remarks)
+    return Logs(texts, tested, remarks, arrived)
 
 
 def _read(
-    paths: Sequence[Path], sampling: Sampling, positions: int, remarks: list[str]
+    paths: Sequence[Path],
+    sampling: Sampling,
+    positions: int,
+    remarks: list[str],
+    arrived: list[float],
 ) -> list[LoggedText]:
     stores = [path for path in paths if (path / "manifest.json").exists()]
     traced_texts: list[LoggedText] = []
     for folder in stores:
         traced_texts += read_trace_log(folder, sampling)
     files = [path for path in paths if path not in stores]
-    texts = read_logs(files, remarks, positions)
+    texts = read_logs(files, remarks, positions, arrived)
     logged = [text for text in texts if text.temperature in (None, sampling.temperature)]
     if len(logged) < len(texts):
         remarks.append(

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from data_gen.texts.logs import LoggedText
 from pipelines.evaluate.gains import Cases, baselines, selector_at
 from selector.decision import NETWORK, Setting
 from selector.files import Array
@@ -27,10 +26,10 @@ REQUESTS = 2000  # of the log, at most, in their order
 MOST = 256  # requests in flight, as vLLM's default
 
 
-def load_of(logged: Sequence[LoggedText], texts: int) -> Load | None:
+def load_of(arrived: Sequence[float], texts: int) -> Load | None:
     """The log's arrivals, each of which asks for one of the held-out texts in turn; None where the
     log does not tell of two times."""
-    arrived_N = np.sort([text.arrived for text in logged if text.arrived is not None])[:REQUESTS]
+    arrived_N = np.sort(arrived)[:REQUESTS]
     if len(arrived_N) < 2 or arrived_N[0] == arrived_N[-1]:
         return None
     order = np.random.default_rng(0).permutation(texts)

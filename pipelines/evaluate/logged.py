@@ -86,7 +86,7 @@ def evaluated(config: Config) -> tuple[dict[str, Any], Table]:
         batch_figures = widened(batch_figures, others)
         outcome["by_batch"] += entries(Table(batch_figures), cases)
         figures += batch_figures
-    load = arrivals.load_of(source.logs.all, len(data["test"]))
+    load = arrivals.load_of(source.logs.arrived, len(data["test"]))
     if load is not None:
         test = timed(data["test"], sampling, VERIFIER, profile)
         served = arrivals.served(load, cases_by_batch, test, predicted, profile)
@@ -280,9 +280,9 @@ def _steps_in_words(logs: dict[str, Any], depth: int) -> Iterator[str]:
         )
     elif depth > 1:
         yield (
-            "How many of the tokens that a deeper draft missed a nearer one hits, steps of one "
-            f"length do not tell: {shares} are taken, and the errors hold the difference. For "
-            f"less, let the engine draft 1 to {max(depth, 3)} tokens in one step of ten."
+            "How many of the tokens that a deeper draft missed a nearer one hits, this log's "
+            f"steps do not tell: {shares} are taken, and the errors hold the difference. To know "
+            f"it better, let the engine draft 1 to {max(depth, 3)} tokens in one step of ten."
         )
     if any(entry["fixed_length"] == depth for entry in logs["by_batch"]):
         yield (

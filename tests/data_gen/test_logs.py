@@ -314,13 +314,14 @@ def test_aborted_requests_are_counted_and_never_a_reason_to_refuse(
 
 def test_of_a_long_log_whole_sources_are_read(tmp_path: Path) -> None:
     """Which ones does not depend on the order of the lines; a text has its positions and an eighth
-    of its prompt."""
+    of its prompt. The server's load is that of all requests."""
+    request = {**GOOD, "prompt_token_ids": [1] * 8}
     lines = [
-        {**GOOD, "prompt_token_ids": [1] * 8, "id": str(n), "source": f"user {n % 50}"}
-        for n in range(200)
+        {**request, "id": str(n), "source": f"user {n % 50}", "arrived": n} for n in range(200)
     ]
     path = write(tmp_path / "log.jsonl", lines)
-    texts = read_logs([path], remarks := [], positions=410)
+    texts = read_logs([path], remarks := [], positions=410, arrived=(arrived := []))
+    assert arrived == list(range(200))
     counts = Counter(text.source for text in texts)
     assert set(counts.values()) == {4} and len(counts) == 25, "of 16 positions each"
     assert [text.name for text in texts] == sorted((t.name for t in texts), key=int)

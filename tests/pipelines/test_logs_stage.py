@@ -332,7 +332,7 @@ def test_a_log_of_steps_gives_a_selector_and_says_what_it_does_not_tell(tmp_path
     output = espalier(tmp_path, "logs", *arguments(tmp_path, "sparse.jsonl", "sparse"), config="")
     selector = load_selector(tmp_path / "runs/sparse/selector")
     assert selector.space.depth == 3 and len(selector.tokens.keys_N) > 0
-    assert "steps of one length do not tell" in output and "in one step of ten" in output
+    assert "steps do not tell" in output and "in one step of ten" in output
     contents = evaluation_of(tmp_path, "sparse")["logs"]
     steps = contents["steps"]
     assert contents["exported"] and not steps["is_told"]
