@@ -33,8 +33,11 @@ def test_copies_and_trees_reach_over_the_window(family: str) -> None:
         decoded = decode(
             nameless(model, model), both, prompt, 100, Sampling(0, draft_temperature=0.08)
         )
-    assert decoded.tokens == expected and model.config.sliding_window < 50
-    assert {step.action.copies for step in decoded.steps if step.accepted > 1} == {True, False}
+    assert decoded.tokens == expected
+    # beyond the window a drafted token was accepted that sees another one, of each kind
+    window = model.config.sliding_window
+    reaching = [step for step in decoded.steps if step.length > window and step.accepted > 1]
+    assert {step.action.copies for step in reaching} == {True, False}
 
 
 @torch.inference_mode()

@@ -245,4 +245,5 @@ def test_the_step_times_of_a_pair_need_no_weights(
     clocks.main(tmp_path, "cpu", torch.float32)
     rows = read_timings(tmp_path / "cpu_gemma.csv")
     made = profile_of(rows, "gemma", False, "pair", ["traversal"])
+    # how well the profile fits them depends on what else the machine does
     assert len(rows) == 6 and made.batches is not None and made.batches.sizes == [1, 2]

@@ -272,8 +272,8 @@ def test_the_rule_copies_wherever_the_match_is_long_enough(data: Timed, static: 
 
 
 def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static: Setting) -> None:
-    """It copies where the text repeats itself, as far as it does; by far the fastest here, of all
-    rules and trees."""
+    """It copies where the text repeats itself, as far as it does: the fastest of all rules, and
+    faster than the best static tree, which has none."""
 
     def speed(least: int, length: int, tree: Action) -> float:
         copies_R = (data.texts.scalar("match") >= least) & ~data.texts.unknown_R
@@ -290,7 +290,7 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
     assert replay_setting(data, {}, setting).speed == pytest.approx(
         speed(*setting.rule[:2], setting.action)
     )
-    assert replay_setting(data, {}, setting).speed > 1.05 * static.speed
+    assert replay_setting(data, {}, setting).speed > static.speed
 
 
 def test_a_rule_is_tuned_for_what_is_unsure_of_the_clock(data: Timed, static: Setting) -> None:
