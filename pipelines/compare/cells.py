@@ -10,7 +10,6 @@ Legend: X texts, A actions.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -64,7 +63,6 @@ BY_STEPS = {
     tree: f"{tree}, by tokens per step"
     for tree in (AT_ROOT, SHORT, DELAYED, DELAYED_OR_GREEDY, WIDE_ROOT, SHAPE, ANY_TREE)
 }
-Replays = dict[str, Replayed]  # of held-out texts, by kind of prompts
 
 
 def actions_of(verifier: str, features: str) -> list[str]:
@@ -172,34 +170,60 @@ class _SamplingTexts:
 
     splits: Mapping[str, Texts]
     verifier: str
+    sampling: Sampling
     profile: LatencyProfile
     ranked: tuple[Action, ...]  # the shapes that static trees and rules may be
     # all machines share these, since the projection of the labels takes long
     cache: dict[tuple[str, ActionSpace, str], Timed] = field(default_factory=dict)
 
     @property
-    def sampling(self) -> Sampling:
-        return self.timed("test", TREES).sampling
-
-    @property
     def kinds(self) -> list[str]:
         """The kinds of prompts of the held-out texts."""
         return list(dict.fromkeys(self.splits["test"].kind_X))
 
-    def timed(self, split: str, actions: str, kind: str = "") -> Timed:
+    def space(self, actions: str) -> ActionSpace:
+        return space_of(actions, self.splits["test"], self.ranked)
+
+    def timed(self, split: str, space: ActionSpace, kind: str = "") -> Timed:
         """The texts of a kind of prompts; those of all kinds where the split has none of this one,
         and where no kind is named."""
-        return self.in_space(split, space_of(actions, self.splits[split], self.ranked), kind)
-
-    def in_space(self, split: str, space: ActionSpace, kind: str = "") -> Timed:
         key = split, space, kind
         if key not in self.cache:
             texts = of_verifier(self.splits, self.verifier, space)[split]
-            is_of_kind_X = torch.tensor([text_kind == kind for text_kind in texts.kind_X])
+            is_of_kind_X = _is_of_kind(texts, kind)
             if is_of_kind_X.any():
                 texts = texts.take(is_of_kind_X.nonzero()[:, 0])
             self.cache[key] = Timed(texts, self.verifier, self.profile)
         return self.cache[key].on(self.profile)
+
+    def totals(self, space: ActionSpace, replay_kind: Callable[[str, Timed], Replayed]) -> Tensor:
+        """Tokens, seconds and steps of each held-out text, float64 [X, 3], from the replay of the
+        texts of each kind."""
+        totals_X3 = torch.zeros(len(self.splits["test"]), 3, dtype=torch.float64)
+        for kind in self.kinds:
+            replayed = replay_kind(kind, self.timed("test", space, kind))
+            columns = replayed.tokens_X, replayed.seconds_X, replayed.steps_X
+            totals_X3[_is_of_kind(self.splits["test"], kind)] = torch.stack(columns, dim=-1)
+        return totals_X3
+
+    def drafting(
+        self,
+        space: ActionSpace,
+        trees: Mapping[str, Action],
+        setting: Setting,
+        module: SelectorModule | None = None,
+    ) -> Tensor:
+        """The `totals` of a setting that drafts each kind's own tree where it decides nothing."""
+
+        def replay_kind(kind: str, timed: Timed) -> Replayed:
+            tree = _within(space, trees[kind])
+            return replay(timed, replace(setting, action=tree), module)
+
+        return self.totals(space, replay_kind)
+
+
+def _is_of_kind(texts: Texts, kind: str) -> Tensor:
+    return torch.tensor([text_kind == kind for text_kind in texts.kind_X])
 
 
 def replays(
@@ -216,121 +240,92 @@ def replays(
         families.append(ALL_TREES)
     of_sampling = {split: texts.of_sampling(sampling) for split, texts in splits.items()}
     ranked = shapes_of(of_sampling["train"])
-    texts = _SamplingTexts(of_sampling, verifier, profiles[HERE], ranked)
-    kind_X = of_sampling["test"].kind_X
+    texts = _SamplingTexts(of_sampling, verifier, sampling, profiles[HERE], ranked)
     totals: dict[tuple[str, str], Tensor] = {}
     for (machine, profile), family in product(profiles.items(), families):
-        replays_by_method = _of_family(replace(texts, profile=profile), family, contenders[machine])
-        for method, replays_by_kind in replays_by_method.items():
-            totals[machine, method] = _totals(replays_by_kind, kind_X)
+        static = _static_trees(replace(texts, profile=profile), family)
+        totals_by_method = static.totals | _selectors(static, contenders[machine])
+        for method, totals_X3 in totals_by_method.items():
+            totals[machine, method] = totals_X3
     return totals
 
 
-def _totals(replays_by_kind: Replays, kind_X: list[str]) -> Tensor:
-    totals_X3 = torch.zeros(len(kind_X), 3, dtype=torch.float64)
-    for kind, replayed in replays_by_kind.items():
-        is_of_kind_X = torch.tensor([text_kind == kind for text_kind in kind_X])
-        columns = replayed.tokens_X, replayed.seconds_X, replayed.steps_X
-        totals_X3[is_of_kind_X] = torch.stack(columns, dim=-1)
-    return totals_X3
-
-
 class _StaticTrees(NamedTuple):
-    """Static trees on one machine, by method."""
+    """A family's static trees on one machine, by method."""
 
-    replays: dict[str, Replays]
+    texts: _SamplingTexts
+    family: _Family
+    totals: dict[str, Tensor]
     bases: dict[str, Setting]  # the best tree for all kinds of prompts
-    fallbacks: dict[str, dict[str, Action]]  # the best tree by kind of prompts
+    fastest: dict[str, dict[str, Action]]  # the best tree by kind of prompts
 
 
 def _static_trees(texts: _SamplingTexts, family: _Family) -> _StaticTrees:
     """Trees that are chosen on each kind's training texts, by speed and by tokens per step; and the
     oracle of the papers' trees, which is a bound for all that choose among them."""
-    train = texts.timed("train", family.actions)
-    trees = train.space.trees
-    by_method: defaultdict[str, Replays] = defaultdict(dict)
-    fallbacks: defaultdict[str, dict[str, Action]] = defaultdict(dict)
-    tables: list[StaticTable] = []
+    space = texts.space(family.actions)
+    tables = {}
     for kind in texts.kinds:
-        test = texts.timed("test", family.actions, kind)
-        table = StaticTable.of(texts.timed("train", family.actions, kind))
-        tables.append(table)
-        for method, is_allowed in family.tried.items():
-            allowed_A = torch.tensor([is_allowed(tree) for tree in trees])
-            fastest = trees[table.best(allowed_A)]
-            by_method[method][kind] = replay(test, Setting(texts.sampling, fastest))
-            longest = trees[int(table.efficiencies().where(allowed_A, 0.0).argmax())]
-            by_method[BY_STEPS[method]][kind] = replay(test, Setting(texts.sampling, longest))
-            fallbacks[method][kind] = fastest
-        if family is PAPERS_TREES:
-            by_method[ORACLE][kind] = oracle(test)
-    table_of_all = StaticTable(*map(torch.cat, zip(*tables, strict=True)))
-    bases: dict[str, Setting] = {}
+        tables[kind] = StaticTable.of(texts.timed("train", space, kind))
+    table_of_all = StaticTable(*map(torch.cat, zip(*tables.values(), strict=True)))
+    static = _StaticTrees(texts, family, {}, {}, {})
     for method, is_allowed in family.tried.items():
-        allowed_A = torch.tensor([is_allowed(tree) for tree in trees])
-        bases[method] = best_static(train, table_of_all, allowed_A)
-    return _StaticTrees(by_method, bases, fallbacks)
+        allowed_A = torch.tensor([is_allowed(tree) for tree in space.trees])
+        fastest = {}
+        longest = {}
+        for kind, table in tables.items():
+            fastest[kind] = space.trees[table.best(allowed_A)]
+            longest[kind] = space.trees[int(table.efficiencies().where(allowed_A, 0.0).argmax())]
+        base = best_static(texts.timed("train", space), table_of_all, allowed_A)
+        static.totals[method] = texts.drafting(space, fastest, base)
+        static.totals[BY_STEPS[method]] = texts.drafting(space, longest, base)
+        static.bases[method] = base
+        static.fastest[method] = fastest
+    if family is PAPERS_TREES:
+        static.totals[ORACLE] = texts.totals(space, lambda _, timed: oracle(timed))
+    return static
 
 
-def _of_family(
-    texts: _SamplingTexts, family: _Family, contenders: Sequence[Contender]
-) -> dict[str, Replays]:
-    """By method, what is replayed."""
-    static = _static_trees(texts, family)
-    by_method = dict(static.replays)
-    judged_rule: Judged | None = None
+def _selectors(static: _StaticTrees, contenders: Sequence[Contender]) -> dict[str, Tensor]:
+    """The lookup rules, and the networks, each in its best setting; where that does not pay, as the
+    static tree."""
+    texts, family = static.texts, static.family
+    base = static.bases[family.fallback]
+    totals: dict[str, Tensor] = {}
+    rules: dict[str, Setting] = {}
     if family is ALL_TREES:
         for method, (actions, tree) in RULES.items():
-            rule = tune_lookup_rule(texts.timed("train", actions), static.bases[tree])
-            by_method[method] = _by_rule(texts, static, method, rule)
-            cases = [texts.timed(split, actions) for split in ("train", "validation")]
-            judged_rule = judge_by_replay(rule, static.bases[tree], cases, texts.profile)
-    base = static.bases[family.fallback]
+            totals[method], rules[method] = _rule(static, texts.space(actions), tree)
     for contender in contenders:
         if (contender.actions == ALL_ACTIONS) != (family is ALL_TREES):
             continue
-        validation = texts.in_space("validation", contender.module.space)
-        fallback = replace(base, action=_within(validation.space, base.action))
-        (judged,) = judge(contender.module, validation, fallback)
-        by_method[contender.method] = _selected(texts, static, family, contender, judged)
-        if judged_rule is not None:
-            kept = keep_if_ahead(judged, judged_rule, base).setting
+        space = contender.module.space
+        tree_within = replace(base, action=_within(space, base.action))
+        (judged,) = judge(contender.module, texts.timed("validation", space), tree_within)
+        totals[contender.method] = static.totals[family.fallback]
+        if judged.pays or contender.method == PRINTED:  # in the paper it always decides
+            totals[contender.method] = texts.drafting(
+                space, static.fastest[family.fallback], judged.setting, contender.module
+            )
+        if family is ALL_TREES:
+            actions = texts.space(ALL_ACTIONS)
+            cases = [texts.timed(split, actions) for split in ("train", "validation")]
+            rule = judge_by_replay(rules[ONE_TREE], base, cases, texts.profile)
+            kept = keep_if_ahead(judged, rule, base).setting
             deciding = {NETWORK: contender.method, RULE: ONE_TREE, STATIC: family.fallback}
-            by_method[KEPT] = by_method[deciding[kept.decider]]
-    return by_method
+            totals[KEPT] = (static.totals | totals)[deciding[kept.decider]]
+    return totals
 
 
-def _by_rule(texts: _SamplingTexts, static: _StaticTrees, method: str, rule: Setting) -> Replays:
-    """Replays of a lookup rule, which drafts each kind's own best tree where it drafts that of all
-    kinds."""
-    actions, tree = RULES[method]
-    replays_by_kind = {}
-    for kind, fallback in static.fallbacks[tree].items():
-        setting = rule
-        if rule.action == static.bases[tree].action:
-            setting = replace(rule, action=fallback)
-        replays_by_kind[kind] = replay(texts.timed("test", actions, kind), setting)
-    return replays_by_kind
-
-
-def _selected(
-    texts: _SamplingTexts,
-    static: _StaticTrees,
-    family: _Family,
-    contender: Contender,
-    judged: Judged,
-) -> Replays:
-    """Replays of a network's best setting, or of each kind's static tree where that does not
-    pay."""
-    if not judged.pays and contender.method != PRINTED:  # in the paper it always decides
-        return static.replays[family.fallback]
-    space = contender.module.space
-    replays_by_kind = {}
-    for kind, fallback in static.fallbacks[family.fallback].items():
-        setting = replace(judged.setting, action=_within(space, fallback))
-        test = texts.in_space("test", space, kind)
-        replays_by_kind[kind] = replay(test, setting, contender.module)
-    return replays_by_kind
+def _rule(static: _StaticTrees, space: ActionSpace, tree: str) -> tuple[Tensor, Setting]:
+    """A lookup rule, which drafts each kind's own best tree where it drafts that of all kinds."""
+    texts = static.texts
+    base = static.bases[tree]
+    rule = tune_lookup_rule(texts.timed("train", space), base)
+    trees = static.fastest[tree]
+    if rule.action != base.action:
+        trees = dict.fromkeys(texts.kinds, rule.action)
+    return texts.drafting(space, trees, rule), rule
 
 
 def _within(space: ActionSpace, tree: Action) -> Action:

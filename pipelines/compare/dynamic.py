@@ -11,34 +11,32 @@ One draft of `DEPTH` levels at a root tells all of this for every n, depth and t
 the static shape, are chosen on roots of training texts for their speed, and judged on roots of
 held-out ones. Errors are one standard error over sources.
 
-Legend: N nodes, R roots, C columns of a quotient (tokens, seconds).
+Legend: R roots, L numbers of levels, N numbers of verified nodes, D depths, M nodes of a drafted
+tree, C columns of a quotient (tokens, seconds).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from data_gen.drafting.ranked import most_likely
 from data_gen.drafting.sampled import Levels
 from data_gen.models.pair import CachedModel, ModelPair
-from data_gen.traces import read_manifest
 from data_gen.trees import DraftTree
 from pipelines.config import Config
-from pipelines.data.recorded import samplings_of, traces_folder
+from pipelines.data.recorded import rows_of, samplings_of
 from pipelines.evaluate.table import DRAFTED, Figure, Table
-from pipelines.run import console, table, watched
+from pipelines.run import show_grids, watched
 from selector.actions import MOST_DEPTH, RANKED, Action
-from selector.latency import LatencyProfile
+from selector.latency import LatencyProfile, Verification
 from selector.sampling import Sampling
 from selector.schema import RANK_COLUMN
 from selector.train.ranked import along_ranks, candidates
@@ -53,67 +51,67 @@ EVERY = 8  # tokens between two roots
 EAGLE_2 = "EAGLE-2's tree"
 OPT_TREE = "OPT-Tree's stop"
 STATIC_SHAPE = "shape by rank"
-Choice = tuple[float, ...]  # the parameters of a method
 
 
-@dataclass
-class Expanded:
-    """What one draft at a root tells.
+class Expanded(NamedTuple):
+    """What one draft at each of some roots tells; without the axis R, at one root."""
 
-    Attributes:
-        accepted: by numbers of nodes and levels, how many tokens of the text are in the tree.
-        expected: likewise, the sum of the draft's probabilities of its nodes' paths.
-        rank_D: the draft's ranks of the next tokens of the text.
-    """
-
-    source: str
-    length: int
-    accepted: dict[tuple[int, int], int]
-    expected: dict[tuple[int, int], float]
-    rank_D: Tensor
+    source_R: list[str]
+    length_R: Tensor  # committed tokens, int64
+    accepted_RLN: Tensor  # tokens of the text in the tree of the most probable nodes, int64
+    expected_RLN: Tensor  # the sum of the draft's probabilities of these nodes' paths, float64
+    rank_RD: Tensor  # the draft's ranks of the next tokens of the text, uint8
 
 
-class Step(NamedTuple):
-    """A tree at a root: accepted tokens, drafted nodes, and the draft's forward passes."""
+class Steps(NamedTuple):
+    """What a tree of so many nodes does at every root."""
 
-    accepted: int
     nodes: int
-    passes: int
+    accepted_R: Tensor
+    passes_R: Tensor  # forward passes of the draft
+
+
+Rule = Callable[[Expanded], list[Steps]]  # with every choice of its parameters, in one order
 
 
 @torch.inference_mode()
-def expanded_roots(config: Config, pair: ModelPair) -> dict[tuple[str, str], list[Expanded]]:
+def expanded_roots(config: Config, pair: ModelPair) -> dict[tuple[str, str], Expanded]:
     """What drafts at some roots of training and of held-out texts tell, by split and setting."""
-    roots: dict[tuple[str, str], list[Expanded]] = {}
+    roots: dict[tuple[str, str], Expanded] = {}
     work = list(product(("train", "test"), samplings_of(config)))
     for split, sampling in watched(work, "drafting dynamic trees"):
-        expanded: list[Expanded] = []
-        for row in _rows(config, split, sampling):
+        texts = rows_of(config, split, sampling)
+        evenly = range(0, len(texts), max(1, len(texts) // TEXTS))[:TEXTS]
+        expanded = []
+        for row in texts.take(list(evenly)).to_pylist():
             draft = CachedModel(pair.draft)
             for number in range(0, row["roots"], EVERY):
                 expanded.append(_at_root(draft, row, number))
-        roots[split, str(sampling)] = expanded
+        roots[split, str(sampling)] = default_collate(expanded)
     return roots
 
 
 def figures_of(
     config: Config,
-    roots: Mapping[tuple[str, str], list[Expanded]],
+    roots: Mapping[tuple[str, str], Expanded],
     profiles: Mapping[str, LatencyProfile],
 ) -> Iterator[Figure]:
     """The speed of each dynamic rule over that of the best static shape, by setting and machine."""
     for sampling, (machine, profile) in product(samplings_of(config), profiles.items()):
         train = roots["train", str(sampling)]
         test = roots["test", str(sampling)]
-        shapes = candidates(torch.stack([root.rank_D for root in train]))
-        rivals = _columns(train, test, profile, list(range(len(shapes))), _of_shape(shapes))
-        for method, (choices, step_of) in DYNAMIC.items():
-            columns_RC = _columns(train, test, profile, choices, step_of)
-            sources = np.unique([root.source for root in test], return_inverse=True)[1]
-            both_RC = torch.cat([columns_RC, rivals], dim=-1)
-            ratio = jackknifed(both_RC, torch.from_numpy(sources))
+        source_R = torch.from_numpy(np.unique(test.source_R, return_inverse=True)[1])
+        static = partial(shapes_by_rank, candidates(train.rank_RD))
+        rules: dict[str, Rule] = {STATIC_SHAPE: static, **DYNAMIC}
+        columns_RC = {}
+        for method, rule in rules.items():
+            steps_of = zip(rule(train), rule(test), strict=True)
+            _, steps = max(steps_of, key=lambda pair: _speed(_columns(train, pair[0], profile)))
+            columns_RC[method] = _columns(test, steps, profile)
+        for method in DYNAMIC:
+            both_RC = torch.cat([columns_RC[method], columns_RC[STATIC_SHAPE]], dim=-1)
             yield Figure.of_ratio(
-                ratio,
+                jackknifed(both_RC, source_R),
                 setting=str(sampling),
                 method=method,
                 rival=STATIC_SHAPE,
@@ -124,25 +122,9 @@ def figures_of(
 
 def show(figures: Table) -> None:
     """Print each rule's speed over that of the static shape, by setting and machine."""
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-    for figure in figures.select(basis=DRAFTED, rival=STATIC_SHAPE):
-        row = {"setting": figure.setting, "method": figure.method}
-        rows.setdefault((figure.setting, figure.method), row)[figure.clock] = figure.text(3)
     title = f"Dynamic trees at the same roots: speed over the best static {STATIC_SHAPE}"
-    console.print(table(list(rows.values()), title))
-
-
-def _rows(config: Config, split: str, sampling: Sampling) -> list[dict[str, Any]]:
-    """Texts of a split under a setting, evenly over their order."""
-    folder = traces_folder(config)
-    columns = ["tokens", "start", "roots", "source", RANK_COLUMN, "temperature", "top_p"]
-    names = sorted(name for name in read_manifest(folder)["shards"] if name.startswith(f"{split}/"))
-    texts = pa.concat_tables([pq.read_table(folder / name, columns=columns) for name in names])
-    has_temperature = pc.field("temperature") == sampling.temperature
-    has_top_p = pc.field("top_p") == sampling.top_p
-    texts = texts.filter(has_temperature & has_top_p & (pc.field("roots") > 0))
-    rows: list[dict[str, Any]] = texts.to_pylist()
-    return rows[:: max(1, len(rows) // TEXTS)][:TEXTS]
+    selected = figures.select(basis=DRAFTED, rival=STATIC_SHAPE)
+    show_grids((title, f"{f.setting}, {f.method}", f.clock, f.text(3)) for f in selected)
 
 
 def _at_root(draft: CachedModel, row: dict[str, Any], number: int) -> Expanded:
@@ -151,33 +133,29 @@ def _at_root(draft: CachedModel, row: dict[str, Any], number: int) -> Expanded:
     tokens = row["tokens"]
     draft.fill(tokens[draft.committed : position])
     root_pass = draft.extend(tokens[position : position + 1])
-    tree, joint_N = expand(draft, root_pass.logits_WV[-1])
+    tree, joint_M = expand(draft, root_pass.logits_WV[-1])
     draft.keep([])
-    path: list[int] = []
-    node: int | None = 0
+    path = [0]
     for token in tokens[position + 1 : position + 1 + DEPTH]:
-        assert node is not None
-        node = tree.child(node, token)
-        if node is None:
+        child = tree.child(path[-1], token)
+        if child is None:
             break
-        path.append(node)
-    accepted = {}
-    expected = {}
-    depth_N = tree.depths_N.numpy()
-    for depth in range(1, DEPTH + 1):
-        within = np.flatnonzero((depth_N >= 1) & (depth_N <= depth))
-        order = within[np.argsort(-joint_N[within], kind="stable")]
-        for nodes in NODES:
-            verified = order[:nodes]
-            accepted[nodes, depth] = int(np.isin(path, verified).sum())
-            expected[nodes, depth] = float(joint_N[verified].sum())
+        path.append(child)
+    order = np.argsort(-joint_M, kind="stable")[1:]  # without the root
+    depth_M = tree.depths_N.numpy()[order]
+    accepted_LN = torch.zeros(DEPTH, len(NODES), dtype=torch.int64)
+    expected_LN = torch.zeros(DEPTH, len(NODES), dtype=torch.float64)
+    for level, at in product(range(DEPTH), range(len(NODES))):
+        verified = order[depth_M <= level + 1][: NODES[at]]
+        accepted_LN[level, at] = int(np.isin(path, verified).sum())
+        expected_LN[level, at] = joint_M[verified].sum()
     ranks = torch.tensor(row[RANK_COLUMN][number : number + MOST_DEPTH], dtype=torch.uint8)
-    return Expanded(row["source"], position + 1, accepted, expected, ranks)
+    return Expanded(row["source"], position + 1, accepted_LN, expected_LN, ranks)
 
 
 def expand(draft: CachedModel, root_logits_V: Tensor) -> tuple[DraftTree, np.ndarray]:
     """A tree of `DEPTH` levels: of each, the `WIDTH` most probable nodes have `WIDTH` children; and
-    the draft's probability of every node's path, float64 [N]."""
+    the draft's probability of every node's path, float64 [M]."""
     tree = DraftTree()
     joint = [1.0]
     levels = Levels(draft, tree, Sampling(), ())
@@ -197,49 +175,36 @@ def expand(draft: CachedModel, root_logits_V: Tensor) -> tuple[DraftTree, np.nda
     return tree, np.array(joint)
 
 
-def _eagle_2(root: Expanded, choice: Choice) -> Step:
-    nodes, depth = map(int, choice)
-    return Step(root.accepted[nodes, depth], nodes, depth)
+def eagle_2(roots: Expanded) -> list[Steps]:
+    """With every number of nodes and of levels."""
+    steps = []
+    for at, level in product(range(len(NODES)), range(DEPTH)):
+        passes_R = torch.full_like(roots.length_R, level + 1)
+        steps.append(Steps(NODES[at], roots.accepted_RLN[:, level, at], passes_R))
+    return steps
 
 
-def _opt_tree(root: Expanded, choice: Choice) -> Step:
-    nodes, threshold = int(choice[0]), choice[1]
-    depth = 1
-    while depth < DEPTH:
-        gain = root.expected[nodes, depth + 1] - root.expected[nodes, depth]
-        if gain < threshold:
-            break
-        depth += 1
-    # the level that was not worth it was drafted, too
-    return Step(root.accepted[nodes, depth], nodes, min(depth + 1, DEPTH))
+def opt_tree(roots: Expanded) -> list[Steps]:
+    """With every number of nodes and every threshold."""
+    steps = []
+    for at, threshold in product(range(len(NODES)), THRESHOLDS):
+        is_worth_RL = roots.expected_RLN[:, :, at].diff() >= threshold
+        level_R = is_worth_RL.cumprod(-1).sum(-1)
+        accepted_R = roots.accepted_RLN[:, :, at].gather(-1, level_R.unsqueeze(-1))[:, 0]
+        # the level that was not worth it was drafted, too
+        steps.append(Steps(NODES[at], accepted_R, (level_R + 2).clamp(max=DEPTH)))
+    return steps
 
 
-def _of_shape(shapes: list[Action]) -> Callable[[Expanded, Any], Step]:
-    def step_of(root: Expanded, number: int) -> Step:
-        shape = shapes[number]
-        accepted = int(along_ranks(root.rank_D.unsqueeze(0), shape.ranks))
-        return Step(accepted, shape.nodes, shape.depth)
-
-    return step_of
-
-
-DYNAMIC: dict[str, tuple[list[Any], Callable[[Expanded, Any], Step]]] = {
-    EAGLE_2: (list(product(NODES, range(1, DEPTH + 1))), _eagle_2),
-    OPT_TREE: (list(product(NODES, THRESHOLDS)), _opt_tree),
-}
+def shapes_by_rank(shapes: list[Action], roots: Expanded) -> list[Steps]:
+    steps = []
+    for shape in shapes:
+        passes_R = torch.full_like(roots.length_R, shape.depth)
+        steps.append(Steps(shape.nodes, along_ranks(roots.rank_RD, shape.ranks), passes_R))
+    return steps
 
 
-def _columns(
-    train: list[Expanded],
-    test: list[Expanded],
-    profile: LatencyProfile,
-    choices: list[Any],
-    step_of: Callable[[Expanded, Any], Step],
-) -> Tensor:
-    """Tokens and seconds at the held-out roots with the choice that is fastest at the training
-    roots, float64 [R, 2]."""
-    best = max(choices, key=lambda choice: _speed(_sums(train, profile, choice, step_of)))
-    return _sums(test, profile, best, step_of)
+DYNAMIC: dict[str, Rule] = {EAGLE_2: eagle_2, OPT_TREE: opt_tree}
 
 
 def _speed(columns_RC: Tensor) -> float:
@@ -247,25 +212,16 @@ def _speed(columns_RC: Tensor) -> float:
     return tokens / seconds
 
 
-def _sums(
-    roots: list[Expanded],
-    profile: LatencyProfile,
-    choice: Any,
-    step_of: Callable[[Expanded, Any], Step],
-) -> Tensor:
-    columns = []
-    for root in roots:
-        step = step_of(root, choice)
-        columns.append((1 + step.accepted, _seconds(profile, root.length, step)))
-    return torch.tensor(columns, dtype=torch.float64)
-
-
-def _seconds(profile: LatencyProfile, length: int, step: Step) -> float:
-    """Of a step with a drafted tree whose tokens are certain; every pass of the draft but the first
-    is over `WIDTH` nodes, of a shape over as many at most."""
-    seconds = profile.target.at(length, 1 + step.nodes) + profile.draft.at(length, 2)
-    seconds += (step.passes - 1) * profile.draft.at(length, min(WIDTH, step.nodes))
-    verification = profile.verify.get(RANKED)
-    if verification is not None:
-        seconds += verification.token * step.nodes
-    return seconds + profile.drafting.at(length, 0)
+def _columns(roots: Expanded, steps: Steps, profile: LatencyProfile) -> Tensor:
+    """Tokens and seconds at every root of drafted trees whose tokens are certain, float64 [R, 2].
+    Every pass of the draft but the first is over `WIDTH` nodes, of a shape over as many at most."""
+    verification = profile.verify.get(RANKED, Verification())
+    width = min(WIDTH, steps.nodes)
+    times = []
+    for length in roots.length_R.tolist():
+        once = profile.target.at(length, 1 + steps.nodes) + profile.draft.at(length, 2)
+        once += profile.drafting.at(length, 0) + verification.token * steps.nodes
+        times.append((once, profile.draft.at(length, width)))
+    once_R, pass_R = torch.tensor(times, dtype=torch.float64).unbind(-1)
+    seconds_R = once_R + (steps.passes_R - 1) * pass_R
+    return torch.stack([1 + steps.accepted_R, seconds_R], dim=-1)

@@ -15,21 +15,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from data_gen.drafting.sampled import draft_tree
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling, probabilities
-from data_gen.traces import read_manifest, space_of
+from data_gen.traces import space_of
 from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier, optimal_acceptance
 from data_gen.verification.distributions import Rows, sample
 from pipelines.config import Config
-from pipelines.data.recorded import traces_folder
+from pipelines.data.recorded import rows_of, samplings_of
 from pipelines.evaluate.table import ACCEPTANCE, DRAFTED, EFFICIENCY, Figure
 from pipelines.run import watched
 from selector.actions import IID, STYLES, Action
@@ -60,7 +57,7 @@ class _Fraction(NamedTuple):
 def drafted(config: Config, pair: ModelPair, labelled: str) -> Iterator[Figure]:
     """The figures of each setting, with one standard error over roots. `labelled` is the verifier
     with labels."""
-    samplings = [sampling_name.build() for sampling_name in config.sampling]
+    samplings = samplings_of(config)
     for number, sampling in enumerate(watched(samplings, "drafting trees")):
         generator = torch.Generator(device=pair.device).manual_seed(config.seed)
         shift = (number + 0.5) / len(samplings)
@@ -177,18 +174,10 @@ def _rows(
     """Held-out texts of a setting, evenly over their order, which is that of the prompts' lengths;
     other ones, by `shift`, for each setting. `labelled` is the label of `TREE` at the root in the
     middle."""
-    folder = traces_folder(config)
-    labels = survival_column(verifier)
-    columns = ["tokens", "start", "roots", labels, "temperature", "top_p"]
-    names = sorted(name for name in read_manifest(folder)["shards"] if name.startswith("test/"))
-    shards = [pq.read_table(folder / name, columns=columns) for name in names]
-    has_temperature = pc.field("temperature") == sampling.temperature
-    has_top_p = pc.field("top_p") == sampling.top_p
-    has_roots = pc.field("roots") > 0
-    texts = pa.concat_tables(shards).filter(has_temperature & has_top_p & has_roots)
-    space = replace(space_of(shards[0]), ranked=())
+    texts = rows_of(config, "test", sampling)
+    space = replace(space_of(texts), ranked=())
     for number in range(ROOTS):
         (row,) = texts.slice(int(len(texts) * (number + shift) / ROOTS), 1).to_pylist()
-        survivals_RS = torch.tensor(row[labels]).view(row["roots"], -1)
+        survivals_RS = torch.tensor(row[survival_column(verifier)]).view(row["roots"], -1)
         efficiency_A = space.efficiencies(survivals_RS[row["roots"] // 2].float())
         yield row | {"labelled": efficiency_A[space.index(TREE)]}

@@ -28,22 +28,16 @@ from torch import Tensor
 
 from pipelines.compare import dynamic, wide
 from pipelines.compare.cells import (
-    ALL_ACTIONS,
     AT_ROOT,
-    BOTTOM_UP,
     BY_STEPS,
-    HIDDEN,
-    PRINTED,
     SELECTING,
     SELECTORS,
     TREES,
     WIDE_ROOT,
-    Contender,
-    actions_of,
     of_verifier,
     replays,
-    space_of,
 )
+from pipelines.compare.networks import IDEAL, Networks
 from pipelines.compare.roots import drafted
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, samplings_of
@@ -59,23 +53,18 @@ from pipelines.evaluate.table import (
 )
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
-from pipelines.run import Parts, Stage, console, made, table, watched
+from pipelines.run import Stage, made, show_grids, watched
 from pipelines.tracking import describe, mlflow_run
-from pipelines.train.fitting import OWN, fitted, module_of
-from pipelines.train.judging import shapes_by_rank, statics
 from pipelines.train.result import inputs
-from pipelines.train.stage import trained
 from selector import latency
 from selector.actions import Action, ActionSpace
 from selector.files import atomically
 from selector.latency import LatencyProfile, Verification
-from selector.schema import FULL, LIGHT, sha256
-from selector.train.data import Texts, Timed
-from selector.train.module import SelectorModule
+from selector.schema import sha256
+from selector.train.data import Texts
 from selector.train.replay import Ratio, jackknifed, speed_ratio
 
 Totals = Mapping[tuple[str, str], Tensor]  # as `replays` returns
-IDEAL = "eq. 11, draft pass 1/10"
 LEAST = "least cell"  # among the kinds of a figure
 
 
@@ -114,7 +103,7 @@ def run(config: Config) -> None:
             parts = stage.parts()
             stage.replace()
             profiles = all_profiles(config, profile)
-            totals = kept_replays(config, profiles, splits, parts)
+            totals = kept_replays(Networks(config, profiles, splits, parts))
             drafts = parts.get("drafts", lambda: list(drafted(config, pair, labelled)))
             roots = parts.get("dynamic trees", lambda: dynamic.expanded_roots(config, pair))
             figures = [
@@ -140,21 +129,17 @@ def run(config: Config) -> None:
         wide.show(Table.read(path))
 
 
-def kept_replays(
-    config: Config,
-    profiles: Mapping[str, LatencyProfile],
-    splits: Mapping[str, Texts],
-    parts: Parts,
-) -> dict[tuple[str, str], Totals]:
+def kept_replays(networks: Networks) -> dict[tuple[str, str], Totals]:
     """What `replays` returns by verifier and sampling setting, with networks that are trained
     first."""
+    config, parts = networks.config, networks.parts
     work: dict[tuple[str, str], Callable[[], Totals]] = {}
     for verifier in watched(config.verifiers, "training networks"):
-        contenders: dict[str, list[Contender]] = {machine: [] for machine in profiles}
-        if config.evaluate.networks:
-            contenders = contenders_of(config, verifier, profiles, splits, parts)
+        contenders = networks.of(verifier)
         for sampling in samplings_of(config):
-            replay = partial(replays, verifier, sampling, splits, profiles, contenders)
+            replay = partial(
+                replays, verifier, sampling, networks.splits, networks.profiles, contenders
+            )
             name = f"replay {verifier} {sampling}"
             work[verifier, str(sampling)] = partial(parts.get, name, replay)
     for _ in zip(
@@ -164,49 +149,6 @@ def kept_replays(
     ):
         pass  # it is kept; each tensor that a process sent would take an open file
     return {key: get() for key, get in work.items()}
-
-
-def contenders_of(
-    config: Config,
-    verifier: str,
-    profiles: Mapping[str, LatencyProfile],
-    splits: Mapping[str, Texts],
-    parts: Parts,
-) -> dict[str, list[Contender]]:
-    """A verifier's networks by machine: regressors, and unless it is bottom-up one of the policy
-    objective."""
-    regressors = {
-        actions: regressor_of(config, verifier, actions, profiles, splits, parts)
-        for actions in actions_of(verifier, config.data.features)
-    }
-    contenders: dict[str, list[Contender]] = {}
-    for machine, profile in profiles.items():
-        contenders[machine] = [
-            Contender(SELECTORS[actions], actions, module) for actions, module in regressors.items()
-        ]
-        if verifier not in BOTTOM_UP:
-            policy = policy_of_ddte(
-                config, regressors[TREES], verifier, machine, profile, splits, parts
-            )
-            contenders[machine].append(Contender(PRINTED, TREES, policy))
-    return contenders
-
-
-def kept_module(
-    parts: Parts,
-    name: str,
-    module: SelectorModule,
-    train: Callable[[Path, str], SelectorModule],
-) -> SelectorModule:
-    """An untrained module as `train` returns it, which is given a folder and an MLflow run."""
-    import mlflow  # takes seconds
-
-    def make() -> dict[str, Tensor]:
-        with mlflow.start_run(run_name=name, nested=True) as nested:
-            return train(parts.folder / name, nested.info.run_id).state_dict()
-
-    module.load_state_dict(parts.get(name, make))
-    return module.eval()
 
 
 def all_profiles(config: Config, profile: LatencyProfile) -> dict[str, LatencyProfile]:
@@ -226,91 +168,6 @@ def all_profiles(config: Config, profile: LatencyProfile) -> dict[str, LatencyPr
         decide=dict.fromkeys(profile.decide, 0.0),
     )
     return profiles
-
-
-def chosen_shapes(
-    config: Config,
-    verifier: str,
-    profiles: Mapping[str, LatencyProfile],
-    splits: Mapping[str, Texts],
-) -> list[Action]:
-    """The shapes that a network may choose: those that pay on this machine, or by equation 11."""
-    verifier_config = config.model_copy(
-        update={"train": config.train.model_copy(update={"verifier": verifier})}
-    )
-    shapes: list[Action] = []
-    for machine in (HERE, IDEAL):
-        shapes += shapes_by_rank(verifier_config, splits["train"], profiles[machine])
-    return list(dict.fromkeys(shapes))
-
-
-def regressor_of(
-    config: Config,
-    verifier: str,
-    actions: str,
-    profiles: Mapping[str, LatencyProfile],
-    splits: Mapping[str, Texts],
-    parts: Parts,
-) -> SelectorModule:
-    level = FULL if actions == HIDDEN else LIGHT
-    ranked: tuple[Action, ...] = ()
-    if actions == ALL_ACTIONS:
-        ranked = tuple(
-            parts.get(
-                f"shapes, {verifier}", lambda: chosen_shapes(config, verifier, profiles, splits)
-            )
-        )
-    space = space_of(actions, splits["train"], ranked)
-    labelled = of_verifier(splits, verifier, space)
-    module = module_of(config, "regressor", level, labelled["train"])
-    train = partial(fitted, config, module, labelled, verifier, [])
-    return kept_module(parts, f"{verifier}, {actions}", module, train)
-
-
-@torch.no_grad()
-def with_expected(
-    labelled: Mapping[str, Texts], module: SelectorModule, verifier: str
-) -> dict[str, Texts]:
-    """The texts with a regressor's survivals for labels, which are of one text: the logarithm
-    punishes their noise."""
-    relabelled = dict(labelled)
-    for split in OWN:
-        outputs = [log_survivals.exp().half() for log_survivals in module.outputs(labelled[split])]
-        relabelled[split] = replace(labelled[split], survivals={verifier: torch.cat(outputs)})
-    return relabelled
-
-
-def policy_of_ddte(
-    config: Config,
-    regressor: SelectorModule,
-    name: str,
-    machine: str,
-    profile: LatencyProfile,
-    splits: Mapping[str, Texts],
-    parts: Parts,
-) -> SelectorModule:
-    """Equation 12, trained for one machine and a verifier's labels, with the hidden states that the
-    traces have."""
-    verifier_config = config.model_copy(
-        update={"train": config.train.model_copy(update={"verifier": name})}
-    )
-    labelled = of_verifier(splits, name, ActionSpace.default())
-    module = module_of(verifier_config, "policy", config.data.features, labelled["train"])
-
-    def train(folder: Path, run_id: str) -> SelectorModule:
-        expected = with_expected(labelled, regressor, name)
-        timed: dict[str, list[Timed]] = {}
-        for split in OWN:
-            timed[split] = [
-                Timed(expected[split].of_sampling(sampling), name, profile)
-                for sampling in samplings_of(config)
-            ]
-        bases = statics(timed["train"])
-        return trained(
-            verifier_config, module, expected, timed["validation"], bases, folder, run_id
-        )
-
-    return kept_module(parts, f"{name}, policy, {machine}", module, train)
 
 
 @dataclass(frozen=True)
@@ -458,22 +315,17 @@ def show(figures: Table, config: Config) -> None:
     """Print tokens per step, and speeds over the rival's on each machine; the other figures are in
     the file."""
     rival = method_of(*rival_of(config))
-    shown: dict[str, list[Figure]] = {}
-    for figure in figures.select(setting=ALL, kind=ALL):
-        if figure.statistic == EFFICIENCY or figure.rival == rival:
-            shown.setdefault(figure.label, []).append(figure)
-    for label, means in shown.items():
-        rows = []
-        for mean in sorted(means, key=lambda figure: -figure.value):
-            least = figures.get(method=mean.method, rival=mean.rival, clock=mean.clock, kind=LEAST)
-            rows.append(
-                {
-                    "method": mean.method,
-                    "mean": mean.text(3),
-                    "least cell": least.text(3) if least else "",
-                }
-            )
-        console.print(table(rows, label))
+    means = [
+        figure
+        for figure in figures.select(setting=ALL, kind=ALL)
+        if figure.statistic == EFFICIENCY or figure.rival == rival
+    ]
+    cells = []
+    for mean in sorted(means, key=lambda figure: (figure.label, -figure.value)):
+        least = figures.get(method=mean.method, rival=mean.rival, clock=mean.clock, kind=LEAST)
+        cells.append((mean.label, mean.method, "mean", mean.text(3)))
+        cells.append((mean.label, mean.method, "least cell", least.text(3) if least else ""))
+    show_grids(cells)
 
 
 def rival_of(config: Config) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from pipelines.config import Config
 from pipelines.data.recorded import samplings_of
 from pipelines.evaluate.replays import replay
 from pipelines.evaluate.table import EFFICIENCY, Figure, Table
-from pipelines.run import console, table, watched
+from pipelines.run import show_grids, watched
 from selector.actions import GREEDY, IID, WIDE_DEPTH, Action
 from selector.decision import Setting
 from selector.latency import LatencyProfile, Verification
@@ -148,18 +148,14 @@ def _best_trees(
 
 def show(figures: Table) -> None:
     """Print tokens per step by K, and the fastest trees by machine, for each sampling setting."""
-    rows_by_title: dict[str, dict[str, dict[str, str]]] = {}
+    cells = []
     for figure in figures.figures:
         if figure.statistic == EFFICIENCY:
             measure = "ratio to the rival's" if figure.rival else "tokens per step"
             title = f"{figure.setting}, trees of depth {figure.depth}: {measure}"
-            column = f"K={figure.K}"
-            cell = figure.text(3)
+            cells.append((title, figure.method, f"K={figure.K}", figure.text(3)))
         else:
             title = f"{figure.setting}, the fastest tree: speed over {figure.rival}'s"
-            column = figure.clock
-            cell = f"{figure.text(3)} ({figure.K}, 0, {figure.depth})"
-        rows = rows_by_title.setdefault(title, {})
-        rows.setdefault(figure.method, {"method": figure.method})[column] = cell
-    for title, rows in rows_by_title.items():
-        console.print(table(list(rows.values()), title))
+            text = f"{figure.text(3)} ({figure.K}, 0, {figure.depth})"
+            cells.append((title, figure.method, figure.clock, text))
+    show_grids(cells)

@@ -11,12 +11,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from data_gen.traces import differences, read_manifest, space_of
+from data_gen.traces import differences, read_manifest, read_rows, space_of
 from pipelines.config import Config
 from pipelines.pair.source import source_of
 from pipelines.run import verify
@@ -49,6 +49,13 @@ def load_traces(config: Config) -> dict[str, Texts]:
 
 def samplings_of(config: Config) -> list[Sampling]:
     return [sampling_setting.build() for sampling_setting in config.sampling]
+
+
+def rows_of(config: Config, split: str, sampling: Sampling) -> pa.Table:
+    """The rows of a pair's traces under one sampling setting, with roots."""
+    has_temperature = pc.field("temperature") == sampling.temperature
+    has_top_p = pc.field("top_p") == sampling.top_p
+    return read_rows(traces_folder(config), split).filter(has_temperature & has_top_p)
 
 
 def timed(
@@ -87,27 +94,22 @@ def _decoded_steps(folder: Path) -> dict[tuple[str, str], list[Tensor]]:
     """The steps of the training texts that decoding wrote, as `against_labels` gives them, by
     verifier and style."""
     grouped_steps: defaultdict[tuple[str, str], list[Tensor]] = defaultdict(list)
-    was_decoded = pc.field("step_verifier").is_valid() & (pc.field("roots") > 0)
-    for name in read_manifest(folder)["shards"]:
-        if not name.startswith("train/"):
-            continue
-        table = pq.read_table(folder / name)
-        space = space_of(table)
-        decoded = table.filter(was_decoded)
-        if decoded.num_rows == 0:
-            continue
-        verifiers = pc.unique(decoded["step_verifier"]).to_pylist()
-        texts = to_texts(decoded, verifiers, torch.zeros(0, 0), space, lookups=())
-        first_X = texts.size_X.cumsum(0) - texts.size_X
-        for row, first in zip(decoded.to_pylist(), first_X.tolist(), strict=True):
-            verifier = row["step_verifier"]
-            root_N = torch.tensor(row["step_root"], dtype=torch.int64)
-            action_N = torch.tensor(row["step_action"], dtype=torch.int64)
-            accepted_N = torch.tensor(row["step_accepted"], dtype=torch.int64)
-            survivals_NS = texts.labels(verifier, first + root_N, space)
-            steps_N3 = against_labels(survivals_NS, action_N, accepted_N + 1, space)
-            for action, step_3 in zip(action_N.tolist(), steps_N3, strict=True):
-                grouped_steps[verifier, space.actions[action].style_name].append(step_3)
+    decoded = read_rows(folder, "train").filter(pc.field("step_verifier").is_valid())
+    if decoded.num_rows == 0:
+        return grouped_steps
+    space = space_of(decoded)
+    verifiers = pc.unique(decoded["step_verifier"]).to_pylist()
+    texts = to_texts(decoded, verifiers, torch.zeros(0, 0), space, lookups=())
+    first_X = texts.size_X.cumsum(0) - texts.size_X
+    for row, first in zip(decoded.to_pylist(), first_X.tolist(), strict=True):
+        verifier = row["step_verifier"]
+        root_N = torch.tensor(row["step_root"], dtype=torch.int64)
+        action_N = torch.tensor(row["step_action"], dtype=torch.int64)
+        accepted_N = torch.tensor(row["step_accepted"], dtype=torch.int64)
+        survivals_NS = texts.labels(verifier, first + root_N, space)
+        steps_N3 = against_labels(survivals_NS, action_N, accepted_N + 1, space)
+        for action, step_3 in zip(action_N.tolist(), steps_N3, strict=True):
+            grouped_steps[verifier, space.actions[action].style_name].append(step_3)
     return grouped_steps
 
 

@@ -31,8 +31,9 @@ from pipelines.compare.cells import (
     WIDE_ROOT,
 )
 from pipelines.compare.dynamic import DEPTH, DYNAMIC, STATIC_SHAPE, WIDTH, expand
+from pipelines.compare.networks import IDEAL
 from pipelines.compare.roots import DISTANCE, DRAFTED, OPTIMAL
-from pipelines.compare.stage import IDEAL, LEAST, method_of, over_cells
+from pipelines.compare.stage import LEAST, method_of, over_cells
 from pipelines.compare.wide import CHARGED, NAMES
 from pipelines.evaluate.table import ACCEPTANCE, ALL, EFFICIENCY, SPEED, Table
 from selector.actions import GREEDY as GREEDY_STYLE
