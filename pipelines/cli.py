@@ -197,7 +197,7 @@ def _overrides(words: list[str] | None, options: dict[str, Any]) -> list[str]:
 def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None:
     """Resolve the config, then run or plan one stage, or all of them."""
     # takes seconds, and `--help` needs none of it
-    from pipelines.config import in_small, load_config
+    from pipelines.config import load_config
 
     if file is None and stage != LOGS:
         file = DEMO
@@ -205,6 +205,8 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
         overrides = [*SIZES, *overrides]
     config = load_config(file, overrides, stage == LOGS)
     if stage == SMALL:
+        from pipelines.pair.stage import in_small
+
         config = in_small(config)
     if stage == LOGS and not config.logs.files:
         raise InputError("logs.files: name at least one log: espalier logs FILES.. --timings FILE")

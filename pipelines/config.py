@@ -19,7 +19,6 @@ from pydantic.fields import FieldInfo
 from data_gen.models.sampling import Sampling
 from data_gen.text_labels.labels import labelled_verifier
 from data_gen.texts.prompt_sets import SETS
-from data_gen.texts.prompts import Form
 from selector.actions import ActionSpace
 from selector.schema import InputError
 
@@ -71,10 +70,9 @@ class Pair(Section):
             raise ValueError("device_map places the pair: leave device at auto")
         has_own_draft = self.target == SMOLLM2 or self.target.endswith("SmolLM2-135M-Instruct")
         if self.draft == SMOLLM2 and not has_own_draft:
-            advice = "name a draft, or train one: pair.draft=distilled, and `espalier distil`"
             raise ValueError(
                 f"draft: the one that comes with Espalier is not for the target {self.target}: "
-                f"{advice}"
+                "name a draft, or train one: pair.draft=distilled, and `espalier distil`"
             )
         return self
 
@@ -140,10 +138,6 @@ class Prompts(Section):
             raise ValueError("system: without chat there is no system turn")
         return self
 
-    @property
-    def form(self) -> Form:
-        return Form(self.tokens, self.longer, self.chat, self.system)
-
 
 class Distil(Section):
     """The training of a draft: some of the target's own layers, distilled on texts that it
@@ -190,20 +184,15 @@ class SamplingSetting(Section):
         return Sampling(**self.model_dump())
 
 
-def _distinct(sampling_settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
-    laws = {sampling_setting.build().law for sampling_setting in sampling_settings}
-    if len(laws) < len(sampling_settings):
+def _distinct(settings: tuple[SamplingSetting, ...]) -> tuple[SamplingSetting, ...]:
+    if len({setting.build().law for setting in settings}) < len(settings):
         raise ValueError("a setting is listed twice")
-    seen_by_selector = {
-        (sampling_setting.temperature, sampling_setting.top_p)
-        for sampling_setting in sampling_settings
-    }
-    if len(seen_by_selector) < len(sampling_settings):
+    if len({(setting.temperature, setting.top_p) for setting in settings}) < len(settings):
         raise ValueError(
             "settings that differ in top_k or min_p alone need runs of their own: a selector "
             "sees neither"
         )
-    return sampling_settings
+    return settings
 
 
 def _labelled(verifiers: tuple[str, ...]) -> tuple[str, ...]:
@@ -215,7 +204,6 @@ def _labelled(verifiers: tuple[str, ...]) -> tuple[str, ...]:
 SamplingSettings = Annotated[
     tuple[SamplingSetting, ...], Field(min_length=1), AfterValidator(_distinct)
 ]
-Widths = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 Verifiers = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_labelled)]
 
 
@@ -275,7 +263,7 @@ class Train(Section):
     """regressor: predicts block efficiencies, for any latency profile; policy: DDTE's, learns
     choices themselves for this machine. The best one by replay is kept"""
 
-    hidden: Widths = (64, 32)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field((64, 32), min_length=1)
     """widths of the network's hidden layers"""
 
     batch: int = Field(256, ge=2)
@@ -340,11 +328,9 @@ class Logs(Section):
 
     @model_validator(mode="after")
     def _apart(self) -> Logs:
-        files = {path.resolve() for path in self.files}
-        held_out = {path.resolve() for path in self.test}
-        both = sorted(files & held_out)
+        both = {path.resolve() for path in self.files} & {path.resolve() for path in self.test}
         if both:
-            raise ValueError(f"test: {both[0]} is among files, too")
+            raise ValueError(f"test: {min(both)} is among files, too")
         return self
 
 
@@ -402,19 +388,7 @@ class Config(Section):
         return Path("runs") / self.name
 
 
-LISTS: dict[str, tuple[Section, ...]] = {  # of sections, and what stands there by default
-    "sampling": Config.model_fields["sampling"].default,
-    "prompts.sets": Prompts.model_fields["sets"].default,
-}
-
-
-def in_small(config: Config) -> Config:
-    """The run of `espalier quick`, with a name of its own; a draft that the run has trained stays
-    where it is."""
-    pair = config.pair
-    if pair.draft == DISTILLED:
-        pair = pair.model_copy(update={"draft": str(config.folder / DISTILLED_FOLDER)})
-    return config.model_copy(update={"name": f"{config.name}-quick", "pair": pair})
+LISTS = ("sampling", "prompts.sets")  # of sections
 
 
 def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> Config:
@@ -428,7 +402,7 @@ def load_config(file: Path | None, overrides: list[str], logs: bool = False) -> 
         if file is not None:
             values = dict(yaml.safe_load(file.read_text(encoding="utf-8")))
         is_on_logs = logs or "logs" in values or "logs.files" in overridden_keys
-        defaults = OF_LOGS if is_on_logs else {}
+        defaults = OF_LOGS if is_on_logs else {"sampling": [{}]}
         merged: Any = OmegaConf.merge(defaults, values)
     for override in overrides:
         key, separator, value = override.partition("=")
@@ -455,10 +429,7 @@ def _in_lists(merged: Any, key: str) -> str:
     if name is None:
         return key
     with _one_line_of(key):
-        entries = OmegaConf.select(merged, name)
-    if entries is None:
-        entries = [entry.model_dump() for entry in LISTS[name]]
-        OmegaConf.update(merged, name, entries)
+        entries = OmegaConf.select(merged, name, default=[])
     if not isinstance(entries, list | ListConfig):  # which the config's model refuses
         return key
     inner = key.removeprefix(f"{name}.")

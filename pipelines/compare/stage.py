@@ -50,6 +50,7 @@ from pipelines.evaluate.table import (
     Figure,
     Table,
     numbered,
+    text_of,
 )
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
@@ -324,7 +325,7 @@ def show(figures: Table, config: Config) -> None:
     for mean in sorted(means, key=lambda figure: (figure.label, -figure.value)):
         least = figures.get(method=mean.method, rival=mean.rival, clock=mean.clock, kind=LEAST)
         cells.append((mean.label, mean.method, "mean", mean.text(3)))
-        cells.append((mean.label, mean.method, "least cell", least.text(3) if least else ""))
+        cells.append((mean.label, mean.method, "least cell", text_of(least, 3)))
     show_grids(cells)
 
 

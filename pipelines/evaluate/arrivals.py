@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.evaluate.gains import Cases, baselines, selector_at
+from pipelines.evaluate.gains import Cases, settings_of
 from selector.decision import NETWORK, Setting
 from selector.files import Array
 from selector.latency import LatencyProfile, StepTimes
@@ -48,9 +48,7 @@ def served(
     engine = Engine(test, profile, MOST)
     settings: dict[str, dict[int, Setting]] = {}
     for batch, cases in cases_by_batch.items():
-        methods = baselines(cases)
-        methods |= {selector_at(level): case.setting for level, case in cases.items()}
-        for name, setting in methods.items():
+        for name, setting in settings_of(cases).items():
             settings.setdefault(name, {})[batch] = setting
     for name, by_batch in settings.items():
         choose = _chooser(by_batch, test, predicted, profile, engine)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
-from pipelines.evaluate.replays import compared, oracle, replay
+from pipelines.evaluate.replays import compared, oracle
 from pipelines.evaluate.table import ALL, Figure, Table
 from pipelines.train.result import Case
 from selector.actions import EMPTY
@@ -144,38 +144,41 @@ def _of_kind(timed: Timed, predicted: Predictions, kind: str) -> tuple[Timed, Pr
     return of_kind, {level: tokens_RA[chosen_R] for level, tokens_RA in predicted.items()}
 
 
-def _charge(replays: Replays, cases: Cases, decisions: LatencyProfile) -> None:
-    """Add what the replays of selectors and of the lookup rule become with the time of their
-    decisions, and charge those with one length for all requests of a step, which a network
-    chooses. Plain decoding is that of a server without a drafter."""
-    replays[PLAIN] = replays[PLAIN].charged(-decisions.presence)
-    deciding = {COPYING: next(iter(cases.values())).rule}
-    for level, case in cases.items():
-        deciding[selector_at(level)] = case.setting
-        one_length = selector_at(level) + ONE_LENGTH
-        if one_length in replays:
-            replays[one_length] = replays[one_length].charged(decisions.decision_seconds([level]))
-    for name, setting in deciding.items():
-        replays[name + CHARGED] = replays[name].charged(decisions.decision_seconds(setting.asked))
-
-
-def baselines(cases: Cases) -> dict[str, Setting]:
+def settings_of(cases: Cases) -> dict[str, Setting]:
+    """What the methods of one batch size do, by name: the baselines, which see the same texts
+    whatever the level, and the selectors."""
     case = next(iter(cases.values()))
-    return {
+    settings = {
         PLAIN: replace(case.static, action=EMPTY),
         FIXED: case.static,
         NGRAMS: case.copies or case.rule,
         COPYING: case.rule,
     }
+    for level, case in cases.items():
+        settings[selector_at(level)] = case.setting
+    return settings
+
+
+def _charge(replays: Replays, cases: Cases, decisions: LatencyProfile) -> None:
+    """Add what the replays of selectors and of the lookup rule become with the time of their
+    decisions, and charge those with one length for all requests of a step, which a network
+    chooses. Plain decoding is that of a server without a drafter."""
+    replays[PLAIN] = replays[PLAIN].charged(-decisions.presence)
+    for level in cases:
+        one_length = selector_at(level) + ONE_LENGTH
+        if one_length in replays:
+            replays[one_length] = replays[one_length].charged(decisions.decision_seconds([level]))
+    for name, setting in settings_of(cases).items():
+        if name not in (PLAIN, FIXED, NGRAMS):
+            seconds = decisions.decision_seconds(setting.asked)
+            replays[name + CHARGED] = replays[name].charged(seconds)
 
 
 def _alike(cases: Cases, timed: Timed, predicted: Predictions) -> Replays:
     """All requests of a step have the same text, and take one decision."""
     replays = {ORACLE: oracle(timed)}
-    for name, setting in baselines(cases).items():
-        replays[name] = replay(timed, setting)
-    for level, case in cases.items():
-        replays[selector_at(level)] = replay_setting(timed, predicted, case.setting)
+    for name, setting in settings_of(cases).items():
+        replays[name] = replay_setting(timed, predicted, setting)
     return replays
 
 
@@ -183,17 +186,16 @@ def _mixed(cases: Cases, timed: Timed, predicted: Predictions, profile: LatencyP
     """The requests of a step have different texts, and decide jointly."""
     batches = MixedBatches(timed, profile, timed.batch)
     replays = {}
-    for name, setting in baselines(cases).items():
-        replays[name] = batches.replay(decide(timed, {}, setting).action_R)
+    for name, setting in settings_of(cases).items():
+        if setting.joint:
+            replays[name] = batches.select(predicted[setting.level], setting.joint)
+        else:
+            ruled = decide(timed, {}, setting.without_network())
+            replays[name] = batches.replay(ruled.action_R)
     labels_RA = timed.space.efficiencies(timed.survivals_RS)
     price = batches.speed_of(labels_RA, replays[COPYING].speed)
     replays[ORACLE] = batches.select(labels_RA, price)
     for level, case in cases.items():
-        name = selector_at(level)
-        if case.setting.joint:
-            replays[name] = batches.select(predicted[level], case.setting.joint)
-        else:
-            ruled_R = decide(timed, {}, case.setting.without_network()).action_R
-            replays[name] = batches.replay(ruled_R)
-        replays[name + ONE_LENGTH] = batches.select(predicted[level], case.common, common=True)
+        one_length = batches.select(predicted[level], case.common, common=True)
+        replays[selector_at(level) + ONE_LENGTH] = one_length
     return replays

@@ -33,7 +33,8 @@ from pipelines.evaluate.table import (
     Figure,
     Table,
     correlations_in_words,
-    merged,
+    fastest_first,
+    text_of,
 )
 from pipelines.latency.decisions import CONTEXT
 from pipelines.latency.stage import load_profile
@@ -340,13 +341,8 @@ def methods(table: Table) -> dict[str, list[Cells]]:
     rows_by_sampling = {}
     for columns in tuned_columns(table):
         plain = table.select(**columns, kind=ALL, rival=PLAIN)
-        plain.sort(key=lambda figure: -figure.value)
-        rows: dict[float, Cells] = {}
-        for figure in plain:
-            cells = _cells(table, columns, figure)
-            earlier = rows.get(figure.value)
-            rows[figure.value] = merged(earlier, cells) if earlier else cells
-        rows_by_sampling[requests_in_words(columns)] = list(rows.values())
+        rows = [(figure.value, "", _cells(table, columns, figure)) for figure in plain]
+        rows_by_sampling[requests_in_words(columns)] = fastest_first(rows)
     return rows_by_sampling
 
 
@@ -361,7 +357,4 @@ def _cells(table: Table, columns: Columns, over_plain: Figure) -> Cells:
     for kind in table.kinds(**columns)[1:]:
         over_rule = table.get(**columns, kind=kind, method=method, rival=COPYING)
         shown[f"over the {COPYING}, {kind}"] = over_rule
-    cells = {"method": method}
-    for name, figure in shown.items():
-        cells[name] = figure.text(3) if figure else ""
-    return cells
+    return {"method": method} | {name: text_of(figure, 3) for name, figure in shown.items()}

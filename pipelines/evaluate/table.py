@@ -214,11 +214,23 @@ def correlations_in_words(table: Table) -> Iterator[str]:
         )
 
 
-def merged(cells: Cells, others: Cells) -> Cells:
-    """One row of two methods that draft the same and are exactly as fast."""
-    merged = {name: cell or others[name] for name, cell in cells.items()}
-    merged["method"] = f"{cells['method']} = {others['method']}"
-    return merged
+def text_of(figure: Figure | None, digits: int = 2) -> str:
+    """Empty where it was not measured."""
+    return "" if figure is None else figure.text(digits)
+
+
+def fastest_first(rows: Iterable[tuple[float, str, Cells]]) -> list[Cells]:
+    """Rows of methods by their speed; one for those that draft the same and are exactly as
+    fast."""
+    cells_by_method: dict[tuple[float, str], Cells] = {}
+    for speed, drafts, cells in sorted(rows, key=lambda row: -row[0]):
+        earlier = cells_by_method.get((speed, drafts))
+        if earlier:
+            cells = {name: cell or cells[name] for name, cell in earlier.items()} | {
+                "method": f"{earlier['method']} = {cells['method']}"
+            }
+        cells_by_method[speed, drafts] = cells
+    return list(cells_by_method.values())
 
 
 def figures(rows: Rows) -> Iterator[Figure]:

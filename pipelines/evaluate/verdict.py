@@ -31,8 +31,9 @@ from pipelines.evaluate.table import (
     Figure,
     Table,
     correlations_in_words,
-    merged,
+    fastest_first,
     sampling_name_of,
+    text_of,
 )
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import pair_names
@@ -244,7 +245,7 @@ def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
     table = evaluation.table
     if "logs" in evaluation.contents:
         return logged.methods(table)
-    rows_by_sampling: dict[str, dict[tuple[float, str], Cells]] = {}
+    rows_by_sampling: dict[str, list[tuple[float, str, Cells]]] = {}
     for entry in [*evaluation.contents["methods"], *evaluation.contents["replayed"]]:
         sampling_name = entry["setting"]
         of_method = {"setting": sampling_name, "method": entry["method"]}
@@ -254,26 +255,18 @@ def methods(evaluation: Evaluation) -> dict[str, list[Cells]]:
         measured = {**of_method, "basis": DECODED}
         cells = {
             "method": _label(entry),
-            "tokens/s": _text(table.get(**measured), 0),
-            "tokens/step": _text(table.get(**measured, statistic=EFFICIENCY)),
-            "decoded": _text(wall),
-            "replayed": _text(replay),
+            "tokens/s": text_of(table.get(**measured), 0),
+            "tokens/step": text_of(table.get(**measured, statistic=EFFICIENCY)),
+            "decoded": text_of(wall),
+            "replayed": text_of(replay),
             "drafts": entry["drafts"],
         }
         over_it = {"setting": sampling_name, "method": SELECTOR, "rival": entry["method"]}
         for basis in (DECODED, REPLAYED):
-            cells[f"selector over it, {basis}"] = _text(table.get(**over_it, basis=basis), 3)
-        rows = rows_by_sampling.setdefault(sampling_name, {})
-        does = speed.value if speed else 1.0, entry["drafts"]
-        rows[does] = merged(rows[does], cells) if does in rows else cells
-    sorted_cells = {}
-    for sampling_name, rows in rows_by_sampling.items():
-        sorted_cells[sampling_name] = [rows[does] for does in sorted(rows, key=lambda d: -d[0])]
-    return sorted_cells
-
-
-def _text(figure: Figure | None, digits: int = 2) -> str:
-    return "" if figure is None else figure.text(digits)
+            cells[f"selector over it, {basis}"] = text_of(table.get(**over_it, basis=basis), 3)
+        rows = rows_by_sampling.setdefault(sampling_name, [])
+        rows.append((speed.value if speed else 1.0, entry["drafts"], cells))
+    return {name: fastest_first(rows) for name, rows in rows_by_sampling.items()}
 
 
 def _label(entry: dict[str, Any]) -> str:
@@ -296,7 +289,7 @@ def origins(evaluation: Evaluation) -> list[Cells]:
                 share = evaluation.table.of(**columns, statistic=SHARE + origin)
                 cells[origin] = f"{share.value:.0%}"
             for words, rival in (("over plain", PLAIN), ("over the rule", COPYING)):
-                cells[words] = _text(evaluation.table.get(**columns, rival=rival))
+                cells[words] = text_of(evaluation.table.get(**columns, rival=rival))
             rows.append(cells)
     return rows
 

@@ -60,6 +60,15 @@ def pair_names(config: Config) -> tuple[str, str]:
     return target_name(config), resolved(draft, "draft")
 
 
+def in_small(config: Config) -> Config:
+    """The run of `espalier quick`, with a name of its own; a draft that the run has trained stays
+    where it is."""
+    pair = config.pair
+    if pair.draft == DISTILLED:
+        pair = pair.model_copy(update={"draft": str(config.folder / DISTILLED_FOLDER)})
+    return config.model_copy(update={"name": f"{config.name}-quick", "pair": pair})
+
+
 def load_pair(config: Config) -> ModelPair:
     """The run's pair on the configured device. InputError where it is missing, does not load, has
     too short a context, or computes token trees wrongly."""
@@ -127,7 +136,8 @@ def recipe(config: Config) -> Recipe:
 
 def form_of(config: Config) -> Form:
     """How the run's prompts become tokens."""
-    return replace(config.prompts.form, day=day_of(config))
+    prompts = config.prompts
+    return Form(prompts.tokens, prompts.longer, prompts.chat, prompts.system, day_of(config))
 
 
 def prompts_path(config: Config) -> Path:

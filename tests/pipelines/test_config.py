@@ -7,8 +7,9 @@ import pytest
 
 from data_gen.traces import flat
 from pipelines.cli import SIZES
-from pipelines.config import Config, in_small, load_config
+from pipelines.config import Config, load_config
 from pipelines.pair.models import PairSource
+from pipelines.pair.stage import in_small
 from tests.checks import one_line
 from tests.pipelines.runs import ROOT, demo_config, write_lines
 
