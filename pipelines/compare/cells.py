@@ -31,7 +31,7 @@ from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.ranked import candidates, united
 from selector.train.replay import Replayed
-from selector.train.tuning import Judged, StaticTable, best_static, tune_lookup_rule
+from selector.train.tuning import StaticTable, best_static, tune_lookup_rule
 
 TREES = "trees"
 HIDDEN = "trees, with hidden states"
