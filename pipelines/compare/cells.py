@@ -308,8 +308,8 @@ def _selectors(static: _StaticTrees, contenders: Sequence[Contender]) -> dict[st
                 space, static.fastest[family.fallback], judged.setting, contender.module
             )
         if family is ALL_TREES:
-            actions = texts.space(ALL_ACTIONS)
-            cases = [texts.timed(split, actions) for split in ("train", "validation")]
+            offered = texts.space(ALL_ACTIONS)
+            cases = [texts.timed(split, offered) for split in ("train", "validation")]
             rule = judge_by_replay(rules[ONE_TREE], base, cases, texts.profile)
             kept = keep_if_ahead(judged, rule, base).setting
             deciding = {NETWORK: contender.method, RULE: ONE_TREE, STATIC: family.fallback}

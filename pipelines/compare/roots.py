@@ -18,16 +18,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from data_gen.drafting.sampled import draft_tree
+from data_gen.drafting.sampled import Draft, draft_tree
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.traces import space_of
-from data_gen.trees import DraftTree
 from data_gen.verification import get_verifier, optimal_acceptance
 from data_gen.verification.distributions import Rows, sample
 from pipelines.config import Config
 from pipelines.data.recorded import rows_of, samplings_of
-from pipelines.evaluate.table import ACCEPTANCE, DRAFTED, EFFICIENCY, Figure
+from pipelines.evaluate.table import ACCEPTANCE, DRAFTED, EFFICIENCY, Figure, quotient
 from pipelines.run import watched
 from selector.actions import IID, STYLES, Action
 from selector.schema import survival_column
@@ -69,7 +68,7 @@ def drafted(config: Config, pair: ModelPair, labelled: str) -> Iterator[Figure]:
             ratio = jackknifed(
                 torch.tensor([fraction[1:] for fraction in fractions]),
                 torch.arange(len(fractions)),
-                lambda sums_C: sums_C[..., 0] / sums_C[..., 1],
+                quotient,
             )
             yield Figure.of_ratio(ratio, setting=str(sampling), **fractions[0].columns)
 
@@ -92,8 +91,8 @@ def _fractions(
     root_token = row["tokens"][root]
     trees = [_drawn(target, draft, q_V, root_token, sampling, generator) for _ in range(DRAWS)]
     distances = []
-    for drawn in trees:
-        l1_N = (drawn.p_NV - drawn.probs_NV).abs().sum(-1)
+    for drawn, p_NV in trees:
+        l1_N = (p_NV - drawn.probs_NV).abs().sum(-1)
         nodes_by_depth = drawn.tree.nodes_by_depth[: TREE.L2]
         distances.append(torch.stack([l1_N[nodes].mean() for nodes in nodes_by_depth]))
     for depth, distance in enumerate(torch.stack(distances).mean(0).tolist()):
@@ -103,7 +102,7 @@ def _fractions(
     for name in (KHISTI, labelled):
         verifier = get_verifier(name)
         tokens = [
-            verifier.block_efficiency(drawn.tree, drawn.p_NV, drawn.probs_NV) for drawn in trees
+            verifier.block_efficiency(drawn.tree, p_NV, drawn.probs_NV) for drawn, p_NV in trees
         ]
         mean[name] = sum(tokens) / DRAWS
     columns = {"statistic": EFFICIENCY, "basis": DRAFTED}
@@ -115,17 +114,8 @@ def _fractions(
         mean[labelled],
     )
     yield _Fraction({**columns, "method": KHISTI, "rival": labelled}, mean[KHISTI], mean[labelled])
-    p_V = trees[-1].p_NV[0]  # the same for all trees
-    yield from _accepted(p_V, q_V, generator)
-
-
-class _Drawn(NamedTuple):
-    """A drafted tree, with the distributions of the target after every node, and of the draft
-    where it drew from them."""
-
-    tree: DraftTree
-    p_NV: Tensor
-    probs_NV: Tensor
+    _, p_NV = trees[0]
+    yield from _accepted(p_NV[0], q_V, generator)  # at the root, the same for all trees
 
 
 def _drawn(
@@ -135,9 +125,9 @@ def _drawn(
     root_token: int,
     sampling: Sampling,
     generator: torch.Generator,
-) -> _Drawn:
-    """A tree from a root after which the draft has the distribution `q_V`. Both caches are then as
-    before."""
+) -> tuple[Draft, Tensor]:
+    """A tree from a root after which the draft has the distribution `q_V`, and the target's
+    distributions after every node, [N, V]. Both caches are then as before."""
     drafted_tree = draft_tree(draft, q_V, TREE, sampling.draft, generator)
     draft.keep([])
     tree = drafted_tree.tree
@@ -145,7 +135,7 @@ def _drawn(
     tokens_N[0] = root_token
     target_pass = target.forward(tokens_N, tree.depths_N, tree.ancestors_NN())
     target.keep([])
-    return _Drawn(tree, probabilities(target_pass.logits_WV, sampling), drafted_tree.probs_NV)
+    return drafted_tree, probabilities(target_pass.logits_WV, sampling)
 
 
 def _accepted(p_V: Tensor, q_V: Tensor, generator: torch.Generator) -> Iterator[_Fraction]:

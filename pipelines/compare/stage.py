@@ -50,6 +50,7 @@ from pipelines.evaluate.table import (
     Figure,
     Table,
     numbered,
+    quotient,
     text_of,
 )
 from pipelines.latency.stage import load_profile
@@ -257,7 +258,7 @@ def over_cells(columns_XN: Tensor, cell_X: Tensor, source_X: Tensor) -> Ratio:
         sums_CN = sums_C.unflatten(-1, spread_XCN.shape[1:])
         if sums_CN.shape[-1] == 4:
             return speed_ratio(sums_CN).nanmean(-1)
-        return (sums_CN[..., 0] / sums_CN[..., 1]).nanmean(-1)
+        return quotient(sums_CN).nanmean(-1)
 
     return jackknifed(spread_XCN.flatten(1), source_X, mean)
 
@@ -283,7 +284,7 @@ def by_depth(config: Config, texts: Texts) -> Iterator[Figure]:
                 ratio = jackknifed(
                     sums_XS[:, [column, above]],
                     sampling_texts.source_number_X,
-                    lambda sums: sums[..., 0] / sums[..., 1],
+                    quotient,
                 )
                 above = column
                 yield Figure.of_ratio(

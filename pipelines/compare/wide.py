@@ -24,7 +24,7 @@ from torch import Tensor
 from pipelines.config import Config
 from pipelines.data.recorded import samplings_of
 from pipelines.evaluate.replays import replay
-from pipelines.evaluate.table import EFFICIENCY, Figure, Table
+from pipelines.evaluate.table import EFFICIENCY, Figure, Table, quotient
 from pipelines.run import show_grids, watched
 from selector.actions import GREEDY, IID, WIDE_DEPTH, Action
 from selector.decision import Setting
@@ -100,7 +100,7 @@ def _tokens_per_step(
         }
         for over, other_X in pairs.items():
             columns_X2 = torch.stack([sums_XA[verifier][:, a], other_X], dim=-1)
-            ratio = jackknifed(columns_X2, source_X, lambda sums: sums[..., 0] / sums[..., 1])
+            ratio = jackknifed(columns_X2, source_X, quotient)
             yield Figure.of_ratio(ratio, **columns, rival=over)
 
 

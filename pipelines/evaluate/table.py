@@ -158,6 +158,11 @@ def sampling_name_of(temperature: float, top_p: float) -> str:
     return str(Sampling(temperature, top_p))
 
 
+def quotient(sums_C: Tensor) -> Tensor:
+    """The sum of a column over that of the next one, for `jackknifed`."""
+    return sums_C[..., 0] / sums_C[..., 1]
+
+
 class Table:
     """Figures, which are found by their columns."""
 

@@ -273,25 +273,12 @@ def check(
 ) -> list[dict[str, Any]]:
     """Predicted and measured step times in seconds with one verifier, of trees and lookups outside
     of the fit."""
-    by_action: dict[Action, list[timing.Sample]] = {}
-    for action in actions:
-        by_action[action] = []
-    for sample in samples:
-        if sample.verifier == verifier and sample.lag == 0 and sample.step.action in by_action:
-            by_action[sample.step.action].append(sample)
     rows = []
-    for action, action_samples in by_action.items():
-        if action_samples:
-            predicted, measured = timing.times(profile, action_samples)
-            ratio = predicted / measured
-            rows.append(
-                {
-                    "action": str(action),
-                    "predicted": predicted,
-                    "measured": measured,
-                    "ratio": ratio,
-                }
-            )
+    for action in actions:
+        key = verifier, 0, action
+        checked = [s for s in samples if (s.verifier, s.lag, s.step.action) == key]
+        if checked:
+            rows.append(timings.checked(str(action), *timing.times(profile, checked)))
     return rows
 
 

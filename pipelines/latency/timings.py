@@ -117,15 +117,15 @@ def of_traffic(
     for (batch, drafts), part in unseen.groupby(["batch", unseen["verified"] > 1]):
         is_quick = traffic.quick(part["seconds"], part["predicted"])
         predicted, measured = part[is_quick][["predicted", "seconds"]].mean()
-        checks.append(
-            {
-                "action": f"held-out steps of {batch} requests{', drafting' if drafts else ''}",
-                "predicted": predicted,
-                "measured": measured,
-                "ratio": predicted / measured,
-            }
-        )
+        name = f"held-out steps of {batch} requests{', drafting' if drafts else ''}"
+        checks.append(checked(name, predicted, measured))
     return replace(profile, draws=draws), checks
+
+
+def checked(name: str, predicted: float, measured: float) -> dict[str, Any]:
+    """Predicted and measured mean seconds of some steps, as a profile's file holds them."""
+    ratio = predicted / measured
+    return {"action": name, "predicted": predicted, "measured": measured, "ratio": ratio}
 
 
 def stage_of(config: Config, name: str, path: Path, pair: str, output: Path) -> Stage:

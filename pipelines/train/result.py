@@ -220,12 +220,11 @@ def count_differing(
     scalars[:, module.schema.index("batch")] = setting.batch
     first_view = {SCALARS_KEY: scalars[:, : module.schema.first]}
     whole_view = {SCALARS_KEY: scalars, **dict(zip(HIDDEN_STATES, hidden, strict=False))}
-    if setting.level == first:
-        views = [first_view]
-    elif first in setting.feature_levels:
-        views = [first_view, whole_view]
-    else:
-        views = [whole_view]
+    views = []
+    if first in (setting.level, *setting.feature_levels):
+        views.append(first_view)
+    if setting.level != first:
+        views.append(whole_view)
     action_R, scores_RA = _in_turn(script, views, module.space)
     single = [_answer(policy, views, row) for row in range(len(rows))]
     single_R = torch.tensor([module.space.index(action) for action in single])
