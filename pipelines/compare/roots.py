@@ -114,7 +114,7 @@ def _fractions(
         mean[labelled],
     )
     yield _Fraction({**columns, "method": KHISTI, "rival": labelled}, mean[KHISTI], mean[labelled])
-    _, p_NV = trees[0]
+    _, p_NV = trees[-1]
     yield from _accepted(p_NV[0], q_V, generator)  # at the root, the same for all trees
 
 
