@@ -59,6 +59,8 @@ def _delayed(action: Action) -> list[Node]:
         first: int | str = SAMPLED
         if action.style == GREEDY:
             first = branch if branch < action.K - 1 else OTHER
+        elif action.distinct and branch > 0:
+            first = OTHER
         nodes.append((action.L1, first))
         for _ in range(action.L2 - 1):
             nodes.append((len(nodes), SAMPLED))

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from data_gen.decoding.loop import Chooser, Decoded, Step, Stopwatch
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.drafting.ranked import draft_certain
 from data_gen.drafting.sampled import Draft, draft_tree
 from data_gen.features.root import BLOCK, RootKnowledge
 from data_gen.models.pair import CachedModel, ModelPair
@@ -37,8 +36,9 @@ class Text:
     features if the chooser needs them. The target's cache begins with the prompt without its last
     token."""
 
-    root_probs_V: Tensor  # the draft's distribution, after its forward pass over the root
-    root_logits_V: Tensor
+    # the draft's distribution, after its first forward pass over a root
+    root_probs_V: Tensor | None = None
+    root_logits_V: Tensor | None = None
 
     def __init__(
         self,
@@ -186,15 +186,6 @@ class Decoder:
     def _draft(self, text: Text, action: Action, stopwatch: Stopwatch) -> Draft:
         if action.drafts:
             self._forward_root(text, stopwatch)
-        if action.is_certain or not action.drafts:
-            return draft_certain(
-                text.draft,
-                text.root_logits_V if action.drafts else None,
-                action,
-                self.draft_sampling,
-                text.proposal(action.copied) if action.copied else (),
-                text.tokens,
-            )
         return draft_tree(
             text.draft,
             text.root_probs_V,
@@ -203,7 +194,8 @@ class Decoder:
             text.generator,
             verifier_of(self.verifier, action).style,
             text.tokens,
-            root_logits_V=text.root_logits_V,
+            text.root_logits_V,
+            text.proposal(action.copied) if action.copied else (),
         )
 
     def _target(self, text: Text, drafted: Draft) -> ModelRows:

@@ -1,25 +1,17 @@
-"""Shapes by rank, drafted: each node is its parent's next token of a certain rank under the draft.
+"""Ranks of tokens under the draft, of which shapes by rank are made.
 
-A shape takes one forward pass of the draft for each level that has children; a lookup in the same
-tree takes none, and where both begin alike they share nodes. All nodes are certain given the text,
-so the draft's probabilities play no part in verification (`data_gen.verification.CERTAIN`).
+All nodes of a shape are certain given the text, so the draft's probabilities play no part in
+verification (`data_gen.verification.CERTAIN`).
 
-Legend: N tokens or nodes, V vocabulary.
+Legend: N tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
-
-from data_gen.drafting.sampled import Draft, Levels
-from data_gen.models.pair import CachedModel
-from data_gen.models.sampling import Sampling
-from data_gen.trees import DraftTree
-from selector.actions import Action, Ranks
 
 LOWEST_RANK = 255  # of tokens that rank so low or lower, and of those that the draft cannot write
 # Equal logits, which are common in bfloat16, are ranked by token id: so much is taken off a logit
@@ -50,55 +42,3 @@ def ranking(logits_NV: Tensor) -> Tensor:
     """Distinct numbers, but for minus infinity, in the order of the logits; float64."""
     ids_V = torch.arange(logits_NV.shape[-1], dtype=torch.float64, device=logits_NV.device)
     return logits_NV.double() - STEP * ids_V
-
-
-def draft_certain(
-    draft: CachedModel,
-    root_logits_V: Tensor | None,
-    action: Action,
-    sampling: Sampling,
-    proposal: Sequence[int] = (),
-    text: Sequence[int] = (),
-) -> Draft:
-    """Draft a shape by rank, a lookup, or both in one tree. The rows of nodes that have children in
-    the shape are appended to the draft's KV cache, which ends with the root. Nodes are left out
-    where the draft can write fewer tokens than there are ranks.
-
-    Args:
-        root_logits_V: the draft's logits after the root; None for a lookup.
-        sampling: of the draft, whose distributions are kept for the features.
-        proposal: the copied tokens (`LookupIndex.proposal`).
-        text: the committed tokens, for a sampling that depends on them.
-    """
-    tree = DraftTree()
-    levels = Levels(draft, tree, sampling, text)
-    node_of: dict[tuple[int, ...], int] = {(): 0}
-    logits_of: dict[int, Tensor] = {}
-    if root_logits_V is not None:
-        logits_of[0] = root_logits_V
-    for children_of in _levels(action.ranks):
-        parents = [path for path in children_of if path in node_of]
-        inner = [node_of[path] for path in parents if path]
-        if inner:
-            rows = levels.extend(inner)
-            logits_of = {node: row.logits_V for node, row in zip(inner, rows, strict=True)}
-        for path in parents:
-            likely = most_likely(logits_of[node_of[path]], children_of[path][-1] + 1)
-            for rank in children_of[path]:
-                if rank < len(likely):
-                    node_of[*path, rank] = tree.add(node_of[path], likely[rank])
-    node = 0
-    for token in proposal:
-        node = tree.add(node, token)
-    return Draft(tree, torch.zeros(0), levels.row_of, levels.passed)
-
-
-@cache
-def _levels(ranks: Ranks) -> list[dict[tuple[int, ...], list[int]]]:
-    """By depth, the ranks of each node's children, ascending."""
-    levels: list[dict[tuple[int, ...], list[int]]] = []
-    for path in ranks:
-        while len(levels) < len(path):
-            levels.append({})
-        levels[len(path) - 1].setdefault(path[:-1], []).append(path[-1])
-    return levels

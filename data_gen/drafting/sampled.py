@@ -1,8 +1,8 @@
-"""Samples trees from the draft.
+"""Drafts trees, one level after another, as `selector.layout` says of an action.
 
-A delayed tree takes `L1 + L2` forward passes, that over the root included: a node's token is
-sampled from its parent's next-token distribution, so leaves need none. Branches are drafted side by
-side and merged afterwards.
+A forward pass of the draft goes over those nodes of a level whose children it draws or ranks, so
+leaves and copied tokens need none. Equal tokens after one node are one node, though each has
+children of its own.
 
 Legend: N tree nodes, W tokens of one forward pass, R rows of the draft's KV cache, K branches, V
     vocabulary, D depth.
@@ -10,22 +10,24 @@ Legend: N tree nodes, W tokens of one forward pass, R rows of the draft's KV cac
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from data_gen.drafting import ranked
 from data_gen.models.pair import CachedModel
 from data_gen.models.rows import ModelRow
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
 from data_gen.verification.distributions import most_likely, sample
-from selector.actions import GREEDY, IID, Action, ActionSpace
+from selector.actions import IID, Action, ActionSpace
 from selector.latency import distinct_key
+from selector.layout import COPIED, OTHER, SAMPLED, layout_of
 
 EVERY = 8  # tokens between two roots at which branches are compared
 
@@ -35,8 +37,10 @@ class Draft:
     """A drafted tree and the draft's outputs at its nodes."""
 
     tree: DraftTree
-    probs_NV: Tensor  # the draft's distribution after each node; zeros at leaves
+    # the draft's distribution after each node, zeros at leaves; empty where no token is drawn
+    probs_NV: Tensor
     row_of: dict[int, int]  # row in the draft's KV cache of each node that has one, except the root
+    node_of: dict[int, int]  # the tree's node of each node of the layout that is not left out
     _passed: list[ModelRow]  # by row
 
     def rows(self, nodes: Iterable[int]) -> list[ModelRow]:
@@ -45,91 +49,155 @@ class Draft:
 
 def draft_tree(
     draft: CachedModel,
-    root_probs_V: Tensor,
+    root_probs_V: Tensor | None,
     action: Action,
     sampling: Sampling,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     style: str = IID,
     text: Sequence[int] = (),
     root_logits_V: Tensor | None = None,
+    proposal: Sequence[int] = (),
 ) -> Draft:
-    """Draft a delayed tree (DDTE, section 3). Its rows are appended to the draft's KV cache, which
-    ends with the root.
+    """Draft the tree of an action. Its rows are appended to the draft's KV cache, which ends with
+    the root. Nodes are left out where the draft can write fewer tokens than a node has children,
+    or where fewer tokens are copied.
 
     Args:
         root_probs_V, root_logits_V: the draft's distribution after the root, and its logits, which
-            rank tokens of probability 0 for greedy branches.
+            rank tokens; None for a lookup. Without logits, tokens rank by their probability.
         generator: on the draft's device.
-        style: how the first tokens of the branches are drawn (`draw_children`).
+        style: how the first tokens of the branches are drawn, if the action does not say it:
+            "iid"; "without_replacement", one draw after another; or "greedy", the `K - 1` most
+            likely tokens and one draw from the others, or the next most likely one where the
+            others have probability 0.
         text: the committed tokens, for a sampling that depends on them.
+        proposal: the copied tokens (`LookupIndex.proposal`).
     """
-    if action.children:
-        return _branching(draft, root_probs_V, action, sampling, generator, text)
-    L1, L2 = action.L1, action.L2
-    if action.K == 1:  # a chain is a trunk alone
-        L1 += L2
-        L2 = 0
-    trunk: list[int] = []
-    passed: list[ModelRow] = []
-
-    def extend(tokens_W: Tensor, visible_WR: Tensor, texts: list[list[int]]) -> None:
-        offsets_W = torch.full((len(tokens_W),), len(texts[0]) - 1)
-        forward_pass = draft.forward(tokens_W, offsets_W, visible_WR)
-        rows = forward_pass.rows(sampling, lambda: [[*text, *path] for path in texts])
-        passed.extend(rows.each())
-
-    probs_V, logits_V = root_probs_V, root_logits_V  # at the trunk's end
-    while len(trunk) < L1:
-        trunk.append(int(sample(probs_V, 1, generator)))
-        if len(trunk) < L1 or L2 > 0:
-            extend(torch.tensor(trunk[-1:]), torch.ones(1, len(trunk), dtype=torch.bool), [trunk])
-            probs_V, logits_V = passed[-1].probs_V, passed[-1].logits_V
-    branches_KD = torch.zeros(1, 0, dtype=torch.int64)
-    if L2 > 0:
-        children = draw_children(probs_V, action.K, style, generator, logits_V)
-        branches_KD = torch.tensor(children).unsqueeze(-1)
-    K = len(branches_KD)
-    for depth in range(1, L2):
-        paths = [[*trunk, *branch] for branch in branches_KD.tolist()]
-        extend(branches_KD[:, -1], _visible(L1, K, depth), paths)
-        drawn_K1 = sample(torch.stack([row.probs_V for row in passed[-K:]]), 1, generator).cpu()
-        branches_KD = torch.cat([branches_KD, drawn_K1], dim=-1)
-    tree = DraftTree.from_paths(trunk, branches_KD.tolist())
-    row_of = _rows_of(tree, L1, K)
-    probs_NV = root_probs_V.new_zeros(len(tree), len(root_probs_V))
-    probs_NV[0] = root_probs_V
-    if row_of:
-        probs_NV[list(row_of)] = torch.stack([passed[row].probs_V for row in row_of.values()])
-    return Draft(tree, probs_NV, row_of, passed)
-
-
-def _branching(
-    draft: CachedModel,
-    root_probs_V: Tensor,
-    action: Action,
-    sampling: Sampling,
-    generator: torch.Generator,
-    text: Sequence[int],
-) -> Draft:
-    """A tree that branches at every level: each drafted token, of several equal ones each, has its
-    own children, drawn independently."""
+    if action.style == IID:
+        action = action._replace(style=style)
     tree = DraftTree()
     levels = Levels(draft, tree, sampling, text)
-    probs_of = {0: root_probs_V}
-    tokens_of = {0: 1}  # how many drafted tokens a node of the last level stands for
-    for number, count in enumerate(action.children):
-        if number > 0:
-            rows = levels.extend(list(tokens_of))
-            probs_of |= {node: row.probs_V for node, row in zip(tokens_of, rows, strict=True)}
-        below: Counter[int] = Counter()
-        for node, tokens in tokens_of.items():
-            drawn = sample(probs_of[node], count * tokens, generator).tolist()
-            below.update(tree.append(node, drawn))
-        tokens_of = dict(below)
+    node_of = {0: 0}
+    probs_of: dict[int, Tensor] = {}
+    logits_of: dict[int, Tensor] = {}
+    if root_probs_V is not None:
+        probs_of[0] = root_probs_V
+        logits_of[0] = root_probs_V.log() if root_logits_V is None else root_logits_V
+    for depth, level in enumerate(_levels(action)):
+        families = [family for family in level if family.parent in node_of]
+        parents = {node_of[family.parent] for family in families if family.needs_draft}
+        unread = sorted(parents - probs_of.keys())
+        if unread:
+            for node, row in zip(unread, levels.extend(unread), strict=True):
+                probs_of[node] = row.probs_V
+                logits_of[node] = row.logits_V
+        drawn = _drawn(families, node_of, probs_of, generator)
+        copied = list(proposal[depth : depth + 1])
+        for family in families:
+            node = node_of[family.parent]
+            tokens_of = {COPIED: copied, SAMPLED: drawn.get(family.parent, [])}
+            likely = _likely(family, action, node, probs_of, logits_of)
+            for number, source in family.children.items():
+                if source == OTHER:
+                    siblings = [tree.token(child) for child in tree.children(node)]
+                    tokens_of[OTHER] = _other(probs_of[node], siblings, likely, generator)
+                tokens = likely[source:] if isinstance(source, int) else tokens_of[source]
+                if tokens:
+                    (node_of[number],) = tree.append(node, [tokens.pop(0)])
+    return Draft(
+        tree,
+        _probs_along(tree, root_probs_V, probs_of, action),
+        levels.row_of,
+        node_of,
+        levels.passed,
+    )
+
+
+def _probs_along(
+    tree: DraftTree, root_probs_V: Tensor | None, probs_of: dict[int, Tensor], action: Action
+) -> Tensor:
+    """`Draft.probs_NV`."""
+    if root_probs_V is None or action.is_certain:
+        return torch.zeros(0)
     probs_NV = root_probs_V.new_zeros(len(tree), len(root_probs_V))
-    for node, probs_V in probs_of.items():
-        probs_NV[node] = probs_V
-    return Draft(tree, probs_NV, levels.row_of, levels.passed)
+    probs_NV[list(probs_of)] = torch.stack(list(probs_of.values()))
+    return probs_NV
+
+
+class _Family(NamedTuple):
+    """The children of a node of the layout: their sources, by number."""
+
+    parent: int
+    children: dict[int, int | str]
+
+    @property
+    def needs_draft(self) -> bool:
+        return any(source != COPIED for source in self.children.values())
+
+    @property
+    def sampled(self) -> int:
+        return list(self.children.values()).count(SAMPLED)
+
+
+@cache
+def _levels(action: Action) -> list[list[_Family]]:
+    """The families of an action's layout, by the depth of the parent."""
+    depth_of = {0: 0}
+    families: dict[int, _Family] = {}
+    for number, (parent, source) in enumerate(layout_of(action), 1):
+        depth_of[number] = depth_of[parent] + 1
+        families.setdefault(parent, _Family(parent, {})).children[number] = source
+    levels: list[list[_Family]] = [[] for _ in range(action.depth)]
+    for parent, family in families.items():
+        levels[depth_of[parent]].append(family)
+    return levels
+
+
+def _drawn(
+    families: Sequence[_Family],
+    node_of: dict[int, int],
+    probs_of: dict[int, Tensor],
+    generator: torch.Generator | None,
+) -> dict[int, list[int]]:
+    """By parent, at least as many independent draws as a family has, all at once."""
+    drawing = [family.parent for family in families if family.sampled]
+    if not drawing:
+        return {}
+    probs_MV = torch.stack([probs_of[node_of[parent]] for parent in drawing])
+    most = max(family.sampled for family in families)
+    return dict(zip(drawing, sample(probs_MV, most, generator).tolist(), strict=True))
+
+
+def _likely(
+    family: _Family,
+    action: Action,
+    node: int,
+    probs_of: dict[int, Tensor],
+    logits_of: dict[int, Tensor],
+) -> list[int]:
+    """The most likely tokens after the parent, if the family has ranks; fewer where the draft can
+    write fewer."""
+    ranks = [source for source in family.children.values() if isinstance(source, int)]
+    if not ranks:
+        return []
+    logits_V = logits_of[node]
+    if action.ranks:
+        return ranked.most_likely(logits_V, max(ranks) + 1)
+    likely_k = most_likely(probs_of[node], len(family.children), logits_V)
+    tokens: list[int] = likely_k[logits_V[likely_k] > -torch.inf].tolist()
+    return tokens
+
+
+def _other(
+    probs_V: Tensor, siblings: list[int], likely: list[int], generator: torch.Generator | None
+) -> list[int]:
+    """A token that is drawn outside of its siblings; where all others have probability 0, the next
+    of the likely ones, if there are any."""
+    others_V = probs_V.clone()
+    others_V[siblings] = 0
+    if not bool((others_V > 0).any()):
+        return likely[len(siblings) :]
+    return [int(sample(others_V, 1, generator))]
 
 
 class Levels:
@@ -191,9 +259,10 @@ def distinct_nodes(
                 action = Action(grid.widths[-1], 0, grid.max_L2)
                 drafted = draft_tree(draft, probs_V, action, sampling, generator)
                 draft.keep([])
-                nodes_by_depth = list(zip(*drafted.tree.branch_nodes, strict=True))[1:]
+                (_, *nodes) = drafted.node_of.values()  # one level after another
+                nodes_DK = torch.tensor(nodes).view(grid.max_L2, -1).tolist()
                 for K in grid.widths:
-                    distinct = [len(set(nodes[:K])) for nodes in nodes_by_depth]
+                    distinct = [len(set(nodes_K[:K])) for nodes_K in nodes_DK]
                     counts.setdefault(str(K), []).append(distinct)
             for action in map(Action.branching, space.children):
                 drafted = draft_tree(draft, probs_V, action, sampling, generator)
@@ -204,54 +273,3 @@ def distinct_nodes(
     for name, counts_RD in counts.items():
         means_of_K[name] = torch.tensor(counts_RD, dtype=torch.float64).mean(0).tolist()
     return means_of_K
-
-
-def draw_children(
-    probs_V: Tensor,
-    count: int,
-    style: str,
-    generator: torch.Generator,
-    logits_V: Tensor | None = None,
-) -> list[int]:
-    """Tokens of a node's children, in order; fewer than `count` where distinct children run out of
-    support and no logits rank the tokens of probability 0.
-
-    The style is "iid"; "without_replacement", one draw after another; or "greedy", the `count - 1`
-    most likely tokens and one draw from the others, or the next most likely one by the logits where
-    the others have probability 0.
-    """
-    if style == IID:
-        return sample(probs_V, count, generator).tolist()
-    left_V = probs_V.clone()
-    if style == GREEDY:
-        likely = most_likely(probs_V, count, logits_V).tolist()
-        if logits_V is None:
-            likely = [token for token in likely if probs_V[token] > 0]
-        left_V[likely[: count - 1]] = 0
-        last = likely[count - 1 :]
-        if bool((left_V > 0).any()):
-            last = sample(left_V, 1, generator).tolist()
-        return likely[: count - 1] + last
-    tokens: list[int] = []
-    while len(tokens) < count and bool((left_V > 0).any()):
-        token = int(sample(left_V, 1, generator))
-        tokens.append(token)
-        left_V[token] = 0
-    return tokens
-
-
-@cache
-def _visible(L1: int, K: int, depth: int) -> Tensor:
-    trunk = torch.ones(K, L1, dtype=torch.bool)
-    return torch.cat([trunk, torch.eye(K, dtype=torch.bool).repeat(1, depth)], dim=1)
-
-
-def _rows_of(tree: DraftTree, L1: int, K: int) -> dict[int, int]:
-    trunk = tree.path_to(tree.branch_nodes[0][0])
-    rows = {node: row for row, node in enumerate(trunk)}
-    for k, nodes in enumerate(tree.branch_nodes):
-        for depth, node in enumerate(nodes[1:-1]):
-            rows.setdefault(node, L1 + depth * K + k)
-    if len(tree.branch_nodes[0]) == 1 and trunk:
-        del rows[trunk[-1]]  # a bare trunk ends in a leaf
-    return rows

@@ -275,7 +275,7 @@ def most_likely(probs_NV: Tensor, count: int, logits_NV: Tensor | None = None) -
     return torch.where(places_NK < 0, top.indices, later_NK)
 
 
-def sample(probs_V: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def sample(probs_V: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
     """`count` i.i.d. draws from each row, normalised or not, int64 [..., count]; no token of
     probability 0."""
     shape = (*probs_V.shape[:-1], count)

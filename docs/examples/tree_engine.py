@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from data_gen import CachedModel, FixedTree, ModelPair, RootKnowledge, draft_tree, get_verifier
-from data_gen.drafting.ranked import draft_certain
 from data_gen.drafting.sampled import Draft
 from data_gen.models.pair import Pass
 from data_gen.models.rows import ModelRows
@@ -46,6 +45,9 @@ class Engine:
         self.verifier = get_verifier("traversal")
         self.text = list(prompt)
         self.is_first = True  # at the first root no features are known
+        # the draft's distribution after the root, and its logits
+        self.root_probs_V: torch.Tensor | None = None
+        self.root_logits_V: torch.Tensor | None = None
         self.knowledge = RootKnowledge(prompt, sampling, policy.feature_levels)
         # each cache ends before the root, the text's last token; the draft's may lack more
         self.target = CachedModel(pair.target)
@@ -112,20 +114,16 @@ class Engine:
         copied: list[int] = []
         if action.copied:  # what followed the longest earlier match of the text's end
             copied = self.knowledge.text.index.proposal(action.copied)
-        if not action.drafts:  # a lookup, or nothing
-            return draft_certain(self.draft, None, action, self.sampling.draft, copied)
-        self.pass_root()
-        root_logits_V = self.root_logits_V
-        if action.is_certain:  # a shape by rank
-            return draft_certain(self.draft, root_logits_V, action, self.sampling.draft, copied)
+        if action.drafts:
+            self.pass_root()
         return draft_tree(
             self.draft,
             self.root_probs_V,
             action,
             self.sampling.draft,
             self.generator,
-            self.verifier_of(action).style,
-            root_logits_V=root_logits_V,
+            root_logits_V=self.root_logits_V,
+            proposal=copied,
         )
 
     def verifier_of(self, action: Action) -> Verifier:

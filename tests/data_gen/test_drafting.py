@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from data_gen.drafting.lookup import LookupIndex
-from data_gen.drafting.ranked import LOWEST_RANK, draft_certain, most_likely, ranks_of
-from data_gen.drafting.sampled import EVERY, distinct_nodes, draft_tree, draw_children
+from data_gen.drafting.ranked import LOWEST_RANK, most_likely, ranks_of
+from data_gen.drafting.sampled import EVERY, distinct_nodes, draft_tree
 from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
@@ -54,12 +54,11 @@ def test_rows_are_the_drafts_own(
         )
     K, L1, L2 = action
     tree = drafted.tree
-    if K > 1:
-        assert widths == [1] * L1 + [K] * (L2 - 1)  # the root has been passed
-    else:
-        assert widths == [1] * (L1 + L2 - 1)
+    # equal branches share their passes, and the root has been passed
+    assert widths == [len(nodes) for nodes in tree.nodes_by_depth[1:-1]]
+    assert max(widths, default=0) <= K
     assert int(tree.depths_N.max()) == L1 + L2
-    assert len(tree.branch_nodes) == (K if K > 1 and L2 else 1)
+    assert len(drafted.node_of) == 1 + Action(*action).nodes
     inner = [node for node in range(1, len(tree)) if tree.children(node)]
     assert set(drafted.row_of) == set(inner)
     assert torch.equal(drafted.probs_NV[0], root)
@@ -77,14 +76,17 @@ def test_rows_are_the_drafts_own(
         assert tree.children(node) or not drafted.probs_NV[node].any()
 
 
-def test_children_are_drawn_as_the_style_says() -> None:
+def test_children_are_drawn_as_the_style_says(pair: ModelPair) -> None:
     """Pairs without replacement against their exact law (4 sigma); greedy ones hold the top token
     and another."""
     probs_V = torch.tensor([0.5, 0.3, 0.2, 0.0])
+    draft = CachedModel(pair.draft)  # which passes nothing
     generator = torch.Generator().manual_seed(2)
 
     def drawn(style: str, count: int = 2, logits_V: Tensor | None = None) -> tuple[int, ...]:
-        return tuple(draw_children(probs_V, count, style, generator, logits_V))
+        action = Action(count, 0, 1, style)
+        drafted = draft_tree(draft, probs_V, action, SAMPLING, generator, root_logits_V=logits_V)
+        return tuple(drafted.tree.tokens_N.tolist()[1:])
 
     pairs = Counter(drawn("without_replacement") for _ in range(4000))
     for x, y in [(0, 1), (1, 0), (2, 1)]:
@@ -203,11 +205,15 @@ def test_a_shape_lacks_the_ranks_that_the_draft_cannot_write(pair: ModelPair) ->
     draft = CachedModel(pair.draft)
     root_V = torch.full_like(draft.extend([5, 17]).logits_WV[-1], -torch.inf)
     root_V[[40, 7]] = torch.tensor([1.0, 2.0])
+    probs_V = root_V.softmax(-1)
     ranks = [(0,), (1,), (2,), (3,), (3, 0), (1, 0)]
-    drafted = draft_certain(draft, root_V, Action.ranked(ranks), Sampling(1.0), [3, 4], [5, 17])
-    assert drafted.tree.tokens_N.tolist()[:3] == [-1, 7, 40]
-    assert drafted.tree.parents_N.tolist() == [-1, 0, 0, 2, 0, 4]
-    assert drafted.tree.tokens_N.tolist()[4:] == [3, 4] and list(drafted.row_of) == [2]
+    action = Action.ranked(ranks, copied=2)
+    drafted = draft_tree(
+        draft, probs_V, action, SAMPLING, root_logits_V=root_V, proposal=[3, 4], text=[5, 17]
+    )
+    assert drafted.tree.tokens_N.tolist()[:4] == [-1, 7, 40, 3]
+    assert drafted.tree.parents_N.tolist() == [-1, 0, 0, 0, 2, 3]
+    assert drafted.tree.token(5) == 4 and list(drafted.row_of) == [2]
 
 
 def test_a_tree_that_branches_at_every_level_has_children_for_each_drafted_token(
@@ -257,7 +263,15 @@ def test_a_shape_is_the_drafts_tokens_of_its_ranks(pair: ModelPair) -> None:
     for proposal in ([], [9, 9], begins_alike):
         draft = CachedModel(pair.draft)
         root_V = draft.extend(text).logits_WV[-1]
-        drafted = draft_certain(draft, root_V, Action.ranked(ranks), Sampling(1.0), proposal, text)
+        drafted = draft_tree(
+            draft,
+            root_V.softmax(-1),
+            Action.ranked(ranks, len(proposal)),
+            Sampling(1.0),
+            root_logits_V=root_V,
+            proposal=proposal,
+            text=text,
+        )
         tree = drafted.tree
         expected = {tuple(token_of(path)) for path in ranks}
         expected |= {tuple(proposal[:end]) for end in range(1, len(proposal) + 1)}
