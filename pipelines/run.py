@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -467,16 +467,6 @@ def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = N
     for row in rows:
         rich_table.add_row(*row.values())
     return rich_table
-
-
-def show_grids(cells: Iterable[tuple[str, str, str, str]]) -> None:
-    """Print a table for each title, from the title, method, column and text of every cell."""
-    grids: dict[str, dict[str, dict[str, str]]] = {}
-    for title, method, column, text in cells:
-        rows = grids.setdefault(title, {})
-        rows.setdefault(method, {"method": method})[column] = text
-    for title, rows in grids.items():
-        console.print(table(list(rows.values()), title))
 
 
 def templates_beside(file: str, **settings: Any) -> Environment:

@@ -33,8 +33,8 @@ from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.trees import DraftTree
 from pipelines.config import Config
 from pipelines.data.recorded import rows_of, samplings_of
-from pipelines.evaluate.table import DRAFTED, Figure, Table
-from pipelines.run import show_grids, watched
+from pipelines.evaluate.table import DRAFTED, Figure, Table, show_grids
+from pipelines.run import watched
 from selector.actions import MOST_DEPTH, RANKED, Action
 from selector.latency import LatencyProfile, Verification
 from selector.sampling import Sampling

@@ -51,11 +51,12 @@ from pipelines.evaluate.table import (
     Table,
     numbered,
     quotient,
+    show_grids,
     text_of,
 )
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
-from pipelines.run import Stage, made, show_grids, watched
+from pipelines.run import Stage, made, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import inputs
 from selector import latency

@@ -24,8 +24,8 @@ from torch import Tensor
 from pipelines.config import Config
 from pipelines.data.recorded import samplings_of
 from pipelines.evaluate.replays import replay
-from pipelines.evaluate.table import EFFICIENCY, Figure, Table, quotient
-from pipelines.run import show_grids, watched
+from pipelines.evaluate.table import EFFICIENCY, Figure, Table, quotient, show_grids
+from pipelines.run import watched
 from selector.actions import GREEDY, IID, WIDE_DEPTH, Action
 from selector.decision import Setting
 from selector.latency import LatencyProfile, Verification

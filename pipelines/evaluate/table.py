@@ -24,6 +24,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from pipelines import run
 from pipelines.config import Config
 from pipelines.evaluate.methods import ASSISTED, AT_ROOT, BASES, BEST_STATIC, SELECTOR
 from selector.actions import Action
@@ -203,6 +204,16 @@ class Table:
         frame = pandas.read_parquet(path, dtype_backend="pyarrow").astype(object)
         rows = frame.where(frame.notna(), None).to_dict("records")
         return cls(Figure(**row) for row in rows)
+
+
+def show_grids(cells: Iterable[tuple[str, str, str, str]]) -> None:
+    """Print a table for each title, from the title, method, column and text of every cell."""
+    grids: dict[str, dict[str, dict[str, str]]] = {}
+    for title, method, column, text in cells:
+        rows = grids.setdefault(title, {})
+        rows.setdefault(method, {"method": method})[column] = text
+    for title, rows in grids.items():
+        run.console.print(run.table(list(rows.values()), title))
 
 
 def correlations_in_words(table: Table) -> Iterator[str]:
