@@ -74,8 +74,8 @@ for token in target_probs_V.nonzero().flatten().tolist():
 #
 #     ' for'
 #       ' a'
-#         ' simple'
 #       ' planning'
+#         ' simple'
 #         ' and'
 #     expected: 1.74 tokens
 #     accepted: ' for'

@@ -21,7 +21,7 @@ from torch import Tensor
 from pipelines.evaluate.methods import COPYING
 from pipelines.evaluate.replays import oracle, replay
 from pipelines.evaluate.table import HERE
-from pipelines.train.judging import judge, judge_by_replay, keep_if_ahead
+from pipelines.train.judging import judge, judge_by_replay, keep_if_ahead, too_few
 from selector.actions import EMPTY, IID, Action, ActionSpace
 from selector.decision import NETWORK, RULE, STATIC, Setting
 from selector.latency import LatencyProfile
@@ -311,7 +311,8 @@ def _selectors(static: _StaticTrees, contenders: Sequence[Contender]) -> dict[st
             offered = texts.space(ALL_ACTIONS)
             cases = [texts.timed(split, offered) for split in ("train", "validation")]
             rule = judge_by_replay(rules[ONE_TREE], base, cases, texts.profile)
-            kept = keep_if_ahead(judged, rule, base).setting
+            is_judged = not too_few(cases[-1].texts)
+            kept = keep_if_ahead(judged, rule, base, is_judged=is_judged).setting
             deciding = {NETWORK: contender.method, RULE: ONE_TREE, STATIC: family.fallback}
             totals[KEPT] = (static.totals | totals)[deciding[kept.decider]]
     return totals
