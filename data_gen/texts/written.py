@@ -17,8 +17,9 @@ from data_gen.texts.generated import GeneratedText, finished, generated_by_targe
 from data_gen.texts.logs import LoggedText
 from data_gen.texts.prompts import Form, Prompt
 from data_gen.verification import get_verifier
-from selector.actions import GREEDY, Action, ActionSpace, balanced
+from selector.actions import GREEDY, Action, ActionSpace
 from selector.schema import InputError
+from selector.train.ranked import balanced
 
 DEPTH = ActionSpace.recorded().depth  # how far every root looks ahead, whatever its trees
 BEYOND = DEPTH - 1  # tokens after the labelled ones; the last prompt token is a root, too

@@ -41,9 +41,10 @@ from pipelines.run import (
     write_json,
 )
 from pipelines.tracking import describe, metric_name, mlflow_run
-from selector.actions import GREEDY, IID, Action, balanced
+from selector.actions import GREEDY, IID, Action
 from selector.latency import LatencyProfile
 from selector.schema import InputError
+from selector.train.ranked import balanced
 
 GREEDY_TREES = ((4, 0, 1), (3, 0, 2), (2, 2, 4), (4, 0, 4))
 FITTED = [

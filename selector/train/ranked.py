@@ -57,6 +57,19 @@ def frequent_paths(rank_RD: Tensor, depth: int) -> list[tuple[int, ...]]:
     return sorted(counts, key=lambda path: (-counts[path], len(path), path))
 
 
+def balanced(nodes: int, depth: int) -> Action:
+    """A shape by rank for texts that nobody has seen: its nodes have the least products of
+    `rank + 1` along their path, shorter paths first."""
+    product_of: dict[tuple[int, ...], int] = {(): 1}
+    for _ in range(depth):
+        for path, product_before in list(product_of.items()):
+            for rank in range(nodes // product_before):
+                product_of[*path, rank] = product_before * (rank + 1)
+    del product_of[()]
+    ordered = sorted(product_of, key=lambda path: (product_of[path], len(path), path))
+    return Action.ranked(ordered[:nodes])
+
+
 def candidates(
     rank_RD: Tensor, sizes: Iterable[int] = SIZES, depths: Iterable[int] = DEPTHS
 ) -> list[Action]:

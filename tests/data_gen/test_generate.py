@@ -26,9 +26,10 @@ from data_gen.generate import SpeculativeOutput, speculative_generate
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
-from selector.actions import Action, balanced
+from selector.actions import Action
 from selector.runtime.selector import load_selector
 from selector.schema import InputError
+from selector.train.ranked import balanced
 from tests.data_gen.families import model_of, nameless, random_llama
 from tests.data_gen.test_texts import chi_square
 from tests.selector.exported import export

@@ -7,8 +7,9 @@ import json
 import pytest
 import torch
 
-from selector.actions import EMPTY, GREEDY, Action, ActionSpace, balanced
+from selector.actions import EMPTY, GREEDY, Action, ActionSpace
 from selector.layout import layout_of
+from selector.train.ranked import balanced
 
 SHAPE = Action.ranked([(0,), (2,), (0, 1), (0, 1, 0)])
 SPACES = [

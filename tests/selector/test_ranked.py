@@ -9,9 +9,9 @@ from itertools import product
 import pytest
 import torch
 
-from selector.actions import MOST_RANKS, Action, ActionSpace, Ranks, balanced
+from selector.actions import MOST_RANKS, Action, ActionSpace, Ranks
 from selector.latency import draft_passes
-from selector.train.ranked import along_ranks, candidates, frequent_paths, united
+from selector.train.ranked import along_ranks, balanced, candidates, frequent_paths, united
 from selector.train.tuning import StaticTable, best_static, shapes_that_pay, tune_lookup_rule
 from tests.selector.synthetic import profile, texts, timed
 
