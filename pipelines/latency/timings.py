@@ -272,10 +272,13 @@ def _steps(
         raise InputError(
             f"{name}: drafting cannot be told from verification: add a row of 0 verified tokens"
         )
-    rises, _ = nnls(parts, rows["seconds"])
     if is_traffic:
+        is_usual = traffic.usual(rows, np.digitize(verified, sizes))
+        rises, _ = nnls(parts[is_usual], rows["seconds"][is_usual])
         is_quick = traffic.quick(rows["seconds"], parts @ rises)
         rises, _ = nnls(parts[is_quick], rows["seconds"][is_quick])
+    else:
+        rises, _ = nnls(parts, rows["seconds"])
     seconds = dict(zip(parts, rises.tolist(), strict=True))
     target = dict(zip(sizes, np.cumsum(rises[: len(sizes)]).tolist(), strict=True))
     if min(seconds[sizes[0]], seconds.get("draft", 1.0)) < 1e-12:

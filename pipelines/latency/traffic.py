@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from selector.files import Array
 from selector.schema import InputError
 
 FEWEST = 100  # steps of about so many requests that draft nothing, and that draft
@@ -16,6 +17,7 @@ KNOTS = (1, 1.25, 1.5, 2, 3, 5, 9, 17, 33, 65, 129)  # verified tokens, linear i
 BLOCK = 50  # consecutive steps, which are drawn or held out together
 HELD_OUT = 5  # one block of so many
 DRAWS = 8
+SLOW = 2.0  # times as long as usual: a pause of the machine, which is not fitted
 
 
 def enough(steps: pd.DataFrame, name: str, drafts: bool) -> pd.DataFrame:
@@ -48,10 +50,18 @@ def binned(steps: pd.DataFrame) -> pd.DataFrame:
     return steps.assign(batch=batch, context=context, more=more)[steps["verified"] <= most]
 
 
+def usual(steps: pd.DataFrame, size: Array) -> pd.Series:
+    """Which steps take at most `SLOW` times the median of those with as many passes and a verified
+    `size` in the same bin."""
+    median = steps["seconds"].groupby([size, steps["passes"]]).transform("median")
+    return steps["seconds"] <= SLOW * median
+
+
 def quick(seconds: pd.Series, predicted: pd.Series) -> pd.Series:
-    """Which steps are not among the slowest tenth, by what they take over what is predicted."""
+    """Which steps are not among the slowest tenth, by what they take over what is predicted, nor
+    `SLOW`."""
     slowness = seconds / predicted
-    return slowness <= slowness.quantile(0.9)
+    return slowness <= min(slowness.quantile(0.9), SLOW)
 
 
 def _about(steps: pd.DataFrame) -> pd.Series:
