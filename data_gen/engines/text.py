@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -101,7 +102,7 @@ class TextSelector:
         self._at = cache(lambda batch: loaded.at(temperature, top_p, None, batch, TEXT))
         self._at(1)  # checks the setting
         if way_out:
-            self._way_out = cache(lambda batch: WayOut())  # by the requests of a setting
+            self._way_out = cache(lambda about: WayOut())  # by the power of two of requests
 
     @classmethod
     def of(cls, options: object, load: Callable[[str, float], Chains]) -> TextSelector:
@@ -167,13 +168,14 @@ class TextSelector:
         if self._way_out is not None:
             times = self._times(step.batch)
             promised = np.interp(step.context, times.lengths_L, times.target_LV[:, 0])
-            self._way_out(self._at(step.batch).setting.batch).add(step, float(promised))
+            self._way_out(round(math.log2(step.batch))).add(step, float(promised))
 
     def _actions(self, texts: Sequence[DrafterKnowledge]) -> Sequence[Action | None]:
         for text in texts:
             text.batch = len(texts)
         policy = self._at(len(texts))
-        if self._way_out is not None and not self._way_out(policy.setting.batch).may_draft():
+        about = round(math.log2(len(texts)))
+        if self._way_out is not None and not self._way_out(about).may_draft():
             return [EMPTY] * len(texts)
         if not policy.feature_levels:  # a static tree, of no token where nothing pays, needs none
             return [policy.select(None)] * len(texts)

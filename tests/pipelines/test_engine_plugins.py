@@ -314,7 +314,8 @@ def test_where_drafting_does_not_pay_nothing_is_drafted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A drafted token takes half a plain step where the clock says a 25th; or it takes little, but
-    after some requests others come that do not repeat themselves."""
+    after some requests others come that do not repeat themselves. With other numbers of requests
+    it goes on."""
     steps.log_once.cache_clear()
     server = Server(TextSelector(copies), drafted_seconds, monkeypatch)
     begin = 0
@@ -330,6 +331,10 @@ def test_where_drafting_does_not_pay_nothing_is_drafted(
     assert server.speed(begin, begin + 100) < 0.97
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("drafting is slower than plain decoding here")
+    # two requests at once are judged by themselves
+    texts = [server.chosen.text([*prompt, *answer[:-1]], len(prompt)) for prompt, answer in TEXTS]
+    wanted = [server.chosen.drafts(texts[:2], [LONGEST] * 2) for _ in range(steps.FIRST + 2)]
+    assert any(map(any, wanted))
 
 
 def test_the_steps_of_a_server_without_a_selector_are_recorded(
