@@ -138,8 +138,8 @@ def judge_rules(
     drafts: bool = True,
 ) -> list[Judged]:
     """Lookup rules in every case, tuned on the training texts and judged on these and others:
-    with three numbers to tune, a rule is hardly better on the texts that it was tuned on, and a few
-    validation texts alone cannot tell it from the static tree. Without `drafts` they draft nothing
+    only three numbers are tuned, and a few validation texts alone cannot tell a rule from the
+    static tree. Without `drafts` they draft nothing
     where they do not copy, as engines' own n-grams."""
     rules = []
     cases = list(zip(train, others, bases, strict=True))
