@@ -264,6 +264,8 @@ class ActionSpace:
     ranked: tuple[Action, ...] = ()  # shapes by rank, with and without a lookup
     # the numbers of children of trees that branch at every level
     children: tuple[tuple[int, ...], ...] = ()
+    # of the delayed trees that branch, these alone; None for all
+    delayed: tuple[Action, ...] | None = None
 
     @classmethod
     def default(cls) -> ActionSpace:
@@ -312,6 +314,7 @@ class ActionSpace:
             tuple(values["wide"]),
             tuple(map(Action.of, values["ranked"])),
             tuple(map(tuple, values["children"])),
+            None if values["delayed"] is None else tuple(map(Action.of, values["delayed"])),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -325,7 +328,18 @@ class ActionSpace:
             "wide": list(self.wide),
             "ranked": [list(shape) for shape in self.ranked],
             "children": [list(numbers) for numbers in self.children],
+            "delayed": None if self.delayed is None else [list(tree) for tree in self.delayed],
         }
+
+    def restricted_to(self, actions: Iterable[Action]) -> ActionSpace:
+        """The chains and lookups of this space, and of its other actions those that are given."""
+        kept = set(actions)
+        return replace(
+            self,
+            ranked=tuple(shape for shape in self.ranked if shape in kept),
+            children=tuple(c for c in self.children if Action.branching(c) in kept),
+            delayed=tuple(tree for tree in self._delayed if tree in kept),
+        )
 
     @cached_property
     def grids(self) -> tuple[Grid, ...]:
@@ -343,17 +357,22 @@ class ActionSpace:
             at_every_level.append((IID, Grid((first,), 0, 1 + len(below), tuple(below))))
         return (*product((IID, *self.styles), self.grids), *at_every_level)
 
+    @property
+    def _delayed(self) -> Sequence[Action]:
+        """The delayed trees that branch, first the i.i.d. ones."""
+        if self.delayed is not None:
+            return self.delayed
+        delayed: list[Action] = []
+        for style, (widths, max_L1, max_L2, _) in product((IID, *self.styles), self.grids):
+            for K, L1, L2 in product(widths, range(max_L1 + 1), range(1, max_L2 + 1)):
+                delayed.append(Action(K, L1, L2, style))
+        return delayed
+
     @cached_property
     def trees(self) -> tuple[Action, ...]:
         """The actions that the draft alone drafts, and the empty tree."""
-        branching: list[Action] = []
-        for widths, max_L1, max_L2, _ in self.grids:
-            for K, L1, L2 in product(widths, range(max_L1 + 1), range(1, max_L2 + 1)):
-                branching.append(Action(K, L1, L2))
-        chains = [self.chain(length) for length in range(self.depth + 1)]
-        trees = sorted(chains + branching)
-        for style in self.styles:
-            trees += [action._replace(style=style) for action in branching]
+        trees = [self.chain(length) for length in range(self.depth + 1)]
+        trees += self._delayed
         trees += map(Action.branching, self.children)
         return (*trees, *(shape for shape in self.ranked if not shape.copied))
 

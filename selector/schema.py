@@ -15,7 +15,7 @@ from pathlib import Path
 
 # Of all files of runs and artefacts. Raise it when the same inputs give other contents or another
 # layout.
-FORMAT = 26
+FORMAT = 27
 
 
 class InputError(ValueError):

@@ -330,9 +330,9 @@ def _rule(static: _StaticTrees, space: ActionSpace, tree: str) -> tuple[Tensor, 
 
 
 def _within(space: ActionSpace, tree: Action) -> Action:
-    """A tree where a space has it, else the space's shape of the nearest number of nodes: a network
-    chooses among fewer shapes than are tried as static ones."""
-    if not tree.ranks or tree in space.ranked:
+    """A tree where a space has it, else the space's one of its style with the nearest number of
+    nodes: a network chooses among fewer trees than are tried as static ones."""
+    if tree in space.trees:
         return tree
-    shapes = [shape for shape in space.ranked if not shape.copied]
-    return min(shapes, key=lambda shape: abs(shape.nodes - tree.nodes), default=EMPTY)
+    alike = [other for other in space.trees if other.style_name == tree.style_name]
+    return min(alike, key=lambda other: abs(other.nodes - tree.nodes), default=EMPTY)

@@ -26,9 +26,9 @@ from pipelines.config import Config
 from pipelines.evaluate.table import HERE
 from pipelines.run import Parts
 from pipelines.train.fitting import OWN, fitted, module_of
-from pipelines.train.judging import shapes_by_rank, statics, timed_cases
+from pipelines.train.judging import space_that_pays, statics, timed_cases
 from pipelines.train.stage import trained
-from selector.actions import Action, ActionSpace
+from selector.actions import ActionSpace
 from selector.latency import LatencyProfile
 from selector.schema import FULL, LIGHT
 from selector.train.data import Texts
@@ -64,25 +64,19 @@ class Networks:
         return contenders
 
     def _regressor(self, verifier: str, actions: str) -> SelectorModule:
-        ranked: tuple[Action, ...] = ()
+        space = space_of(actions, self.splits["train"], ())
         if actions == ALL_ACTIONS:
-            shapes = self.parts.get(f"shapes, {verifier}", lambda: self._shapes(verifier))
-            ranked = tuple(shapes)
-        space = space_of(actions, self.splits["train"], ranked)
+            space = self.parts.get(f"actions, {verifier}", lambda: self._that_pay(verifier))
         labelled = of_verifier(self.splits, verifier, space)
         level = FULL if actions == HIDDEN else LIGHT
         module = module_of(self.config, "regressor", level, labelled["train"])
         train = partial(fitted, self.config, module, labelled, verifier, [])
         return self._kept(f"{verifier}, {actions}", module, train)
 
-    def _shapes(self, verifier: str) -> list[Action]:
-        """The shapes that a network may choose: those that pay on this machine, or by equation
-        11."""
-        shapes: list[Action] = []
-        for machine in (HERE, IDEAL):
-            profile = self.profiles[machine]
-            shapes += shapes_by_rank(self._config_of(verifier), self.splits["train"], profile)
-        return list(dict.fromkeys(shapes))
+    def _that_pay(self, verifier: str) -> ActionSpace:
+        """The actions that pay on this machine, or by equation 11."""
+        profiles = [self.profiles[machine] for machine in (HERE, IDEAL)]
+        return space_that_pays(self._config_of(verifier), self.splits["train"], profiles)
 
     def _policy_of_ddte(
         self, verifier: str, machine: str, regressor: SelectorModule

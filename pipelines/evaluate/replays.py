@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from scipy import stats
@@ -21,9 +22,12 @@ from selector.train.tuning import replay_setting
 
 
 def replay(timed: Timed, setting: Setting, module: SelectorModule | None = None) -> Replayed:
-    """What a setting does, with a module's predictions where a network decides."""
+    """What a setting does, with a module's predictions where a network decides, among the module's
+    actions."""
     if module is None:
         return replay_setting(timed, {}, setting)
+    if timed.space != module.space:
+        timed = replace(timed, texts=replace(timed.texts, space=module.space))
     predictions = module.predictions(timed.texts, setting)
     return replay_setting(timed, predictions, setting, are_logits=not module.is_regressor)
 

@@ -56,7 +56,7 @@ from selector.latency import LatencyProfile
 from selector.runtime.selector import Policy
 from selector.sampling import Sampling
 from selector.schema import InputError, sha256
-from selector.train.data import Texts, Timed, with_shapes
+from selector.train.data import Texts, Timed, offering
 from selector.train.module import SelectorModule
 from selector.train.tuning import tune_lookup_rule
 
@@ -134,8 +134,11 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     result = load_result(config)
     profile = load_profile(config, pair)
     prompts = prompts_of(config, pair, "test", config.evaluate.prompts)
-    splits = with_shapes(load_traces(config), result.ranked)
+    traces = load_traces(config)
     module = load_module(config, result)
+    # static trees and rules are rivals: they are chosen from all trees
+    whole_space = replace(traces["test"].space, ranked=module.space.ranked)
+    splits = offering(traces, whole_space)
     with tempfile.TemporaryDirectory() as temporary:
         selector = build(config, Path(temporary) / "selector", splits)
     exported = {}
@@ -147,7 +150,8 @@ def _decoded(stage: Stage, pair: ModelPair) -> Evaluation:
     compared = _compared(config, profile, splits, module, exported)
     replay_figures = list(replayed(compared, splits["test"], profile))
     if module.is_regressor:
-        replay_figures += correlations(config, module, splits["test"], profile)
+        test = offering(splits, module.space)["test"]
+        replay_figures += correlations(config, module, test, profile)
     for path, other_profile in other_profiles(config, profile).items():
         there = _compared(config, other_profile, splits, module)
         replay_figures += replayed(there, splits["test"], other_profile, path.stem)
@@ -239,12 +243,14 @@ def _compared(
     exported: Mapping[Sampling, Method] | None = None,
 ) -> dict[Sampling, list[Method]]:
     """The static trees that are fastest by a latency profile, and the network, tuned and judged by
-    it. With what is `exported`, this machine's selector, also the lookup rule, and the network
-    whatever is exported."""
+    it among its own actions. With what is `exported`, this machine's selector, also the lookup
+    rule, and the network whatever is exported."""
     train = timed_cases(config, splits["train"], profile)
-    validation = timed_cases(config, splits["validation"], profile)
+    chosen_from = offering(splits, module.space)
+    validation = timed_cases(config, chosen_from["validation"], profile)
+    bases = statics(timed_cases(config, chosen_from["train"], profile))
     methods_by_sampling: dict[Sampling, list[Method]] = {}
-    cases = list(zip(train, validation, statics(train), strict=True))
+    cases = list(zip(train, validation, bases, strict=True))
     for texts, others, base in watched(cases, "choosing the methods"):
         compared = methods.static_methods(texts.texts, config.verifiers, profile)
         (judged,) = judge(module, others, base)

@@ -18,7 +18,7 @@ from torch import Tensor
 from pipelines.config import Config
 from pipelines.data.recorded import samplings_of, timed
 from pipelines.run import watched
-from selector.actions import EMPTY, Action
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import NETWORK, Setting
 from selector.latency import LatencyProfile
 from selector.train import tuning
@@ -29,10 +29,10 @@ from selector.train.replay import Ratio, Replayed, ratio_of_speeds
 from selector.train.tuning import (
     Judged,
     StaticTable,
+    actions_that_pay,
     best_static,
     decide,
     replay_setting,
-    shapes_that_pay,
     tune_lookup_rule,
 )
 
@@ -52,15 +52,20 @@ def timed_cases(config: Config, texts: Texts, profile: LatencyProfile) -> list[T
     return cases
 
 
-def shapes_by_rank(config: Config, texts: Texts, profile: LatencyProfile) -> tuple[Action, ...]:
-    """The shapes by rank that pay in some case, with and without a lookup; none of a log, whose
-    drafter's ranks are not known."""
+def space_that_pays(
+    config: Config, texts: Texts, profiles: Sequence[LatencyProfile]
+) -> ActionSpace:
+    """The actions of a network: those that pay in some case with the step times of some profile. A
+    log's are all that it has labels of, since it has no trees, and its drafter's ranks are not
+    known."""
     if texts.rank_RD.shape[1] == 0:
-        return ()
-    shapes: dict[Action, None] = {}
-    for case in watched(timed_cases(config, texts, profile), "choosing shapes by rank"):
-        shapes |= dict.fromkeys(shapes_that_pay(case))
-    return tuple(shapes)
+        return texts.space
+    actions: dict[Action, None] = {}
+    cases = [case for profile in profiles for case in timed_cases(config, texts, profile)]
+    for case in watched(cases, "choosing actions"):
+        actions |= dict.fromkeys(actions_that_pay(case))
+    ranked = tuple(action for action in actions if action.ranks)
+    return replace(texts.space, ranked=ranked).restricted_to(actions)
 
 
 def statics(train: list[Timed]) -> list[Setting]:

@@ -28,7 +28,7 @@ from selector.latency import LatencyProfile
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Policy, Selector, load_selector
 from selector.schema import HIDDEN_STATES, SCALARS_KEY, InputError, sha256
-from selector.train.data import Texts, Timed, with_shapes
+from selector.train.data import Texts, Timed, offering
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio
 from selector.train.tuning import decide
@@ -79,8 +79,6 @@ class Result:
 
     chosen: str
     selectors: dict[str, TrainedSelector]
-    # shapes by rank that may be chosen, with and without a lookup
-    ranked: tuple[Action, ...] = ()
 
     @property
     def best(self) -> TrainedSelector:
@@ -166,7 +164,7 @@ def build(
     profile = load_profile(config)
     module = load_module(config, result)
     verifier = config.train.verifier
-    texts = with_shapes(splits, result.ranked)["validation"]
+    texts = offering(splits, module.space)["validation"]
     first_root_X = texts.size_X.cumsum(0) - texts.size_X
     texts = texts.take((first_root_X * len(result.best.cases) < COMPARED).nonzero()[:, 0])
     facts: dict[str, Any] = {

@@ -30,7 +30,7 @@ from selector.decision import NETWORK, RULE, STATIC, Setting
 from selector.files import atomically
 from selector.latency import LatencyProfile
 from selector.schema import LIGHT
-from selector.train.data import Texts, Timed, with_shapes
+from selector.train.data import Texts, Timed, offering
 from selector.train.module import SelectorModule
 from selector.train.replay import Ratio
 from selector.train.tuning import TIE, Judged
@@ -84,8 +84,7 @@ def _train(
     with mlflow_run(config, "train") as mlflow:
         log_traces(mlflow, traces_folder(config), OWN)
         mlflow.log_params({f"texts.{split}": len(texts) for split, texts in splits.items()})
-        ranked = judging.shapes_by_rank(config, splits["train"], profile)
-        splits = with_shapes(splits, ranked)
+        splits = offering(splits, judging.space_that_pays(config, splits["train"], [profile]))
         train = judging.timed_cases(config, splits["train"], profile)
         validation = judging.timed_cases(config, splits["validation"], profile)
         bases = judging.statics(train)
@@ -110,7 +109,7 @@ def _train(
                 selector = TrainedSelector(objective, level, checkpoint, run_id, cases, kept)
                 mlflow.log_metrics(figures(selector))
                 selectors[name] = selector
-        result = Result(choose(selectors), selectors, ranked)
+        result = Result(choose(selectors), selectors)
         _log_choice(mlflow, result)
         (folder / "result.json").write_bytes(RESULT.dump_json(result, indent=1))
     return result

@@ -219,12 +219,9 @@ class Timed:
         return self.profile.table(self.space.actions, self.verifier, feature_levels, self.sampling)
 
 
-def with_shapes(splits: Mapping[str, Texts], ranked: tuple[Action, ...]) -> dict[str, Texts]:
-    """The same texts where these shapes by rank may be chosen, too."""
-    offered: dict[str, Texts] = {}
-    for split, texts in splits.items():
-        offered[split] = replace(texts, space=replace(texts.space, ranked=ranked))
-    return offered
+def offering(splits: Mapping[str, Texts], space: ActionSpace) -> dict[str, Texts]:
+    """The same texts where these actions may be chosen."""
+    return {split: replace(texts, space=space) for split, texts in splits.items()}
 
 
 def to_texts(

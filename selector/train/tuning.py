@@ -31,7 +31,7 @@ RARE = 0.002  # share of the steps that actions which are dropped may take
 # least matches that are tried for the lookup rule
 LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 
-SHAPES = 4  # by rank that a selector may choose under a sampling setting, each with its lookups
+MOST = 16  # branching trees and shapes that a selector may choose under a sampling setting
 LEAST_GAIN = 0.003  # tokens per root that each of these adds
 
 # by feature level: predicted block efficiencies, or the policy objective's logits, [R, A]
@@ -294,31 +294,30 @@ def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:
     return tuple(sorted({timed.space.index(EMPTY), *order[:needed].tolist()}))
 
 
-def shapes_that_pay(timed: Timed, most: int = SHAPES) -> list[Action]:
-    """The shapes by rank that a selector may choose for texts of one sampling setting, by their
-    labels: the fastest static one, then those that add most to the best action at each root, as
-    long as they add anything. Each is followed by itself with a lookup in the same tree, of each of
-    the space's lengths but the shortest."""
+def actions_that_pay(timed: Timed, most: int = MOST) -> list[Action]:
+    """The branching trees and shapes by rank that a selector may choose for texts of one sampling
+    setting, by their labels: the fastest static tree of each of these two families, then those that
+    add most to the best action at each root, beside the chains and lookups that are always there.
+    Each shape is followed by itself with a lookup in the same tree, of each of the space's lengths
+    but the shortest."""
     space = replace(timed.space, ranked=tuple(candidates(timed.texts.rank_RD)))
     tried = replace(timed, texts=replace(timed.texts, space=space))
-    best = best_static(tried, StaticTable.of(tried))
-    efficiency_RA = space.efficiencies(tried.survivals_RS)
-    net_RA = efficiency_RA - best.speed * tried.seconds()
-    shape_at = {shape: space.index(shape) for shape in space.ranked}
-    chosen: list[Action] = []
-    if best.action in shape_at:
-        chosen.append(best.action)
-    best_R = net_RA[:, space.index(best.action)]
-    while shape_at and len(chosen) < most:
-        gains = {}
-        for shape, a in shape_at.items():
-            gains[shape] = float((net_RA[:, a] - best_R).clamp(min=0).mean())
-        shape = max(gains, key=gains.__getitem__)
-        if gains[shape] < LEAST_GAIN or shape in chosen:
+    table = StaticTable.of(tried)
+    is_shape_A = torch.tensor([bool(tree.ranks) for tree in space.trees])
+    speed = table.speeds().max()
+    net_RA = space.efficiencies(tried.survivals_RS) - speed * tried.seconds()
+    always = [a for a, action in enumerate(space) if action.K == 1 and not action.ranks]
+    chosen = [table.best(allowed_A) for allowed_A in (is_shape_A, ~is_shape_A)]
+    best_R = net_RA[:, always + chosen].amax(1)
+    for _ in range(most):
+        gain_A = (net_RA - best_R.unsqueeze(1)).clamp(min=0).mean(0)
+        if gain_A.max() < LEAST_GAIN:
             break
-        chosen.append(shape)
-        best_R = torch.maximum(best_R, net_RA[:, shape_at[shape]])
-    shapes: list[Action] = []
-    for shape in chosen:
-        shapes += [shape, *united(shape, space.lookups[1:])]
-    return shapes
+        chosen.append(int(gain_A.argmax()))
+        best_R = torch.maximum(best_R, net_RA[:, chosen[-1]])
+    actions: list[Action] = []
+    for action in dict.fromkeys(space.actions[a] for a in chosen):
+        actions.append(action)
+        if action.ranks:
+            actions += united(action, space.lookups[1:])
+    return actions

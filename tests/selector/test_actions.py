@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ SPACES = [
     ActionSpace(2, 1, 4, (2,), styles=("greedy",), wide=(3, 6)),
     ActionSpace(2, 1, 2, (2, 5), ranked=(SHAPE, Action.ranked(SHAPE.ranks, 5))),
     ActionSpace(2, 1, 2, styles=("greedy",), ranked=(SHAPE,), children=((2, 2), (3, 1, 2))),
+    ActionSpace(3, 1, 2, (4,), delayed=(Action(2, 0, 1), Action(3, 1, 2), Action(2, 1, 2, GREEDY))),
+    ActionSpace(4, 2, 2, delayed=()),
 ]
 
 
@@ -56,6 +59,22 @@ def test_styled_trees_follow_the_others_and_precede_lookups() -> None:
         ValueError, match=r"\(2, 1, 1, without_replacement\) is not in .*, style iid or greedy"
     ):
         space.index(Action(2, 1, 1, "without_replacement"))
+
+
+def test_a_restricted_space_has_its_chains_and_lookups_and_what_is_given() -> None:
+    """Their order stays, and survivals that no action needs go."""
+    shape, union = Action.ranked([(0,), (1,)]), Action.ranked([(0,), (1,)], 4)
+    whole = replace(ActionSpace.with_wide_trees(), lookups=(2, 4), ranked=(shape, union, SHAPE))
+    given = [union, Action(3, 2, 4, GREEDY), Action(8, 0, 2), Action.branching((2, 2, 1)), SHAPE]
+    space = whole.restricted_to(given)
+    always = [action for action in whole if action.copies or (action.K == 1 and not action.ranks)]
+    assert list(space) == [action for action in whole if action in {*given, *always}]
+    assert len(space) == 17 + 2 + 5
+    assert set(space.survivals) == {part for action in space for part in action.parts}
+    assert ActionSpace.of_json(json.loads(json.dumps(space.to_json()))) == space
+    assert space.restricted_to([SHAPE]).actions == (*always[:17], SHAPE, *always[17:])
+    with pytest.raises(ValueError, match="not in the space"):
+        space.index(Action(2, 2, 4, GREEDY))
 
 
 def test_a_shape_is_closed_under_prefixes_and_survives_json() -> None:

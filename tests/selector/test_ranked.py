@@ -12,7 +12,13 @@ import torch
 from selector.actions import MOST_RANKS, Action, ActionSpace, Ranks
 from selector.latency import draft_passes
 from selector.train.ranked import along_ranks, balanced, candidates, frequent_paths, united
-from selector.train.tuning import StaticTable, best_static, shapes_that_pay, tune_lookup_rule
+from selector.train.tuning import (
+    LEAST_GAIN,
+    StaticTable,
+    actions_that_pay,
+    best_static,
+    tune_lookup_rule,
+)
 from tests.selector.synthetic import profile, texts, timed
 
 SHAPE = Action.ranked([(0,), (2,), (0, 1), (0, 1, 0), (2, 0)])
@@ -110,7 +116,7 @@ def test_what_pays_is_offered_and_chosen() -> None:
     none = dict.fromkeys(data.survivals, 0 * data.survivals["traversal"])
     data = replace(data, rank_RD=second_RD, survivals=none)
     cheap = profile(draft=1e-4)
-    shapes = shapes_that_pay(timed(data, cheap))
+    shapes = [action for action in actions_that_pay(timed(data, cheap)) if action.ranks]
     assert shapes and shapes[0].ranks[0] in ((0,), (1,)) and (1, 1) in shapes[0].ranks
     assert {shape.copied for shape in shapes} == {0, *data.space.lookups[1:]}
     offered = timed(replace(data, space=replace(data.space, ranked=tuple(shapes))), cheap)
@@ -118,6 +124,34 @@ def test_what_pays_is_offered_and_chosen() -> None:
     assert static.action == shapes[0]
     rule = tune_lookup_rule(offered, static)
     assert rule.rule is not None and rule.action.ranks and rule.rule.lookup.copied > 0
+
+
+def test_actions_that_are_left_out_would_add_little() -> None:
+    """The fastest static tree is chosen; where the best one of the chosen actions is drafted at
+    each root, another one would gain less than the bound in the mean."""
+    data = texts(count=8, roots=40, repeats=0.4)
+    generator = torch.Generator().manual_seed(5)
+    ranks_RD = torch.randint(6, (len(data.length_R), 8), generator=generator, dtype=torch.uint8)
+    data = replace(data, rank_RD=ranks_RD)
+    cheap = profile(draft=1e-3)
+    chosen = actions_that_pay(timed(data, cheap))
+    whole = timed(
+        replace(data, space=replace(data.space, ranked=tuple(candidates(ranks_RD)))), cheap
+    )
+    table = StaticTable.of(whole)
+    assert best_static(whole, table).action in chosen
+    space = whole.space
+    seconds_RA = whole.seconds()
+    efficiency_RA = 1 + whole.survivals_RS @ space.sums_SA
+    net_RA = efficiency_RA - float(table.speeds().max()) * seconds_RA
+    best_R = torch.full((len(net_RA),), -torch.inf)
+    for action in space:
+        if action in chosen or (action.K == 1 and not action.ranks):
+            best_R = torch.maximum(best_R, net_RA[:, space.index(action)])
+    gains = [float((torch.maximum(net_R, best_R) - best_R).mean()) for net_R in net_RA.unbind(1)]
+    assert max(gains) < LEAST_GAIN
+    static_R = net_RA[:, table.best()]
+    assert float((best_R - static_R).mean()) > 10 * LEAST_GAIN  # the choice is worth something
 
 
 @pytest.mark.parametrize("copied", [0, 7])
