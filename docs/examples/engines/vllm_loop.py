@@ -18,6 +18,7 @@ import os
 import random
 import statistics
 import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -38,7 +39,7 @@ from loop import (
     write_log,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm_server import ENVIRONMENT, FOLDER, PYTHON, ask_all, custom, server
+from vllm_server import ENVIRONMENT, FOLDER, PYTHON, ask_all, custom, respond, server
 
 from data_gen.engines.drafter import CachedDrafter
 from data_gen.engines.text import NAME, TextSelector
@@ -54,6 +55,7 @@ AT_ONCE = (1, 4, 8)  # requests whose steps are recorded
 PORT = 8711  # of the first server
 TIMED, TIMES = 24, 4  # new tokens of an answer that times plain steps; how often
 LONGEST = 20  # drafted tokens
+FIXED = 5  # tokens that vLLM's own draft model drafts while it writes an ordinary log
 DRAFT = str(SHIPPED.absolute())
 SAMPLED = 0.7  # the temperature beside 0
 SGLANG = Path(".venv-vllm/sglang")
@@ -65,7 +67,14 @@ SUFFIX = "suffix decoding"
 MODEL = "draft model, tuned"
 COPIES = "copies"
 OURS = "selector"
-COMPANIES = ((PLAIN, NGRAM, COPIES, OURS), (PLAIN, NGRAM, SUFFIX, MODEL), (PLAIN, NGRAM, TWIN))
+SERVED = "selector, of vLLM's own log"
+# a company answers the scenes that compare its last method
+COMPANIES = (
+    (PLAIN, NGRAM, COPIES, OURS),
+    (PLAIN, NGRAM, SUFFIX, MODEL),
+    (PLAIN, NGRAM, TWIN),
+    (PLAIN, NGRAM, OURS, SERVED),
+)
 PARTS = 3  # of the held-out prompts, a part in each round
 
 # what `server` is given beside the port, also by name and the number of requests at once
@@ -99,8 +108,8 @@ class Scene(NamedTuple):
 
 WIDE = (PLAIN, NGRAM, MODEL, COPIES, OURS)
 SCENES = [
-    Scene(0.0, 1, methods=(*WIDE, SUFFIX)),  # once: it knows texts that it has answered
-    Scene(0.0, 4, methods=COMPANIES[0]),
+    Scene(0.0, 1, methods=(*WIDE, SUFFIX, SERVED)),  # SUFFIX once: it knows what it has answered
+    Scene(0.0, 4, methods=(*COMPANIES[0], SERVED)),
     Scene(0.0, 8, methods=(*WIDE, TWIN)),
     Scene(0.0, 8, by_kind=True),
     Scene(SAMPLED, 1),
@@ -241,38 +250,63 @@ def settings_are_accepted() -> None:
         subprocess.run(command, env={**os.environ, **ENVIRONMENT, **quiet}, check=True)
 
 
-def trained(training: Sequence[Prompt], drafter: CachedDrafter) -> tuple[Path, dict[float, Path]]:
-    """The folders of the selectors that the server's answers and step times train: of copies alone,
-    and of copies and drafts by temperature."""
+def trained(
+    training: Sequence[Prompt], drafter: CachedDrafter, heats: Sequence[float]
+) -> dict[tuple[str, float], Path]:
+    """By method and temperature the folders of the selectors that the server's answers and step
+    times train: of copies alone, of copies and drafts, and of what vLLM itself writes."""
     logs: dict[float, Path] = {}
     timings: dict[float, Path] = {}
-    for heat in (0.0, SAMPLED):
+    for heat in heats:
         logs[heat] = FOLDER / f"log-{heat:g}.jsonl"
         timings[heat] = FOLDER / f"steps-{heat:g}.jsonl"
         if not logs[heat].exists():
             timings[heat].unlink(missing_ok=True)
             write_log(logs[heat], recorded(training, heat, timings[heat]), drafter)
-    copies = train(logs[0.0], timings[0.0], "vllm-copies", "logs.drafter=none")
-    both: dict[float, Path] = {}
+    served_log = FOLDER / "log-served.jsonl"
+    if not served_log.exists():
+        write_ordinary_log(served_log, training)
+    selectors = {
+        (COPIES, 0.0): train(logs[0.0], timings[0.0], "vllm-copies", "logs.drafter=none"),
+        (SERVED, 0.0): train(served_log, timings[0.0], "vllm-served"),
+    }
     for heat, log in logs.items():
         sampling = f"sampling=[{{temperature: {heat}}}]"
-        both[heat] = train(log, timings[heat], f"vllm-{heat:g}", sampling)
-    return copies, both
+        selectors[OURS, heat] = train(log, timings[heat], f"vllm-{heat:g}", sampling)
+    return selectors
 
 
-def methods_of(few: Sequence[Prompt], copies: Path, both: Path, heat: float) -> Methods:
-    """All methods at a temperature, with what `server` is given of each."""
-    checkpoint = {"method": "draft_model", "model": draft_as_checkpoint()}
-    models = [{**checkpoint, "num_speculative_tokens": n} for n in (2, 4)]
+def write_ordinary_log(path: Path, asked: Sequence[Prompt]) -> None:
+    """The responses of a server with vLLM's own draft model, which drafts as much in every step."""
+    with server(PORT, draft_model(FIXED)) as address, path.open("w") as file:
+        for prompt in asked:
+            response = respond(address, prompt, 0.0)
+            line = {**response, "kind": prompt.kind, "source": prompt.source}
+            file.write(json.dumps(line) + "\n")
+
+
+def draft_model(tokens: int) -> dict[str, Any]:
+    """vLLM's own draft model with so many tokens a step."""
+    model = draft_as_checkpoint()
+    return {"method": "draft_model", "model": model, "num_speculative_tokens": tokens}
+
+
+def methods_of(
+    names: set[str], few: Sequence[Prompt], selectors: dict[tuple[str, float], Path], heat: float
+) -> Methods:
+    """The methods of these names at a temperature, with what `server` is given of each."""
     ngram_of = made_once(FOLDER / f"ngram-{heat:g}.json", partial(tuned, NGRAMS, few, heat))
-    model_of = made_once(FOLDER / "model.json", partial(tuned, models, few, 0.0))
-    proposer = custom(PROPOSER, LONGEST)
-    selector = {"selector": str(both), "temperature": heat, "draft": DRAFT}
-    alike: dict[str, Method] = {
-        PLAIN: (None,),
-        COPIES: (proposer, {NAME: {"selector": str(copies), "temperature": 0.0}}),
-        OURS: (proposer, {NAME: selector}),
-    }
+    tuned_ones = {NGRAM: ngram_of, TWIN: ngram_of}
+    if MODEL in names:
+        models = [draft_model(tokens) for tokens in (2, 4)]
+        tuned_ones[MODEL] = made_once(FOLDER / "model.json", partial(tuned, models, few, 0.0))
+    alike: dict[str, Method] = {PLAIN: (None,)}
+    for (name, trained_at), folder in selectors.items():
+        if trained_at == heat:
+            options = {"selector": str(folder), "temperature": heat}
+            if name != COPIES:
+                options["draft"] = DRAFT
+            alike[name] = (custom(PROPOSER, LONGEST), {NAME: options})
     suffix = [PYTHON, "-c", "import arctic_inference.suffix_decoding"]
     if subprocess.run(suffix, capture_output=True).returncode == 0:
         alike[SUFFIX] = ({"method": "suffix"},)
@@ -280,33 +314,38 @@ def methods_of(few: Sequence[Prompt], copies: Path, both: Path, heat: float) -> 
         console.print(f"{SUFFIX} is left out: arctic-inference is not installed in .venv-vllm")
     methods: Methods = {}
     for at_once in AT_ONCE:
-        ngram = (ngram_of[str(at_once)],)
-        tuned_ones = {NGRAM: ngram, TWIN: ngram, MODEL: (model_of[str(at_once)],)}
-        for name, method in {**alike, **tuned_ones}.items():
+        for name, method in alike.items():
             methods[name, at_once] = method
+        for name, drafter_of in tuned_ones.items():
+            methods[name, at_once] = (drafter_of[str(at_once)],)
     return methods
 
 
-def main() -> None:
+def main(asked: Sequence[str]) -> None:
+    """All companies, or those whose last methods are asked for; these need greedy texts alone."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     settings_are_accepted()
     training, held_out = prompts()
     drafter = CachedDrafter.load(DRAFT, SMOLLM2)
-    copies, both = trained(training, drafter)
-    methods = {
-        heat: methods_of(training[:TUNING], copies, folder, heat) for heat, folder in both.items()
-    }
-    for company in COMPANIES:
+    heats = [0.0] if asked else [0.0, SAMPLED]
+    selectors = trained(training, drafter, heats)
+    companies = [company for company in COMPANIES if not asked or company[-1] in asked]
+    names = {name for company in companies for name in company}
+    methods = {heat: methods_of(names, training[:TUNING], selectors, heat) for heat in heats}
+    for company in companies:
         rows: list[dict[str, str]] = []
-        for heat in both:
+        for heat in heats:
             scenes = [scene for scene in SCENES if scene.temperature == heat]
             rows += measured(scenes, company, methods[heat], held_out, training)
         show(rows)
-    options = {"selector": str(both[SAMPLED]), "temperature": SAMPLED, "draft": DRAFT}
+    if asked:
+        return
+    folder = selectors[OURS, SAMPLED]
+    options = {"selector": str(folder), "temperature": SAMPLED, "draft": DRAFT}
     always = {NAME: {**options, "way_out": False}}  # so that its decisions can be taken again
     with server(PORT, custom(PROPOSER, LONGEST), always) as address:
         answers = ask_all(address, held_out, 1, SAMPLED)
-    selector = TextSelector(both[SAMPLED], SAMPLED, chains=drafter.chains, way_out=False)
+    selector = TextSelector(folder, SAMPLED, chains=drafter.chains, way_out=False)
     console.print(f"T = {SAMPLED}: {law(answers, selector)}")
 
 
@@ -356,15 +395,15 @@ def measured(
     held_out: Sequence[Prompt],
     training: Sequence[Prompt],
 ) -> list[dict[str, str]]:
-    """The lines of the table, once a company has answered all scenes that compare two drafters or
-    more: every prompt twice of greedy requests to the first company, else once."""
+    """The lines of the table, once a company has answered all scenes that compare its last method:
+    every prompt twice of greedy requests to the first company, else once."""
     rows = []
     for scene in scenes:
         of_scene: dict[str, Method] = {}
         for name in company:
             if name in scene.methods and (name, scene.at_once) in methods:
                 of_scene[name] = methods[name, scene.at_once]
-        if len(of_scene) > 2:
+        if company[-1] in of_scene:
             times = 2 if company == COMPANIES[0] and scene.temperature == 0 else 1
             for number in range(times * PARTS):
                 answer_once(scene, company, of_scene, number, held_out, training)
@@ -400,4 +439,4 @@ def answer_once(
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

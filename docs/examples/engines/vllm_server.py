@@ -94,10 +94,11 @@ def post(address: str, path: str, body: dict[str, Any], timeout: float = 600) ->
     return answer
 
 
-def ask(
+def respond(
     address: str, prompt: Prompt, temperature: float, tokens: int = TOKENS, to_the_end: bool = False
-) -> Answer:
-    """The answer to one prompt; of so many tokens in any case if `to_the_end`."""
+) -> dict[str, Any]:
+    """The server's response to one prompt, which is a line of a log; of so many tokens in any case
+    if `to_the_end`."""
     body = {
         "messages": [{"role": "user", "content": prompt.text}],
         "temperature": temperature,
@@ -105,8 +106,13 @@ def ask(
         "ignore_eos": to_the_end,
         "seed": 1,
     }
+    return post(address, "chat/completions", body)
+
+
+def ask(address: str, prompt: Prompt, *arguments: Any, **further: Any) -> Answer:
+    """The answer to one prompt; arguments as those of `respond`."""
     begin = time.perf_counter()
-    response = post(address, "chat/completions", body)
+    response = respond(address, prompt, *arguments, **further)
     seconds = time.perf_counter() - begin
     metrics = response.get("metrics") or {}
     counts = metrics.get("speculative_decoding") or {}
