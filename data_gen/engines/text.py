@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_gen.engines.steps import NAME, Step, StepTimer, WayOut, log_once
-from data_gen.features.root import DrafterKnowledge
+from data_gen.features.root import DrafterKnowledge, features_of
 from data_gen.models.sampling import Sampling
 from selector.actions import COPY, EMPTY, IID, Action
 from selector.decision import Setting
@@ -179,9 +179,7 @@ class TextSelector:
             return [EMPTY] * len(texts)
         if not policy.feature_levels:  # a static tree, of no token where nothing pays, needs none
             return [policy.select(None)] * len(texts)
-        features = [text.features(*policy.feature_levels) for text in texts]
-        if len(texts) == 1:
-            return [policy.select(features[0])]
+        features = features_of(texts, *policy.feature_levels)
         return policy.select_jointly(features)
 
 

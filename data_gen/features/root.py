@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data_gen.drafting.lookup import copied
-from data_gen.features.text import HitHistory, RunningMeans, TextHistory
+from data_gen.features.text import HitHistory, RunningMeans, TextHistory, keys_of
 from data_gen.models.rows import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
 from selector import schema
+from selector.files import Array
 from selector.runtime.tokens import TokenStatistics
 
 BLOCK = 64  # distributions of the draft that are kept at once
@@ -294,22 +295,43 @@ class DrafterKnowledge:
         self.text.index.extend(tokens)
         self._of_drafter.add(hits)
 
-    def scalars(self, level: str) -> NDArray[np.float32]:
-        """The scalars of a level of `schema.LOG` at the newest token, float32 [F]."""
-        by_key = self.tokens.of(self.keys()).tolist()
-        split_at = len(schema.TOKEN_SCALARS)
-        scalars = self.text.scalars(self.sampling, self.batch) + by_key[:split_at]
+    def numbers(self, level: str) -> list[float]:
+        """The scalars of a level of `schema.LOG` at the newest token, but for those by key."""
+        numbers = self.text.scalars(self.sampling, self.batch)
         if level == schema.DRAFTER:
-            scalars += self._of_drafter.scalars() + by_key[split_at:]
-        return np.array(scalars, np.float32)
+            numbers += self._of_drafter.scalars()
+        return numbers
 
-    def keys(self) -> list[int]:
-        """The keys that group training roots; the last one also depends on the drafter's hits."""
-        return [*self.text.keys(), self._of_drafter.key]
+    def pairs(self) -> list[tuple[int, int]]:
+        """The pairs that group training roots; the last one also depends on the drafter's hits."""
+        return [*self.text.pairs(), self._of_drafter.pair]
 
     def features(self, level: str) -> dict[str, Tensor]:
         """The scalars as a selector's input; for the lookup rule the match alone, which takes less
         time."""
-        if level == schema.MATCH:
-            return {schema.MATCH: torch.tensor(float(self.text.index.match))}
-        return {schema.SCALARS_KEY: torch.from_numpy(self.scalars(level))}
+        return {name: values[0] for name, values in features_of([self], level).items()}
+
+
+def features_of(requests: Sequence[DrafterKnowledge], level: str) -> dict[str, Tensor]:
+    """`DrafterKnowledge.features` of requests that are decoded together, float32 [R, F], or of the
+    match [R]."""
+    if level == schema.MATCH:
+        matches = [float(request.text.index.match) for request in requests]
+        return {schema.MATCH: torch.tensor(matches)}
+    numbers_RF = np.array([request.numbers(level) for request in requests])
+    keys_RJ = keys_of(np.array([request.pairs() for request in requests]))
+    scalars_RF = with_statistics(numbers_RF, keys_RJ, requests[0].tokens)
+    return {schema.SCALARS_KEY: torch.from_numpy(scalars_RF)}
+
+
+def with_statistics(
+    numbers_RF: Array, keys_RJ: Array, tokens: TokenStatistics
+) -> NDArray[np.float32]:
+    """The scalars of `schema.LOG` at some roots, float32 [R, F], from their
+    `DrafterKnowledge.numbers` and their keys."""
+    by_key_RF = tokens.of(keys_RJ)
+    texts, by_token = len(schema.TEXT_SCALARS), len(schema.TOKEN_SCALARS)
+    parts = [numbers_RF[:, :texts], by_key_RF[:, :by_token]]
+    if numbers_RF.shape[1] > texts:
+        parts += [numbers_RF[:, texts:], by_key_RF[:, by_token:]]
+    return np.concatenate(parts, axis=1).astype(np.float32)

@@ -8,9 +8,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+
 from data_gen.drafting.lookup import LookupIndex, common, copied
 from data_gen.models.sampling import Sampling
 from selector import schema
+from selector.files import Array
 
 FADING = 0.95  # weight of a value of a share, relative to the next one
 LONGEST_RUN = 1 + schema.PRECEDENT_LENGTHS[-1]  # tokens of a run that is counted
@@ -179,16 +182,16 @@ class TextHistory:
             result.append(agreed / times if times else 0.0)
         return result
 
-    def keys(self) -> list[int]:
-        """The keys that group training roots at the newest token, in the order of `schema.KEYS`."""
+    def pairs(self) -> list[tuple[int, int]]:
+        """The pairs of numbers that group training roots at the newest token, in the order of
+        `schema.KEYS`."""
         tokens = self.index.tokens
         match_end = self.index.match_end
         last = tokens[-1]
         before = tokens[-2] if len(tokens) > 1 else -1
         first = tokens[match_end + 1] if match_end >= 0 else -1
         seen = 2 * min(self.index.match, 3) + self.index.predicted[-1]
-        pairs = ((last, -1), (before, last), (last, seen), (last, first), (first, -1))
-        return [key_of(kind, *pair) for kind, pair in enumerate(pairs)]
+        return [(last, -1), (before, last), (last, seen), (last, first), (first, -1)]
 
 
 class HitHistory:
@@ -219,10 +222,10 @@ class HitHistory:
                 self._after[tuple(run[first:])].add(hit, fading=1.0)
 
     @property
-    def key(self) -> int:
-        """The key that groups training roots in addition to `TextHistory.keys`."""
+    def pair(self) -> tuple[int, int]:
+        """The pair that groups training roots in addition to `TextHistory.pairs`."""
         newest = int(self._hits[-1]) if self._hits else -1
-        return key_of(len(schema.KEYS), self.text.index.tokens[-1], newest)
+        return self.text.index.tokens[-1], newest
 
     def scalars(self) -> list[float]:
         """The drafter's scalars at the newest token, in the order of `DRAFTER_SCALARS` but for
@@ -250,14 +253,14 @@ class HitHistory:
         ]
 
 
-@lru_cache(maxsize=1 << 16)
-def key_of(kind: int, one: int, other: int) -> int:
-    """Two numbers of one kind, both at least -1, as one key of 63 bits, mixed as in SplitMix64.
-    Artefacts hold keys."""
-    mixed = 0
-    all_bits = (1 << 64) - 1
-    for part in (kind, one, other):
-        mixed = (mixed ^ (part + 2)) * 0xBF58476D1CE4E5B9 & all_bits
-        mixed = (mixed ^ (mixed >> 30)) * 0x94D049BB133111EB & all_bits
-        mixed ^= mixed >> 27
-    return mixed >> 1
+def keys_of(pairs_RJ2: Array) -> Array:
+    """Pairs of numbers from -1 on, int64 [R, J, 2], as one key of 63 bits each, int64 [R, J], mixed
+    with their place as in SplitMix64. Artefacts hold keys."""
+    kind_J = np.arange(pairs_RJ2.shape[1])
+    mixed_RJ: Array = np.zeros(pairs_RJ2.shape[:2], np.uint64)
+    for part_RJ in (kind_J, pairs_RJ2[..., 0], pairs_RJ2[..., 1]):
+        mixed_RJ = (mixed_RJ ^ (part_RJ + 2).astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed_RJ = (mixed_RJ ^ (mixed_RJ >> 30)) * np.uint64(0x94D049BB133111EB)
+        mixed_RJ ^= mixed_RJ >> 27
+    keys_RJ: Array = (mixed_RJ >> 1).astype(np.int64)
+    return keys_RJ

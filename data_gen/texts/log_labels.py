@@ -16,7 +16,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from data_gen.features.root import DrafterKnowledge
+from data_gen.features.root import DrafterKnowledge, with_statistics
+from data_gen.features.text import keys_of
 from data_gen.models.sampling import Sampling
 from data_gen.texts.log_steps import Correction
 from data_gen.texts.logs import LoggedText, Logs
@@ -181,10 +182,11 @@ def _along(table: pa.Table, row: int, statistics: TokenStatistics) -> tuple[np.n
     sampling = Sampling(table["temperature"][row].as_py(), table["top_p"][row].as_py())
     start = table["start"][row].as_py() + 1
     knowledge = DrafterKnowledge(tokens[:start], sampling, statistics)
-    scalars_RF = np.empty((len(hits), len(LOG.scalars)), np.float32)
-    keys_RJ = np.empty((len(hits), len(schema.KEYS) + len(schema.HIT_KEY)), np.int64)
+    numbers: list[list[float]] = []
+    pairs: list[list[tuple[int, int]]] = []
     for r in range(len(hits)):
-        scalars_RF[r] = knowledge.scalars(LOG.levels[1])
-        keys_RJ[r] = knowledge.keys()
+        numbers.append(knowledge.numbers(LOG.levels[1]))
+        pairs.append(knowledge.pairs())
         knowledge.committed(tokens[start + r : start + r + 1], hits[r : r + 1])
-    return scalars_RF, keys_RJ
+    keys_RJ = keys_of(np.array(pairs))
+    return with_statistics(np.array(numbers), keys_RJ, statistics), keys_RJ

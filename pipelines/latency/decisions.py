@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import cycle, islice, repeat
 
@@ -16,7 +17,7 @@ import torch
 from data_gen import timing
 from data_gen.decoding.decoder import Decoder
 from data_gen.decoding.loop import Overruled
-from data_gen.features.root import DrafterKnowledge
+from data_gen.features.root import DrafterKnowledge, features_of
 from data_gen.models.pair import ModelPair
 from data_gen.verification import get_verifier
 from pipelines.config import Config
@@ -39,7 +40,8 @@ DRAFTED = 6  # tokens of every step in which a decision is timed
 DECISIONS = (MATCH, *FEATURES)  # what the decisions see that are timed with a pair
 DECISIONS_OF_LOGS = (MATCH, *LOG.levels)
 RULE = LookupRule(2, SPACE.lookups[-1])
-CONTEXT = 8000  # tokens of context at which the decisions of requests are timed
+CONTEXT = 8000  # tokens of all requests' contexts together at which their decisions are timed
+LEAST_CONTEXT = 500  # of each request
 STEPS = 5  # at least, in one round
 MOST_DECISIONS = 200  # in a round, where the steps are more than that
 ROUNDS = 3  # the fastest one counts: other programs can only make a decision slower
@@ -87,8 +89,7 @@ def with_decisions(config: Config, source: LogSource, profile: LatencyProfile) -
     module = SelectorModule(
         "regressor", DRAFTER, [], config.train.network, schema=LOG.name, space=space.to_json()
     ).eval()
-    texts = cycle(token for text in source.logs.all for token in text.tokens)
-    tokens = list(islice(texts, CONTEXT + max(MOST_DECISIONS, STEPS * batches.sizes[-1])))
+    tokens = cycle(token for text in source.logs.all for token in text.tokens)
     decide = []
     for batch in watched(batches.sizes, "timing decisions"):
         setting = Setting(source.labeller.sampling, space.chain(0), speed=100.0, batch=batch)
@@ -113,23 +114,22 @@ def _selector(
     return Selector(Network(module.state_dict(), selector_config), profile, [setting])
 
 
-def _step_seconds(policy: Policy, tokens: list[int]) -> float:
+def _step_seconds(policy: Policy, coming: Iterator[int]) -> float:
     """Median seconds that the decisions of all requests of a step take together, features included,
-    one after another. The requests have one text, a token longer each time."""
+    with a further token of each request's text."""
     setting = policy.setting
+    batch = setting.batch
     (level,) = setting.asked
-    knowledge = DrafterKnowledge(
-        tokens[:CONTEXT], setting.sampling, TokenStatistics.empty(), setting.batch
-    )
-    steps = max(STEPS, MOST_DECISIONS // setting.batch)
-    coming = iter(tokens[CONTEXT:])
+    requests = []
+    for _ in range(batch):
+        prompt = list(islice(coming, max(CONTEXT // batch, LEAST_CONTEXT)))
+        requests.append(DrafterKnowledge(prompt, setting.sampling, TokenStatistics.empty(), batch))
+    features_of(requests, level)  # the histories of the prompts
     step_seconds = []
-    for _ in range(steps):
+    for _ in range(max(STEPS, MOST_DECISIONS // batch)):
         begin = time.perf_counter()
-        features = []
-        for token in islice(coming, setting.batch):
-            knowledge.committed([token], [1.0])
-            features.append(knowledge.features(level))
-        policy.select_jointly(features)
+        for request in requests:
+            request.committed([next(coming)], [1.0])
+        policy.select_jointly(features_of(requests, level))
         step_seconds.append(time.perf_counter() - begin)
     return statistics.median(step_seconds)

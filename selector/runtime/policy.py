@@ -112,22 +112,23 @@ class Policy:
         scores_A[positions_K] = worth(*predicted, self.setting, loaded.has_logits)
         return scores_A
 
-    def select_jointly(self, features: Sequence[Features]) -> list[Action]:
-        """The choices of requests that share draft passes, from the features of each; InputError as
-        `select`."""
-        if not self.setting.joint:
-            choices_B = map(self.select, features)
-            return [action for action in choices_B if action is not None]
+    def select_jointly(self, features: Features | Sequence[Features]) -> list[Action]:
+        """The choices of requests that share draft passes, from the features of all, [B, F], or of
+        each; InputError as `select`."""
         if not features:
             return []
-        try:
-            scalars_BF = torch.stack([root_features[SCALARS_KEY] for root_features in features])
-        except (KeyError, TypeError, RuntimeError) as error:
-            for root_features in features:
-                self._read(root_features)  # the one that is wrong says so
-            raise InputError("features: requests of one batch know different ones") from error
+        if not isinstance(features, dict):
+            features = self._stacked(features)
+        if not self.setting.joint:
+            actions = []
+            for root in zip(*features.values(), strict=True):
+                action = self.select(dict(zip(features, root, strict=True)))
+                if action is not None:
+                    actions.append(action)
+            return actions
         loaded = self._loaded
-        read = checked({SCALARS_KEY: scalars_BF}, loaded.widths, 2, loaded.schema.first)
+        read = checked(features, loaded.widths, 2, loaded.schema.first)
+        scalars_BF = read[SCALARS_KEY]
         positions_K, network = self._allowed
         tokens_BK = network.predictions(read, self._is_early(read)).astype(np.float64)
         mean_length = float(scalars_BF[:, loaded.schema.index("context_length")].mean())
@@ -135,6 +136,14 @@ class Policy:
         prices = times.prices(mean_length, self.setting.batch)
         chosen_B = joint_choice(tokens_BK, shapes, self.setting.joint, *prices)
         return [loaded.actions[a] for a in positions_K[chosen_B]]
+
+    def _stacked(self, features: Sequence[Features]) -> Features:
+        try:
+            return {name: torch.stack([root[name] for root in features]) for name in features[0]}
+        except (KeyError, TypeError, RuntimeError) as error:
+            for root in features:
+                self._read(root)  # the one that is wrong says so
+            raise InputError("features: requests of one batch know different ones") from error
 
     @property
     def _loaded(self) -> Loaded:

@@ -5,7 +5,6 @@ Legend: N known keys, J keys of a root, K means (`MEANS`), R roots, F = J (K + 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,21 +57,22 @@ class TokenStatistics:
         K = len(schema.MEANS)
         return cls(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, K)), np.zeros(K))
 
-    def of(self, keys_J: Sequence[int]) -> Array:
-        """The scalars of some keys, float64 [F]: for each key its means, and its number of
-        occurrences."""
-        row_of, rows_NF = self._by_key
-        rows_J = [row_of.get(key, -1) for key in keys_J]
-        scalars_F: Array = rows_NF[rows_J].ravel()
-        return scalars_F
+    def of(self, keys_RJ: Array) -> Array:
+        """The scalars of some roots' keys, float64 [R, F]: for each key its means, and its number
+        of occurrences."""
+        keys_N, rows_NF = self._by_key
+        row_RJ = np.searchsorted(keys_N, keys_RJ)
+        row_RJ[keys_N[row_RJ] != keys_RJ] = len(self.keys_N)
+        scalars_RF: Array = rows_NF[row_RJ].reshape(len(keys_RJ), -1)
+        return scalars_RF
 
     @cached_property
-    def _by_key(self) -> tuple[dict[int, int], Array]:
-        # each key's row among the scalars; the last row is for unknown keys
-        row_of = {key: row for row, key in enumerate(self.keys_N.tolist())}
+    def _by_key(self) -> tuple[Array, Array]:
+        # the keys, and their rows of scalars; the last row is for unknown keys
+        keys_N = np.append(self.keys_N, np.iinfo(np.int64).max)
         counts_N = np.append(self.counts_N, 0.0)
         sums_NK = np.append(self.sums_NK, 0.0 * self.means_K[None], axis=0)
-        return row_of, _shrunk(counts_N, sums_NK, self.means_K)
+        return keys_N, _shrunk(counts_N, sums_NK, self.means_K)
 
     def to_tensors(self) -> dict[str, Array]:
         return {

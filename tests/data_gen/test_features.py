@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from data_gen.decoding.loop import Decoded, Features, FixedTree, Random
 from data_gen.features.root import (
@@ -23,6 +24,7 @@ from data_gen.features.root import (
     row_numbers,
     scalars_along,
 )
+from data_gen.features.text import keys_of
 from data_gen.models.pair import ModelPair
 from data_gen.models.rows import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
@@ -248,12 +250,22 @@ def knowledge(tokens: list[int], hits: list[float], end: int, step: int = 1) -> 
     return root_knowledge
 
 
+def scalars_of(request: DrafterKnowledge, level: str) -> NDArray[np.float32]:
+    values: NDArray[np.float32] = request.features(level)[SCALARS_KEY].numpy()
+    return values
+
+
+def keys_at(request: DrafterKnowledge) -> NDArray[np.int64]:
+    """The keys at the newest token, [1, J]."""
+    return keys_of(np.array([request.pairs()]))
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("end", [START, START + 1, 40, 120])
 def test_scalars_by_definition(seed: int, end: int) -> None:
     tokens, hits = text_of(seed, vocabulary=2 + 2 * seed)
     root_knowledge = knowledge(tokens, hits, end)
-    scalars = dict(zip(LOG.names, root_knowledge.scalars(DRAFTER).tolist(), strict=True))
+    scalars = dict(zip(LOG.names, scalars_of(root_knowledge, DRAFTER).tolist(), strict=True))
     assert sum(scalars.pop(name) for name in BY_KEY) == 0  # there are no statistics
     expected = by_definition.of_text(tokens[:end], START) | {
         "batch": 3,
@@ -266,11 +278,11 @@ def test_scalars_by_definition(seed: int, end: int) -> None:
 
 def test_statistics_by_token_are_those_of_the_keys() -> None:
     root_knowledge = knowledge(*text_of(1), 80)
-    keys_RJ = np.array([root_knowledge.keys()] * 3)
+    keys_RJ = np.repeat(keys_at(root_knowledge), 3, axis=0)
     values_RK = np.array([[1.0, 2.0], [3.0, 1.0], [0.0, 5.0]])
     root_knowledge.tokens, _ = TokenStatistics.fit(keys_RJ, values_RK, np.arange(3))
-    scalars = dict(zip(LOG.names, root_knowledge.scalars(DRAFTER), strict=True))
-    of_keys = root_knowledge.tokens.of(root_knowledge.keys()).astype(np.float32)
+    scalars = dict(zip(LOG.names, scalars_of(root_knowledge, DRAFTER), strict=True))
+    of_keys = root_knowledge.tokens.of(keys_at(root_knowledge))[0].astype(np.float32)
     assert [scalars[name] for name in BY_KEY] == of_keys.tolist()
     assert scalars["last_known"] == 3
 
@@ -280,21 +292,21 @@ def test_steps_of_any_size_give_the_same_numbers(step: int) -> None:
     text = text_of(3, 700)
     one, other = knowledge(*text, 700), knowledge(*text, 700, step)
     for _ in range(2):  # asking changes nothing
-        scalars_F = one.scalars(DRAFTER)
-        assert np.array_equal(other.scalars(DRAFTER), scalars_F)
-    assert one.keys() == other.keys()
-    assert np.array_equal(other.scalars(TEXT), scalars_F[: LOG.first])
+        scalars_F = scalars_of(one, DRAFTER)
+        assert np.array_equal(scalars_of(other, DRAFTER), scalars_F)
+    assert np.array_equal(keys_at(one), keys_at(other))
+    assert np.array_equal(scalars_of(other, TEXT), scalars_F[: LOG.first])
 
 
 def test_keys_are_those_of_equal_places() -> None:
     """And those that artefacts hold: a change of these would make the statistics of every artefact
     meaningless without an error."""
-    keys = knowledge([1, 2, 3, 1, 2, 3, 4, 2, 3], [1.0, 1.0], 9).keys()
+    keys = keys_at(knowledge([1, 2, 3, 1, 2, 3, 4, 2, 3], [1.0, 1.0], 9))[0].tolist()
     assert keys == [
         *(3698634717145261875, 2567005027096588903, 3316454189254552019),
         *(2787508183354919297, 6199581249243900810, 2049445783360526295),
     ]
-    others = knowledge([9, 9, 9, 9, 9, 9, 9, 2, 3], [1.0, 1.0], 9).keys()
+    others = keys_at(knowledge([9, 9, 9, 9, 9, 9, 9, 2, 3], [1.0, 1.0], 9))[0]
     equal = [key == other for key, other in zip(keys, others, strict=True)]
     assert dict(zip([*KEYS, "hit"], equal, strict=True)) == {
         **dict.fromkeys(KEYS, False),

@@ -33,7 +33,7 @@ from selector.decision import LookupRule, Setting
 from selector.export.writer import write_artefact
 from selector.runtime.selector import load_selector
 from selector.runtime.tokens import TokenStatistics
-from selector.schema import DRAFTER, LOG, TEXT, InputError
+from selector.schema import DRAFTER, LOG, SCALARS_KEY, TEXT, InputError
 from selector.train.module import SelectorModule
 from tests.checks import python
 from tests.data_gen.test_drafter import TEXTS, drafted, drafter
@@ -55,7 +55,7 @@ def exported(folder: Path, longest: int) -> Path:
         knowledge = DrafterKnowledge(prompt, Sampling(0.0), TokenStatistics.empty())
         for token in generated:
             knowledge.committed([token], [1.0])
-            rows.append(knowledge.scalars(DRAFTER))
+            rows.append(knowledge.features(DRAFTER)[SCALARS_KEY].numpy())
     scalars_RF = torch.from_numpy(np.resize(rows, texts.scalars_RF.shape))
     texts = replace(texts, scalars_RF=scalars_RF)
     torch.manual_seed(1)
@@ -116,7 +116,7 @@ def test_texts_grow_as_if_they_were_read_at_once(
             for most in (LONGEST, 20):
                 expected = knowledge.text.index.proposal(min(length, most))
                 assert chosen.drafts([text], [most]) == [expected]
-            assert np.array_equal(text.scalars(TEXT), knowledge.scalars(TEXT))
+            assert torch.equal(*(known.features(TEXT)[SCALARS_KEY] for known in (text, knowledge)))
         assert read == len(prompt) + end
     assert len(lengths) > 1
 
