@@ -256,11 +256,19 @@ class HitHistory:
 def keys_of(pairs_RJ2: Array) -> Array:
     """Pairs of numbers from -1 on, int64 [R, J, 2], as one key of 63 bits each, int64 [R, J], mixed
     with their place as in SplitMix64. Artefacts hold keys."""
-    kind_J = np.arange(pairs_RJ2.shape[1])
-    mixed_RJ: Array = np.zeros(pairs_RJ2.shape[:2], np.uint64)
-    for part_RJ in (kind_J, pairs_RJ2[..., 0], pairs_RJ2[..., 1]):
-        mixed_RJ = (mixed_RJ ^ (part_RJ + 2).astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed_RJ = (mixed_RJ ^ (mixed_RJ >> 30)) * np.uint64(0x94D049BB133111EB)
-        mixed_RJ ^= mixed_RJ >> 27
-    keys_RJ: Array = (mixed_RJ >> 1).astype(np.int64)
+    parts_RJ2 = pairs_RJ2.astype(np.uint64) + TWO
+    mixed_RJ = _mixed(PLACES[: parts_RJ2.shape[1]] ^ parts_RJ2[..., 0])
+    keys_RJ: Array = (_mixed(mixed_RJ ^ parts_RJ2[..., 1]) >> ONE).view(np.int64)
     return keys_RJ
+
+
+def _mixed(bits: Array) -> Array:
+    bits = bits * FIRST_FACTOR
+    bits = (bits ^ (bits >> FIRST_SHIFT)) * SECOND_FACTOR
+    return bits ^ (bits >> SECOND_SHIFT)
+
+
+ONE, TWO = np.uint64(1), np.uint64(2)
+FIRST_FACTOR, SECOND_FACTOR = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+FIRST_SHIFT, SECOND_SHIFT = np.uint64(30), np.uint64(27)
+PLACES = _mixed(np.arange(len(schema.KEYS) + len(schema.HIT_KEY)).astype(np.uint64) + TWO)
