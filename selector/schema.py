@@ -39,7 +39,6 @@ DECAYS = (0.5, 0.8, 0.95, 0.99)
 LONGEST_MATCH = 32  # tokens at which matches and runs are cut
 LONGEST_LOOKUP = 16  # tokens at which lookups are cut
 AFTER_MATCH_LENGTHS = (1, 2, 4, 8, 16)  # tokens after the match
-HIT_LENGTHS = (1, 2, 4, 8)  # tokens after the match
 PRECEDENT_LENGTHS = (1, 2, 3, 4)  # tokens at the text's end
 MOST_SEEN = 32  # times that such tokens count as seen
 LONGEST_COUNTED = 8  # tokens in the statistics by token
@@ -52,18 +51,6 @@ def _means(name: str, unit: str, meaning: str) -> tuple[Scalar, ...]:
         words = f"{meaning}, mean over the text so far, weights {decay:g}^age"
         means.append(Scalar(f"{name}_mean_{decay:g}", unit, words))
     return tuple(means)
-
-
-def _precedents() -> Iterator[Scalar]:
-    for count in PRECEDENT_LENGTHS:
-        yield Scalar(
-            f"seen_{count}",
-            "times",
-            f"earlier occurrences of the last {count} tokens; {MOST_SEEN} at most",
-        )
-        yield Scalar(
-            f"agree_{count}", "1", "share of these that the first token of a lookup followed"
-        )
 
 
 # `root` is the last committed token, `prev` the one before it. `p` and `q` are the target's and the
@@ -117,18 +104,6 @@ TEXT_SCALARS = (  # known from token ids alone
         "tokens",
         "common tokens right after these two and the second one's own match",
     ),
-    *_precedents(),
-    *_means("new", "1", "1 where the text's token did not occur before, 0 elsewhere"),
-    Scalar(
-        "right_by_match",
-        "1",
-        "share of this text's lookups with a similar match whose first token was right",
-    ),
-    Scalar(
-        "length_by_match",
-        "1",
-        f"mean right tokens of these before a wrong one, as a share of {LONGEST_COUNTED}",
-    ),
 )
 # over training roots with the same key: tokens of a drafted chain, tokens of a lookup
 MEANS = ("accepted", "copied")
@@ -139,11 +114,10 @@ KEYS = {  # keys of training roots, from token ids alone
     "next": "the last token and the first one of a lookup",
     "copy": "the first token of a lookup",
 }
-HIT_KEY = {"hit": "the last token, and whether the drafter predicted it"}
 
 
-def _by_key(keys: dict[str, str]) -> Iterator[Scalar]:
-    for key, meaning in keys.items():
+def _by_key() -> Iterator[Scalar]:
+    for key, meaning in KEYS.items():
         for mean, drafts in zip(MEANS, ("of the drafter's chain", "of a lookup"), strict=True):
             words = (
                 f"accepted tokens {drafts}, mean over training roots with the same key: {meaning}"
@@ -156,20 +130,11 @@ def _by_key(keys: dict[str, str]) -> Iterator[Scalar]:
         )
 
 
-TOKEN_SCALARS = tuple(_by_key(KEYS))  # known from token ids and a table of the artefact
+TOKEN_SCALARS = tuple(_by_key())  # known from token ids and a table of the artefact
 # known after the drafter has run over the committed text; a hit: its first token was the text's
 DRAFTER_SCALARS = (
     *_means("hit", "1", "1 where the drafter's first token was the text's, 0 elsewhere"),
     Scalar("hits", "tokens", f"latest hits in a row; {LONGEST_MATCH} at most"),
-    Scalar(
-        "after_match_hits",
-        "tokens",
-        f"hits in a row right after the match; {LONGEST_LOOKUP} at most",
-    ),
-    *(
-        Scalar(f"after_match_hit_{n}", "1", f"share of hits in the first {n} tokens after it")
-        for n in HIT_LENGTHS
-    ),
     *(
         Scalar(
             f"hit_after_{count}",
@@ -183,9 +148,6 @@ DRAFTER_SCALARS = (
         "times",
         f"number of hits and misses that followed the last token; {MOST_SEEN} at most",
     ),
-    Scalar("hits_of_copied", "1", "share of hits among the latest tokens that a lookup predicted"),
-    Scalar("hits_of_others", "1", "share of hits among the latest tokens that no lookup predicted"),
-    *_by_key(HIT_KEY),
 )
 # known from the target's distributions along the text, before any forward pass of the draft
 TARGET_SCALARS = (

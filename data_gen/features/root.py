@@ -302,10 +302,6 @@ class DrafterKnowledge:
             numbers += self._of_drafter.scalars()
         return numbers
 
-    def pairs(self) -> list[tuple[int, int]]:
-        """The pairs that group training roots; the last one also depends on the drafter's hits."""
-        return [*self.text.pairs(), self._of_drafter.pair]
-
     def features(self, level: str) -> dict[str, Tensor]:
         """The scalars as a selector's input; for the lookup rule the match alone, which takes less
         time."""
@@ -319,7 +315,7 @@ def features_of(requests: Sequence[DrafterKnowledge], level: str) -> dict[str, T
         matches = [float(request.text.index.match) for request in requests]
         return {schema.MATCH: torch.tensor(matches)}
     numbers_RF = np.array([request.numbers(level) for request in requests])
-    keys_RJ = keys_of(np.array([request.pairs() for request in requests]))
+    keys_RJ = keys_of(np.array([request.text.pairs() for request in requests]))
     scalars_RF = with_statistics(numbers_RF, keys_RJ, requests[0].tokens)
     return {schema.SCALARS_KEY: torch.from_numpy(scalars_RF)}
 
@@ -329,9 +325,6 @@ def with_statistics(
 ) -> NDArray[np.float32]:
     """The scalars of `schema.LOG` at some roots, float32 [R, F], from their
     `DrafterKnowledge.numbers` and their keys."""
-    by_key_RF = tokens.of(keys_RJ)
-    texts, by_token = len(schema.TEXT_SCALARS), len(schema.TOKEN_SCALARS)
-    parts = [numbers_RF[:, :texts], by_key_RF[:, :by_token]]
-    if numbers_RF.shape[1] > texts:
-        parts += [numbers_RF[:, texts:], by_key_RF[:, by_token:]]
+    of_text_RF, of_drafter_RF = np.split(numbers_RF, [len(schema.TEXT_SCALARS)], axis=1)
+    parts = [of_text_RF, tokens.of(keys_RJ), of_drafter_RF]
     return np.concatenate(parts, axis=1).astype(np.float32)

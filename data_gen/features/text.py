@@ -3,7 +3,6 @@ it predicted."""
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
@@ -14,10 +13,6 @@ from data_gen.drafting.lookup import LookupIndex, common, copied
 from data_gen.models.sampling import Sampling
 from selector import schema
 from selector.files import Array
-
-FADING = 0.95  # weight of a value of a share, relative to the next one
-LONGEST_RUN = 1 + schema.PRECEDENT_LENGTHS[-1]  # tokens of a run that is counted
-SIMILAR = (1, 2, 3, 4, 7, 12, 24)  # the least matches of the classes of similar ones
 
 
 class RunningMeans:
@@ -49,19 +44,17 @@ class Share:
     def __init__(self) -> None:
         self.count = self._total = 0.0
 
-    def add(self, value: float, fading: float = FADING) -> None:
-        self.count = fading * self.count + 1
-        self._total = fading * self._total + value
+    def add(self, value: float) -> None:
+        self.count += 1
+        self._total += value
 
     def value(self, usual: float) -> float:
         return (self._total + 2 * usual) / (self.count + 2)
 
 
-def means_of_first(values: Sequence[float], counts: Sequence[int], none: float) -> list[float]:
-    """The means of the first so many values; `none` where there are no values."""
-    if not values:
-        return [none] * len(counts)
-    return [sum(values[:most]) / min(most, len(values)) for most in counts]
+def means_of_first(values: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """The means of the first so many values; 0 where there are no values."""
+    return [sum(values[:most]) / max(1, min(most, len(values))) for most in counts]
 
 
 def in_a_row(values: Sequence[float]) -> int:
@@ -83,24 +76,14 @@ class TextHistory:
         self.index = LookupIndex(prompt)
         self.start = len(prompt) if start is None else start
         self._predicted = RunningMeans()
-        self._new = RunningMeans()
         self._copied = 0  # the latest tokens in a row that were predicted
         self._steady = 0  # the latest tokens in a row whose match moved by one
-        # times, by run of a few tokens
-        self._seen: defaultdict[tuple[int, ...], int] = defaultdict(int)
-        # by class of match, of lookups' first tokens
-        self._right: defaultdict[int, Share] = defaultdict(Share)
-        # of their right tokens before a wrong one
-        self._lengths: defaultdict[int, Share] = defaultdict(Share)
         self._counted = 0  # tokens of the index
 
     def _count(self, here: int) -> None:
-        tokens = self.index.tokens
         match_ends = self.index.match_ends
-        matches = self.index.matches
         predicted = self.index.predicted[here]
         self._predicted.add(predicted)
-        self._new.add(matches[here] == 0)
         if predicted:
             self._copied += 1
         else:
@@ -109,17 +92,6 @@ class TextHistory:
             self._steady += 1
         else:
             self._steady = 0
-        run = tokens[max(here + 1 - LONGEST_RUN, 0) : here + 1]
-        for first in range(len(run)):
-            self._seen[tuple(run[first:])] += 1
-        if here > 0 and matches[here - 1]:
-            self._right[bisect(SIMILAR, matches[here - 1])].add(predicted)
-        before = here - schema.LONGEST_COUNTED  # the lookup there can be judged now
-        if before >= 0 and matches[before]:
-            begin = match_ends[before] + 1
-            lookup = tokens[begin : begin + schema.LONGEST_COUNTED]
-            right = common(lookup, tokens[before + 1 : here + 1])
-            self._lengths[bisect(SIMILAR, matches[before])].add(right / schema.LONGEST_COUNTED)
 
     def scalars(self, sampling: Sampling, batch: int = 1) -> list[float]:
         """The scalars at the newest token, as `TEXT_SCALARS`; `batch` is the number of requests
@@ -130,7 +102,6 @@ class TextHistory:
         tokens = self.index.tokens
         match_ends = self.index.match_ends
         match = self.index.matches[-1]
-        copied_means = self._predicted.values()
         match_end = match_ends[-1]
         second = third = -1
         predicted_after: list[int] = []
@@ -147,40 +118,22 @@ class TextHistory:
         proposal = copied(tokens, match_end, schema.LONGEST_LOOKUP)
         agrees_second = common(proposal, copied(tokens, second, schema.LONGEST_LOOKUP))
         agrees_third = common(proposal, copied(tokens, third, schema.LONGEST_LOOKUP))
-        similar = bisect(SIMILAR, match)
         return [
             len(tokens),
             batch,
             sampling.temperature,
             sampling.top_p,
             min(match, schema.LONGEST_MATCH),
-            *copied_means,
+            *self._predicted.values(),
             min(self._copied, schema.LONGEST_MATCH),
             min(self._steady, schema.LONGEST_MATCH),
             0 <= match_end < self.start - 1,
             in_a_row(predicted_after),
-            *means_of_first(predicted_after, schema.AFTER_MATCH_LENGTHS, 0.0),
+            *means_of_first(predicted_after, schema.AFTER_MATCH_LENGTHS),
             second_match,
             agrees_second,
             min(agrees_second, agrees_third),
-            *self._precedents(proposal),
-            *self._new.values(),
-            self._right[similar].value(copied_means[-1]),
-            self._lengths[similar].value(copied_means[-1]),
         ]
-
-    def _precedents(self, proposal: Sequence[int]) -> list[float]:
-        tokens = self.index.tokens
-        result: list[float] = []
-        for count in schema.PRECEDENT_LENGTHS:
-            times = agreed = 0
-            if proposal:
-                run = tuple(tokens[-count:])
-                times = self._seen[run] - 1
-                agreed = self._seen.get((*run, proposal[0]), 0)
-            result.append(min(times, schema.MOST_SEEN))
-            result.append(agreed / times if times else 0.0)
-        return result
 
     def pairs(self) -> list[tuple[int, int]]:
         """The pairs of numbers that group training roots at the newest token, in the order of
@@ -203,8 +156,6 @@ class HitHistory:
         self._means = RunningMeans()
         # by run of a few tokens
         self._after: defaultdict[tuple[int, ...], Share] = defaultdict(Share)
-        self._of_copied = Share()  # of tokens that a lookup predicted
-        self._of_others = Share()
 
     def add(self, hits: Sequence[float]) -> None:
         """Add, for each new token of the text, whether the drafter predicted it."""
@@ -213,30 +164,15 @@ class HitHistory:
             here = self.text.start + len(self._hits)
             self._hits.append(hit)
             self._means.add(hit)
-            if index.predicted[here]:
-                self._of_copied.add(hit)
-            else:
-                self._of_others.add(hit)
             run = index.tokens[max(here - schema.PRECEDENT_LENGTHS[-1], 0) : here]
             for first in range(len(run)):
-                self._after[tuple(run[first:])].add(hit, fading=1.0)
-
-    @property
-    def pair(self) -> tuple[int, int]:
-        """The pair that groups training roots in addition to `TextHistory.pairs`."""
-        newest = int(self._hits[-1]) if self._hits else -1
-        return self.text.index.tokens[-1], newest
+                self._after[tuple(run[first:])].add(hit)
 
     def scalars(self) -> list[float]:
-        """The drafter's scalars at the newest token, in the order of `DRAFTER_SCALARS` but for
-        those by key. All tokens after the prompt must have been added."""
+        """The drafter's scalars at the newest token, in the order of `DRAFTER_SCALARS`. All tokens
+        after the prompt must have been added."""
         tokens = self.text.index.tokens
         means = self._means.values()
-        # the first token after the match, among the hits
-        first = self.text.index.match_end + 1 - self.text.start
-        hits_after: list[float] = []
-        if first > 0:
-            hits_after = self._hits[first : first + schema.LONGEST_LOOKUP]
         after: list[Share] = []
         for count in schema.PRECEDENT_LENGTHS:
             after.append(self._after.get(tuple(tokens[-count:]), NOTHING))
@@ -244,12 +180,8 @@ class HitHistory:
         return [
             *means,
             in_a_row(newest_first),
-            in_a_row(hits_after),
-            *means_of_first(hits_after, schema.HIT_LENGTHS, means[-1]),
             *(share.value(means[-1]) for share in after),
             min(after[0].count, schema.MOST_SEEN),
-            self._of_copied.value(means[-1]),
-            self._of_others.value(means[-1]),
         ]
 
 
@@ -257,7 +189,7 @@ def keys_of(pairs_RJ2: Array) -> Array:
     """Pairs of numbers from -1 on, int64 [R, J, 2], as one key of 63 bits each, int64 [R, J], mixed
     with their place as in SplitMix64. Artefacts hold keys."""
     parts_RJ2 = pairs_RJ2.astype(np.uint64) + TWO
-    mixed_RJ = _mixed(PLACES[: parts_RJ2.shape[1]] ^ parts_RJ2[..., 0])
+    mixed_RJ = _mixed(PLACES ^ parts_RJ2[..., 0])
     keys_RJ: Array = (_mixed(mixed_RJ ^ parts_RJ2[..., 1]) >> ONE).view(np.int64)
     return keys_RJ
 
@@ -271,4 +203,4 @@ def _mixed(bits: Array) -> Array:
 ONE, TWO = np.uint64(1), np.uint64(2)
 FIRST_FACTOR, SECOND_FACTOR = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 FIRST_SHIFT, SECOND_SHIFT = np.uint64(30), np.uint64(27)
-PLACES = _mixed(np.arange(len(schema.KEYS) + len(schema.HIT_KEY)).astype(np.uint64) + TWO)
+PLACES = _mixed(np.arange(len(schema.KEYS)).astype(np.uint64) + TWO)

@@ -167,11 +167,7 @@ def with_features(
     source_R = texts.source_number_X[texts.text_R].numpy()
     tokens, token_scalars_RF = TokenStatistics.fit(np.concatenate(keys), values_RK, source_R)
     begin = len(schema.TEXT_SCALARS)
-    split_at = len(schema.TOKEN_SCALARS)
-    texts.scalars_RF[:, begin : begin + split_at] = torch.from_numpy(token_scalars_RF[:, :split_at])
-    texts.scalars_RF[:, split_at - token_scalars_RF.shape[1] :] = torch.from_numpy(
-        token_scalars_RF[:, split_at:]
-    )
+    texts.scalars_RF[:, begin : LOG.first] = torch.from_numpy(token_scalars_RF)
     return replace(texts, tokens=tokens)
 
 
@@ -186,7 +182,7 @@ def _along(table: pa.Table, row: int, statistics: TokenStatistics) -> tuple[np.n
     pairs: list[list[tuple[int, int]]] = []
     for r in range(len(hits)):
         numbers.append(knowledge.numbers(LOG.levels[1]))
-        pairs.append(knowledge.pairs())
+        pairs.append(knowledge.text.pairs())
         knowledge.committed(tokens[start + r : start + r + 1], hits[r : r + 1])
     keys_RJ = keys_of(np.array(pairs))
     return with_statistics(np.array(numbers), keys_RJ, statistics), keys_RJ

@@ -10,8 +10,6 @@ from data_gen.drafting.lookup import LookupIndex
 from selector.schema import (
     AFTER_MATCH_LENGTHS,
     DECAYS,
-    HIT_LENGTHS,
-    LONGEST_COUNTED,
     LONGEST_LOOKUP,
     LONGEST_MATCH,
     MOST_SEEN,
@@ -57,11 +55,6 @@ def weighted(values: Sequence[float], decay: float) -> tuple[float, float]:
     return sum(w * v for w, v in zip(weights, values, strict=True)), sum(weights)
 
 
-def shrunk(values: Sequence[float], usual: float, decay: float = 0.95) -> float:
-    total, weight = weighted(values, decay)
-    return (total + 2 * usual) / (weight + 2)
-
-
 def running(name: str, values: Sequence[float]) -> dict[str, float]:
     sums = {decay: weighted(values, decay) for decay in DECAYS}
     return {
@@ -82,9 +75,9 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
         [longest_match(tokens[: n + 1]) for n in range(len(tokens))],
     )
     match_end, proposal = match_ends[-1], continued(tokens, match_ends[-1])
+    there = predicted[match_end + 1 :] if match_end >= 0 else []
     second = match_ends[match_end] if match_end >= 0 else -1
     third = match_ends[second] if second >= 0 else -1
-    there = predicted[match_end + 1 :] if match_end >= 0 else []
     agrees = [in_common(proposal, continued(tokens, match_end)) for match_end in (second, third)]
     moved = [float(now == before + 1 and before >= 0) for before, now in pairwise(match_ends)]
     result = {
@@ -98,67 +91,25 @@ def of_text(tokens: list[int], prompt: int) -> dict[str, float]:
         "second_agrees": agrees[0],
         "third_agrees": min(agrees),
         **running("copied", predicted),
-        **running("new", [float(token not in tokens[:n]) for n, token in enumerate(tokens)]),
     }
     for count in AFTER_MATCH_LENGTHS:
         result[f"after_match_copied_{count}"] = (
             sum(there[:count]) / len(there[:count]) if there else 0.0
         )
-    for count in PRECEDENT_LENGTHS:
-        ends = earlier_ends(tokens, count) if proposal and count <= len(tokens) else []
-        result[f"seen_{count}"] = min(len(ends), MOST_SEEN)
-        result[f"agree_{count}"] = (
-            sum(tokens[end] == proposal[0] for end in ends) / len(ends) if ends else 0.0
-        )
-
-    def like(match: int) -> int:
-        return next(
-            number for number, most in enumerate((0, 1, 2, 3, 6, 11, 23, match)) if match <= most
-        )
-
-    alike = [
-        n for n, match in enumerate(matches[:-1]) if match and like(match) == like(matches[-1])
-    ]
-    following = [(continued(tokens[: n + 1], match_ends[n]), tokens[n + 1 :]) for n in alike]
-    right = [
-        in_common(copy[:LONGEST_COUNTED], then) / LONGEST_COUNTED
-        for copy, then in following
-        if len(then) >= LONGEST_COUNTED
-    ]
-    usual = result["copied_mean_0.99"]
-    return result | {
-        "right_by_match": shrunk([float(copy[0] == then[0]) for copy, then in following], usual),
-        "length_by_match": shrunk(right, usual),
-    }
+    return result
 
 
 def of_hits(tokens: list[int], prompt: int, hits: list[float]) -> dict[str, float]:
     """What a drafter's hits on the tokens after the prompt say."""
     result = running("hit", hits)
-    usual, match_end = result["hit_mean_0.99"], LookupIndex(tokens).match_end
-    there = hits[match_end + 1 - prompt :] if match_end >= prompt else []
+    usual = result["hit_mean_0.99"]
     result["hits"] = min(in_a_row(hits[::-1]), LONGEST_MATCH)
-    result["after_match_hits"] = min(in_a_row(there), LONGEST_LOOKUP)
-    for count in HIT_LENGTHS:
-        result[f"after_match_hit_{count}"] = (
-            sum(there[:count]) / len(there[:count]) if there else usual
-        )
     for count in PRECEDENT_LENGTHS:
         ends = earlier_ends(tokens, count) if count <= len(tokens) else []
         after = [hits[end - prompt] for end in ends if end >= prompt]
-        result[f"hit_after_{count}"] = shrunk(after, usual, 1.0)
+        result[f"hit_after_{count}"] = (sum(after) + 2 * usual) / (len(after) + 2)
         if count == 1:
             result["seen_after"] = min(len(after), MOST_SEEN)
-    predicted = LookupIndex(tokens).predicted[prompt:]
-    for name, value in (("hits_of_copied", 1), ("hits_of_others", 0)):
-        result[name] = shrunk(
-            [
-                hit
-                for hit, is_predicted in zip(hits, predicted, strict=True)
-                if is_predicted == value
-            ],
-            usual,
-        )
     return result
 
 
