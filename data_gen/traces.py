@@ -13,12 +13,11 @@ JSON.
     tokens                   int32 list     prompt and continuation
     start                    int32          position of the last prompt token, the first root
     roots                    int32          labelled roots: `start` and the positions after it
-    target_entropy, draft_entropy
-                             float32 list   roots: of both models after the root's token, at
+    draft_entropy            float32 list   roots: of the draft after the root's token, at
                                             temperature 1, nats
     target_prob, draft_prob  float32 list   roots: of the text's next token, after temperature and
                                             filtering
-    hit                      float32 list   instead of these four, of a log: whether the drafter
+    hit                      float32 list   instead of these three, of a log: whether the drafter
                                             predicted it
     lookup.right             uint8 list     roots: how many tokens of a lookup agree with the text
     draft_rank               uint8 list     the draft's ranks of the tokens after the first root, up

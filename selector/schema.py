@@ -149,25 +149,6 @@ DRAFTER_SCALARS = (
         f"number of hits and misses that followed the last token; {MOST_SEEN} at most",
     ),
 )
-# known from the target's distributions along the text, before any forward pass of the draft
-TARGET_SCALARS = (
-    Scalar("target_entropy_prev", "nats", "of the target after prev, at temperature 1"),
-    *_means("target_entropy", "nats", "the target's entropy at temperature 1"),
-    *(
-        Scalar(
-            f"after_match_entropy_{count}",
-            "nats",
-            f"mean of the target's known entropies before each of the first {count} "
-            "tokens after the match; target_entropy_mean_0.8 where none is known",
-        )
-        for count in AFTER_MATCH_LENGTHS
-    ),
-    Scalar(
-        "after_match_known",
-        "1",
-        f"share of the first {LONGEST_LOOKUP} tokens after the match with a known entropy",
-    ),
-)
 DRAFT_SCALARS = (  # known after the draft's forward pass over the root
     Scalar("draft_entropy_prev", "nats", "of the draft after prev, at temperature 1"),
     Scalar("draft_entropy_root", "nats", "of the draft after root, at temperature 1"),
@@ -215,8 +196,7 @@ class Schema:
 # A pair's selector decides before or after the draft's forward pass over the root. A log's
 # selector, for an engine's drafter, decides from token ids alone, or from the drafter's hits as
 # well.
-EARLY_SCALARS = (*TEXT_SCALARS, *TARGET_SCALARS)
-PAIR = Schema("pair", (EARLY, LIGHT), (*EARLY_SCALARS, *DRAFT_SCALARS), len(EARLY_SCALARS))
+PAIR = Schema("pair", (EARLY, LIGHT), (*TEXT_SCALARS, *DRAFT_SCALARS), len(TEXT_SCALARS))
 ID_SCALARS = (*TEXT_SCALARS, *TOKEN_SCALARS)
 LOG = Schema("log", (TEXT, DRAFTER), (*ID_SCALARS, *DRAFTER_SCALARS), len(ID_SCALARS))
 SCHEMAS = {schema.name: schema for schema in (PAIR, LOG)}

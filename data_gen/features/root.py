@@ -2,9 +2,8 @@
 meanings.
 
 They depend on the committed text and both models' distributions along it, so decoding and the trace
-of a finished text give the same. *Early* features need the target's distributions alone. The others
-also need the draft's forward pass over the committed tokens that its KV cache lacks, at least the
-root.
+of a finished text give the same. *Early* features need the token ids alone. The others also need
+the draft's forward pass over the committed tokens that its KV cache lacks, at least the root.
 
 Legend: F scalars, J keys, N tokens, V vocabulary, R roots.
 """
@@ -18,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_gen.drafting.lookup import copied
 from data_gen.features.text import HitHistory, RunningMeans, TextHistory, keys_of
 from data_gen.models.rows import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
@@ -28,9 +26,8 @@ from selector.runtime.tokens import TokenStatistics
 
 BLOCK = 64  # distributions of the draft that are kept at once
 # of a root, as traces hold them
-ROW_NUMBERS = ("target_entropy", "draft_entropy", "target_prob", "draft_prob")
+ROW_NUMBERS = ("draft_entropy", "target_prob", "draft_prob")
 LEAST_LOGIT = -1e4  # replaces minus infinity, the logit of a masked token, whose probability is 0
-USUAL = schema.DECAYS.index(0.8)  # of the running means, replaces unknown entropies
 
 
 def entropies(logits_NV: Tensor) -> list[float]:
@@ -41,41 +38,6 @@ def entropies(logits_NV: Tensor) -> list[float]:
     total_N = shares_NV.sum(-1)
     nats: list[float] = (total_N.log() - (shares_NV * below_NV).sum(-1) / total_N).tolist()
     return nats
-
-
-class TargetHistory:
-    """The target's entropies along the text, from the last prompt token on."""
-
-    def __init__(self, text: TextHistory) -> None:
-        self.text = text
-        # before each token; the prompt's are not known
-        self._entropies: list[float | None] = [None] * text.start
-        self._means = RunningMeans()
-
-    def add(self, entropies: Sequence[float]) -> None:
-        """Add the target's entropy before each new committed token."""
-        for entropy in entropies:
-            self._entropies.append(entropy)
-            self._means.add(entropy)
-
-    def scalars(self, sampling: Sampling, batch: int = 1) -> list[float]:
-        """The early scalars at the newest token, which are the text's and then the target's;
-        arguments as those of `TextHistory.scalars`. At least one token must have been added."""
-        means = self._means.values()
-        match_end = self.text.index.match_end
-        copied_entropies = copied(self._entropies, match_end, schema.LONGEST_LOOKUP)
-        means_after: list[float] = []
-        share = 0.0  # of the most entropies after the match, how many are known
-        for length in schema.AFTER_MATCH_LENGTHS:
-            nats_after = [nats for nats in copied_entropies[:length] if nats is not None]
-            if nats_after:
-                means_after.append(sum(nats_after) / len(nats_after))
-            else:
-                means_after.append(means[USUAL])
-            share = len(nats_after) / schema.LONGEST_LOOKUP
-        text_scalars = self.text.scalars(sampling, batch)
-        newest = self._entropies[-1] or 0.0
-        return [*text_scalars, newest, *means, *means_after, share]
 
 
 class DraftHistory:
@@ -121,12 +83,11 @@ class DraftHistory:
 def row_numbers(
     target: ModelRows, draft: ModelRows, next_tokens: Sequence[int]
 ) -> dict[str, list[float]]:
-    """The `ROW_NUMBERS` after some consecutive tokens: both models' entropies at temperature 1, in
-    nats, and the probabilities that they give to the next tokens, of which the last one may be
-    missing."""
+    """The `ROW_NUMBERS` after some consecutive tokens: the draft's entropies at temperature 1, in
+    nats, and the probabilities that both models give to the next tokens, of which the last one may
+    be missing."""
     next_N = torch.tensor(next_tokens, dtype=torch.int64, device=target.probs_NV.device)
     numbers = (
-        entropies(target.logits_NV),
         entropies(draft.logits_NV),
         _probs_of(target, next_N),
         _probs_of(draft, next_N),
@@ -149,17 +110,15 @@ def scalars_along(
     """The scalars of `schema.PAIR` at the roots of a text, float32 [R, F]; zeros at the first one,
     the last prompt token, which is at `start`. `numbers` are the `ROW_NUMBERS` of each root, [R];
     the last probabilities are unread."""
-    of_target, of_draft, p, q = (numbers[name].tolist() for name in ROW_NUMBERS)
-    scalars_RF = np.zeros((len(of_target), len(schema.PAIR.scalars)), np.float32)
+    of_draft, p, q = (numbers[name].tolist() for name in ROW_NUMBERS)
+    scalars_RF = np.zeros((len(of_draft), len(schema.PAIR.scalars)), np.float32)
     text = TextHistory(tokens[: start + 1])
     draft = DraftHistory()
-    target = TargetHistory(text)
     draft.add([], [], of_draft[:1])
-    for root in range(1, len(of_target)):
+    for root in range(1, len(of_draft)):
         text.index.extend([tokens[start + root]])
-        target.add([of_target[root - 1]])
         draft.add([p[root - 1]], [q[root - 1]], [of_draft[root]])
-        scalars_RF[root] = target.scalars(sampling) + draft.scalars()
+        scalars_RF[root] = text.scalars(sampling) + draft.scalars()
     return scalars_RF
 
 
@@ -176,11 +135,9 @@ class RootKnowledge:
         self, prompt: Sequence[int], sampling: Sampling, feature_levels: Sequence[str]
     ) -> None:
         self.sampling = sampling
-        self._match_alone = set(feature_levels) <= {schema.MATCH}
         self.needs_draft = bool({schema.LIGHT, schema.FULL} & set(feature_levels))
         self.text = TextHistory(prompt)
         self._of_draft = DraftHistory()
-        self._of_target = TargetHistory(self.text)
         # of the last step; its rows are read only where a history needs them
         self._target: ModelRows | None = None
         self._nodes: list[int] = []
@@ -193,7 +150,6 @@ class RootKnowledge:
 
     def keep_match_alone(self) -> None:
         """From now on give the match alone, which takes less time."""
-        self._match_alone = True
         self.needs_draft = False
         self._next = []
         self._p = []
@@ -227,7 +183,7 @@ class RootKnowledge:
         if level == schema.MATCH:
             return {schema.MATCH: torch.tensor(float(self.text.index.match))}
         if not self._early:
-            self._early = self._of_target.scalars(self.sampling)
+            self._early = self.text.scalars(self.sampling)
         if level == schema.EARLY:
             return {schema.SCALARS_KEY: torch.tensor(self._early, dtype=torch.float32)}
         states = [row.hidden_D for row in self._draft[-2:]]
@@ -257,8 +213,6 @@ class RootKnowledge:
         if self._target is None or not self._following:
             return
         self.text.index.extend(self._following)
-        if not self._match_alone:
-            self._of_target.add(entropies(self._target.logits_NV[self._nodes]))
         if self.needs_draft:
             self._next += self._following
             self._p += self._target.probs_NV[self._nodes, self._following].tolist()

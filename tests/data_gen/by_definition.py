@@ -113,23 +113,6 @@ def of_hits(tokens: list[int], prompt: int, hits: list[float]) -> dict[str, floa
     return result
 
 
-def of_target(tokens: list[int], prompt: int, entropies: list[float]) -> dict[str, float]:
-    """What the target's entropies before each token after the prompt say."""
-    result = {"target_entropy_prev": entropies[-1], **running("target_entropy", entropies)}
-    match_end = LookupIndex(tokens).match_end
-    ats = (
-        [match_end + 1 + n % (len(tokens) - 1 - match_end) - prompt for n in range(LONGEST_LOOKUP)]
-        if match_end >= 0
-        else []
-    )
-    for count in AFTER_MATCH_LENGTHS:
-        there = [entropies[at] for at in ats[:count] if at >= 0]
-        result[f"after_match_entropy_{count}"] = (
-            sum(there) / len(there) if there else result["target_entropy_mean_0.8"]
-        )
-    return result | {"after_match_known": sum(at >= 0 for at in ats) / LONGEST_LOOKUP}
-
-
 def of_draft(p: list[float], q: list[float], entropies: list[float]) -> dict[str, float]:
     """What the models' probabilities of the tokens after the prompt and the draft's entropies
     around them say."""

@@ -213,7 +213,7 @@ def test_datasets_reads_the_traces(demo: tuple[Path, str], tmp_path: Path) -> No
     for row in chain.from_iterable(data.values()):
         roots = row["roots"]
         assert roots == max(0, len(row["tokens"]) - row["start"] - 16) and roots <= TOKENS + 1
-        for column in ("target_entropy", "draft_prob", "lookup.right"):
+        for column in ("draft_entropy", "draft_prob", "lookup.right"):
             assert len(row[column]) == roots
         assert len(row["traversal.survivals"]) == roots * len(ActionSpace.recorded().sums_SA)
         assert bool(row["step_root"]) == (row["step_verifier"] is not None)

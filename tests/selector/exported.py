@@ -17,7 +17,7 @@ from selector.export.writer import write_artefact
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Selector, load_selector
 from selector.sampling import Sampling
-from selector.schema import EARLY, EARLY_SCALARS, FULL, HIDDEN_STATES, LIGHT, SCALARS_KEY
+from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, SCALARS_KEY, TEXT_SCALARS
 from selector.train.data import Timed
 from selector.train.module import SelectorModule
 from tests.selector.synthetic import (
@@ -128,7 +128,7 @@ def one_by_one(batch: Features) -> list[Features]:
 
 def early_of(features: Features) -> Features:
     """What is known before the draft has passed the root."""
-    return {SCALARS_KEY: features[SCALARS_KEY][..., : len(EARLY_SCALARS)]}
+    return {SCALARS_KEY: features[SCALARS_KEY][..., : len(TEXT_SCALARS)]}
 
 
 def mask_of(setting: Setting, data: Timed) -> Tensor:

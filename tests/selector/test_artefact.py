@@ -17,12 +17,12 @@ from selector.actions import Action
 from selector.export.writer import CARD
 from selector.runtime.selector import load_selector
 from selector.schema import (
-    EARLY_SCALARS,
     FORMAT,
     FULL,
     HIDDEN_STATES,
     LIGHT,
     PAIR,
+    TEXT_SCALARS,
     InputError,
     sha256,
 )
@@ -50,7 +50,7 @@ def test_the_config_says_what_an_engine_needs(artefacts: dict[tuple[str, str], P
     for (objective, level), folder in artefacts.items():
         config = json.loads((folder / "config.json").read_text())
         assert config["format"] == f"espalier-selector-{FORMAT}"
-        assert config["features"]["early"] == len(EARLY_SCALARS)
+        assert config["features"]["early"] == len(TEXT_SCALARS)
         names = [scalar["name"] for scalar in config["features"]["scalars"]]
         states = list(config["features"]["hidden_states"])
         assert names == list(PAIR.names) and states == list(HIDDEN_STATES if level == FULL else ())

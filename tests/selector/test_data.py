@@ -55,9 +55,8 @@ def row(text: int, roots: int, stride: int = 1, full: bool = True, **changes: ob
         16,
     )
     made["hidden_stride"] = stride
-    for name in ROW_NUMBERS[:2]:
-        made[name] = np.array([entropy_of(text, root) for root in range(roots)])
-    for name in ROW_NUMBERS[2:]:
+    made[ROW_NUMBERS[0]] = np.array([entropy_of(text, root) for root in range(roots)])
+    for name in ROW_NUMBERS[1:]:
         made[name] = np.full(roots, 0.5)
     made[LOOKUP_COLUMN] = [lookup_of(text, root) for root in range(roots)]
     for verifier in NAMES:
@@ -88,7 +87,7 @@ def belongs(data: Texts, places: list[tuple[int, int]]) -> None:
     for r, (text, root) in enumerate(places):
         scalars = [
             float(data.scalar(name)[r])
-            for name in ("target_entropy_prev", "draft_entropy_root", "context_length")
+            for name in ("draft_entropy_prev", "draft_entropy_root", "context_length")
         ]
         length = 5 + text + root + 1
         assert scalars == (

@@ -16,13 +16,13 @@ from selector.runtime.artefact import checked
 from selector.runtime.selector import Policy, load_selector
 from selector.sampling import Sampling
 from selector.schema import (
-    EARLY_SCALARS,
     FULL,
     HIDDEN_STATES,
     LIGHT,
     MATCH,
     PAIR,
     SCALARS_KEY,
+    TEXT_SCALARS,
     InputError,
 )
 from tests.selector import exported
@@ -40,7 +40,7 @@ from tests.selector.exported import (
 from tests.selector.synthetic import SPACE, profile
 
 NAN, INF = float("nan"), float("inf")
-F, E, D = len(PAIR.names), len(EARLY_SCALARS), 5
+F, E, D = len(PAIR.names), len(TEXT_SCALARS), 5
 LIGHT_WIDTHS = {SCALARS_KEY: F}
 FULL_WIDTHS = {SCALARS_KEY: F, **dict.fromkeys(HIDDEN_STATES, D)}
 
