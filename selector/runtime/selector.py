@@ -128,7 +128,7 @@ class Selector(Loaded):
 
         Args:
             shapes: the actions that an engine can draft, `(K, L1, L2)` or `(K, L1, L2, style)`;
-                None for all.
+                those that the selector does not have are left out. None for all.
             level: of the features, `text` or `drafter`, for a log's selector; None for `drafter`.
 
         Raises:
@@ -149,10 +149,12 @@ class Selector(Loaded):
         return Policy(setting, self)
 
     def _restricted(self, setting: Setting, shapes: Iterable[Shape]) -> Setting:
+        whole = replace(self.space, delayed=None)  # an engine may draft trees that are not chosen
         try:
-            positions = {self.space.index(Action.of(shape)) for shape in shapes}
+            draftable = {whole.actions[whole.index(Action.of(shape))] for shape in shapes}
         except (ValueError, TypeError) as error:
             raise InputError(f"shapes: {error}") from error
+        positions = {a for a, action in enumerate(self.space) if action in draftable}
         if min(positions, default=len(self.actions)) >= len(self.space.trees):
             raise InputError("shapes: no tree is left")
         speed_T = self.config.static_speeds(setting, self.latency)

@@ -8,9 +8,14 @@ import pytest
 import torch
 
 from selector.actions import COPY, EMPTY, Action
-from selector.runtime.selector import load_selector
+from selector.decision import Setting
+from selector.export.writer import config_of
+from selector.runtime.network import Network
+from selector.runtime.selector import Selector, load_selector
+from selector.sampling import Sampling
 from selector.schema import LIGHT, InputError
 from selector.train.data import Timed
+from selector.train.module import SelectorModule
 from tests.selector.exported import (
     SETTINGS,
     batch_of,
@@ -79,6 +84,21 @@ def test_limits_that_leave_no_tree_are_refused(artefact: Path) -> None:
     ):
         with pytest.raises(InputError, match=f"shapes: {message}"):
             selector.at(1.0, shapes=shapes)
+
+
+def test_an_engine_may_draft_trees_that_the_selector_does_not_have() -> None:
+    """These are left out, and the others remain."""
+    chosen = Action(2, 0, 3)
+    space = SPACE.restricted_to([chosen])
+    efficiencies = [1.0 + 0.2 * tree.depth for tree in space.trees]
+    setting = Setting(Sampling(1.0), space.chain(3), mean_efficiency=tuple(efficiencies))
+    module = SelectorModule("regressor", LIGHT, [], {"hidden": [8]}, space=space.to_json()).eval()
+    config = config_of(module, "traversal", setting.action, [setting])
+    selector = Selector(Network(module.state_dict(), config), profile(), [setting])
+    policy = selector.at(1.0, shapes=[(1, 3, 0), chosen, (3, 0, 4)])
+    assert [space.actions[a] for a in policy.setting.allowed] == [space.chain(3), chosen]
+    with pytest.raises(InputError, match="no tree is left"):
+        selector.at(1.0, shapes=[(3, 0, 4)])
 
 
 def test_another_machine_has_its_own_static_trees_speeds_and_times(artefact: Path) -> None:
