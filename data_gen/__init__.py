@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from data_gen.decoding.loop import FixedTree
     from data_gen.drafting.lookup import LookupIndex
     from data_gen.drafting.sampled import draft_tree
-    from data_gen.features.root import DrafterKnowledge, RootKnowledge
+    from data_gen.features.root import DrafterKnowledge, RootKnowledge, features_of
     from data_gen.generate import SpeculativeOutput, speculative_generate
     from data_gen.models.pair import CachedModel, ModelPair
     from data_gen.models.sampling import probabilities
@@ -35,6 +35,7 @@ __all__ = [
     "Verifier",
     "check_verifier",
     "draft_tree",
+    "features_of",
     "get_verifier",
     "label_text",
     "optimal_acceptance",
@@ -46,7 +47,7 @@ _MODULES = {
     "decoding.loop": ("FixedTree",),
     "drafting.lookup": ("LookupIndex",),
     "drafting.sampled": ("draft_tree",),
-    "features.root": ("DrafterKnowledge", "RootKnowledge"),
+    "features.root": ("DrafterKnowledge", "RootKnowledge", "features_of"),
     "generate": ("SpeculativeOutput", "speculative_generate"),
     "models.pair": ("CachedModel", "ModelPair"),
     "models.sampling": ("probabilities",),
