@@ -8,11 +8,16 @@ import json
 import time
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from data_gen.models.gguf import SMOLLM2
+from data_gen.models.pair import ModelPair
 from pipelines.latency.timings import read_timings
 from tests.checks import ROOT, python
 
@@ -33,6 +38,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def output(name: str, folder: Path) -> str:
     return python(EXAMPLES / name, folder=folder).stdout
+
+
+def test_vllm_drafts_with_the_draft_that_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint that the loop gives to vLLM has the draft's logits, whose layers may be
+    prepacked."""
+    monkeypatch.syspath_prepend(EXAMPLES / "engines")
+    loop = import_module("vllm_loop")
+    monkeypatch.setattr(loop, "FOLDER", tmp_path)
+    checkpoint = AutoModelForCausalLM.from_pretrained(loop.draft_as_checkpoint())
+    draft = ModelPair.load(SMOLLM2, loop.DRAFT, "cpu").draft
+    tokens = torch.tensor([[1, 4093, 198, 28, 260, 1042]])
+    said_R = draft.get_output_embeddings().vocabulary_R
+    expected_TR = draft(tokens).logits[0, :, said_R]
+    assert torch.allclose(checkpoint(tokens).logits[0, :, said_R], expected_TR, atol=1e-2)
 
 
 class Streaming(BaseHTTPRequestHandler):

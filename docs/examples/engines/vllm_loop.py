@@ -45,13 +45,16 @@ from data_gen.engines.drafter import CachedDrafter
 from data_gen.engines.text import NAME, TextSelector
 from data_gen.models.gguf import SMOLLM2, resolved
 from data_gen.models.pair import CachedModel, ModelPair
+from data_gen.models.prepack import named_weights
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
 from pipelines.run import console
 
 PROPOSER = "data_gen.engines.vllm.Proposer"
-AT_ONCE = (1, 4, 8)  # requests whose steps are recorded
+# requests whose steps are recorded, and how often the prompts are asked: 100 steps of each number
+# must draft nothing
+AT_ONCE = {1: 1, 4: 1, 8: 3}
 PORT = 8711  # of the first server
 TIMED, TIMES = 24, 4  # new tokens of an answer that times plain steps; how often
 LONGEST = 20  # drafted tokens
@@ -122,8 +125,9 @@ def recorded(training: Sequence[Prompt], temperature: float, steps: Path) -> lis
     and those of a server without a drafter are added."""
     options = {"steps": str(steps.absolute()), "temperature": temperature, "draft": DRAFT}
     with server(PORT, custom(PROPOSER, LONGEST), {NAME: options}) as address:
-        for at_once in AT_ONCE:
-            answers = ask_all(address, training, at_once, temperature)
+        for at_once, times in AT_ONCE.items():
+            for _ in range(times):
+                answers = ask_all(address, training, at_once, temperature)
     with server(PORT, None) as address:
         plain = [plain_step(address, training[:at_once], temperature) for at_once in AT_ONCE]
     with steps.open("a") as file:
@@ -173,7 +177,11 @@ def draft_as_checkpoint() -> str:
         checkpoint = AutoModelForCausalLM.from_config(draft.config)
         table_VD = torch.zeros_like(checkpoint.get_output_embeddings().weight)
         table_VD[head.vocabulary_R] = head.weight.detach()
-        checkpoint.load_state_dict({**draft.state_dict(), "lm_head.weight": table_VD}, strict=False)
+        weights = {"lm_head.weight": table_VD}
+        for name, weight in named_weights(draft):
+            if not name.startswith("lm_head."):
+                weights[name] = weight
+        checkpoint.load_state_dict(weights)
         checkpoint.save_pretrained(folder)
         AutoTokenizer.from_pretrained(resolved(SMOLLM2, "target")).save_pretrained(folder)
     return str(folder.absolute())
