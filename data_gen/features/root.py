@@ -279,6 +279,6 @@ def with_statistics(
 ) -> NDArray[np.float32]:
     """The scalars of `schema.LOG` at some roots, float32 [R, F], from their
     `DrafterKnowledge.numbers` and their keys."""
-    of_text_RF, of_drafter_RF = np.split(numbers_RF, [len(schema.TEXT_SCALARS)], axis=1)
-    parts = [of_text_RF, tokens.of(keys_RJ), of_drafter_RF]
+    of_text = len(schema.TEXT_SCALARS)
+    parts = [numbers_RF[:, :of_text], tokens.of(keys_RJ), numbers_RF[:, of_text:]]
     return np.concatenate(parts, axis=1).astype(np.float32)
