@@ -35,6 +35,7 @@ policy = selector.at(temperature=0.0, level="text")  # from token ids alone
 text = [WORDS.index(word) for word in TEXT[:4]]  # the prompt
 knowledge = DrafterKnowledge(text, Sampling(temperature=0.0), selector.tokens)
 
+steps = 0
 while len(text) < 70:
     action = policy.select(knowledge.features("text"))
     assert action is not None
@@ -50,26 +51,16 @@ while len(text) < 70:
     accepted = len(step)
     step.append(target(text + step))
     text += step
+    steps += 1
     knowledge.committed(step)
     way = "copied" if action.copies else "drafted"
     words = " ".join(WORDS[token] for token in step)
     print(f"{accepted:2} of {action.L1:2} {way}: {words}")
 
+print(f"{len(text) - 4} words after {steps} steps")
+
 # It prints:
 #
 #      5 of  5 drafted: that Jack built . this is
-#      1 of 11 copied: the malt
-#      3 of  5 drafted: that lay in the
-#      0 of 11 copied: house
-#      7 of 11 copied: that Jack built . this is the rat
-#      2 of  5 drafted: that ate the
-#      0 of 11 copied: malt
-#     11 of 11 copied: that lay in the house that Jack built . this is the
-#      0 of 11 copied: cat
-#      2 of  5 drafted: that killed the
-#      0 of 11 copied: rat
-#     11 of 11 copied: that ate the malt that lay in the house that Jack built
-#      4 of 11 copied: . this is the dog
-#      2 of  5 drafted: that worried the
-#      0 of 11 copied: cat
-#     11 of 11 copied: that killed the rat that ate the malt that lay in the
+#     ...
+#     ... words after ... steps
