@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -45,6 +45,7 @@ OPTIONS = {  # of the entry `NAME` in an engine's configuration
 LENGTHS = (0, 1, 2, 4, 8, 16)  # of drafts without a selector
 BYTES = 2**23  # of recorded steps, some 80,000
 CACHE_GIB = 1.0  # of a draft model's keys and values
+BEYOND = 2  # times as many requests as a setting's may be decided by it
 # of tokens after texts, by their lengths
 Chains = Callable[[Sequence[Sequence[int]], Sequence[int]], list[list[int]]]
 
@@ -54,7 +55,8 @@ class TextSelector:
     `espalier logs`; `chains` drafts, where the log had a drafter (`CachedDrafter.chains`).
 
     Nothing is drafted for a while where that is slower than plain decoding, unless `way_out` is
-    False (`WayOut`). Every step becomes a line of the file `steps`; after `BYTES` the file is
+    False (`WayOut`), and nothing for more than `BEYOND` times as many requests as the selector
+    knows. Every step becomes a line of the file `steps`; after `BYTES` the file is
     renamed to `.1` and begins anew. Without a selector drafts of all lengths take turns, so that a
     server's steps tell its times. InputError for an artefact that cannot be read or is not a log's,
     that drafts where nothing else does, for a setting that is out of range, and for a file that
@@ -99,7 +101,8 @@ class TextSelector:
             )
         self._tokens = loaded.tokens
         self._times = cache(loaded.latency.step_times)
-        self._at = cache(lambda batch: loaded.at(temperature, top_p, None, batch, TEXT))
+        at = partial(loaded.at, temperature, top_p, level=TEXT)
+        self._at = cache(lambda batch: self._known(at(batch=batch), batch))
         self._at(1)  # checks the setting
         if way_out:
             self._way_out = cache(lambda about: WayOut())  # by the power of two of requests
@@ -160,6 +163,15 @@ class TextSelector:
         drafts = [copied or drafted for copied, drafted in zip(copies, chains, strict=True)]
         self._timer.begin(texts, drafts, max(chain_lengths, default=0))
         return drafts
+
+    def _known(self, policy: Policy, batch: int) -> Policy:
+        """The policy for so many requests; the one that drafts nothing where its setting is of far
+        fewer, whose step times say nothing of these."""
+        most = BEYOND * policy.setting.batch
+        if batch <= most:
+            return policy
+        log_once(f"the selector knows step times of up to {most} requests; no draft with more")
+        return Policy(Setting(self._sampling, EMPTY))
 
     def _note(self, step: Step) -> None:
         if self._record is not None:

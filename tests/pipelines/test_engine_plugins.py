@@ -337,6 +337,22 @@ def test_where_drafting_does_not_pay_nothing_is_drafted(
     assert any(map(any, wanted))
 
 
+def test_many_more_requests_than_a_selector_knows_are_not_drafted(
+    copies: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its settings are of two and four."""
+    steps.log_once.cache_clear()
+    chosen = TextSelector(copies, way_out=False)
+    (prompt, answer), *_ = TEXTS
+    drafted_by_batch = {}
+    for batch in (8, 9, 10):
+        texts = [chosen.text([*prompt, *answer], len(prompt)) for _ in range(batch)]
+        drafted_by_batch[batch] = any(chosen.drafts(texts, [LONGEST] * batch))
+    assert drafted_by_batch == {8: True, 9: False, 10: False}
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "up to 8 requests" in line
+
+
 def test_the_steps_of_a_server_without_a_selector_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
