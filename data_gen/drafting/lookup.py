@@ -7,6 +7,7 @@ prompt lookup or n-gram speculation.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from itertools import compress, count
 from operator import ne
@@ -29,13 +30,15 @@ class LookupIndex:
         predicted: for each token, 1 if it was the first one of the proposal before it, else 0.
         match_ends, matches: after each token, the position of the match's last token and the
             match's length, which may overlap the text's end; -1 and 0 where the token is new.
+
+    They are arrays of int64, of which many slices together become a NumPy array quickly.
     """
 
     def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self.tokens: list[int] = []
-        self.predicted: list[int] = []
-        self.match_ends: list[int] = []
-        self.matches: list[int] = []
+        self.tokens = array("q")
+        self.predicted = array("q")
+        self.match_ends = array("q")
+        self.matches = array("q")
         # by state: the next state by token, the suffix link, the longest string's length, where it
         # was last a match
         self._next: list[dict[int, int]] = [{}]
@@ -61,8 +64,8 @@ class LookupIndex:
     def extend(self, tokens: Iterable[int]) -> None:
         """Append committed tokens."""
         for token in tokens:
-            was_predicted = self.match_end >= 0 and self.tokens[self.match_end + 1] == token
-            self.predicted.append(int(was_predicted))
+            end = self.match_end
+            self.predicted.append(int(end >= 0 and self.tokens[end + 1] == token))
             match_end, match = self._grow(token)
             self.tokens.append(token)
             self.match_ends.append(match_end)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from data_gen.features.text import HitHistory, RunningMeans, TextHistory, keys_of
+from data_gen.features.text import HitHistory, RunningMeans, TextHistory, TextState, TextStates
 from data_gen.models.rows import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
 from selector import schema
@@ -115,10 +115,17 @@ def scalars_along(
     text = TextHistory(tokens[: start + 1])
     draft = DraftHistory()
     draft.add([], [], of_draft[:1])
+    states: list[TextState] = []
+    draft_scalars: list[list[float]] = []
     for root in range(1, len(of_draft)):
         text.index.extend([tokens[start + root]])
         draft.add([p[root - 1]], [q[root - 1]], [of_draft[root]])
-        scalars_RF[root] = text.scalars(sampling) + draft.scalars()
+        states.append(text.state(sampling))
+        draft_scalars.append(draft.scalars())
+    if states:
+        first = schema.PAIR.first
+        scalars_RF[1:, :first] = TextStates(states).scalars()
+        scalars_RF[1:, first:] = draft_scalars
     return scalars_RF
 
 
@@ -146,7 +153,7 @@ class RootKnowledge:
         self._p: list[float] = []  # their probabilities
         # the draft's outputs before each of them, and after the root
         self._draft: list[ModelRow] = []
-        self._early: list[float] = []  # scalars at the root, once they are computed
+        self._early: Tensor | None = None  # scalars at the root, once they are computed
 
     def keep_match_alone(self) -> None:
         """From now on give the match alone, which takes less time."""
@@ -162,7 +169,7 @@ class RootKnowledge:
         self._target = target
         self._nodes = list(nodes)
         self._following = list(tokens)
-        self._early = []
+        self._early = None
 
     def passed(self, draft: Iterable[ModelRow]) -> None:
         """Add the draft's outputs after further tokens. The oldest go to the history where many
@@ -182,14 +189,15 @@ class RootKnowledge:
         self._update_histories()
         if level == schema.MATCH:
             return {schema.MATCH: torch.tensor(float(self.text.index.match))}
-        if not self._early:
-            self._early = self.text.scalars(self.sampling)
+        if self._early is None:
+            (scalars_F,) = TextStates([self.text.state(self.sampling)]).scalars()
+            self._early = torch.from_numpy(scalars_F.astype(np.float32))
         if level == schema.EARLY:
-            return {schema.SCALARS_KEY: torch.tensor(self._early, dtype=torch.float32)}
+            return {schema.SCALARS_KEY: self._early}
         states = [row.hidden_D for row in self._draft[-2:]]
         self._update_draft_history()
-        scalars = self._early + self._of_draft.scalars()
-        result = {schema.SCALARS_KEY: torch.tensor(scalars, dtype=torch.float32)}
+        of_draft = torch.tensor(self._of_draft.scalars(), dtype=torch.float32)
+        result = {schema.SCALARS_KEY: torch.cat([self._early, of_draft])}
         if level == schema.FULL:
             states.insert(0, self._target.hidden_ND[self._nodes[-1]])
             for name, state in zip(schema.HIDDEN_STATES, states, strict=True):
@@ -249,12 +257,13 @@ class DrafterKnowledge:
         self.text.index.extend(tokens)
         self._of_drafter.add(hits)
 
-    def numbers(self, level: str) -> list[float]:
-        """The scalars of a level of `schema.LOG` at the newest token, but for those by key."""
-        numbers = self.text.scalars(self.sampling, self.batch)
-        if level == schema.DRAFTER:
-            numbers += self._of_drafter.scalars()
-        return numbers
+    def state(self) -> TextState:
+        """What the `text` features at the newest token follow from."""
+        return self.text.state(self.sampling, self.batch)
+
+    def hits(self) -> list[float]:
+        """The scalars of `DRAFTER_SCALARS` at the newest token."""
+        return self._of_drafter.scalars()
 
     def features(self, level: str) -> dict[str, Tensor]:
         """The scalars as a selector's input; for the lookup rule the match alone, which takes less
@@ -268,17 +277,22 @@ def features_of(requests: Sequence[DrafterKnowledge], level: str) -> dict[str, T
     if level == schema.MATCH:
         matches = [float(request.text.index.match) for request in requests]
         return {schema.MATCH: torch.tensor(matches)}
-    numbers_RF = np.array([request.numbers(level) for request in requests])
-    keys_RJ = keys_of(np.array([request.text.pairs() for request in requests]))
-    scalars_RF = with_statistics(numbers_RF, keys_RJ, requests[0].tokens)
+    of_hits: list[list[float]] = []
+    if level == schema.DRAFTER:
+        of_hits = [request.hits() for request in requests]
+    states = [request.state() for request in requests]
+    scalars_RF, _ = scalars_and_keys(states, of_hits, requests[0].tokens)
     return {schema.SCALARS_KEY: torch.from_numpy(scalars_RF)}
 
 
-def with_statistics(
-    numbers_RF: Array, keys_RJ: Array, tokens: TokenStatistics
-) -> NDArray[np.float32]:
-    """The scalars of `schema.LOG` at some roots, float32 [R, F], from their
-    `DrafterKnowledge.numbers` and their keys."""
-    of_text = len(schema.TEXT_SCALARS)
-    parts = [numbers_RF[:, :of_text], tokens.of(keys_RJ), numbers_RF[:, of_text:]]
-    return np.concatenate(parts, axis=1).astype(np.float32)
+def scalars_and_keys(
+    states: Sequence[TextState], of_hits: Sequence[Sequence[float]], tokens: TokenStatistics
+) -> tuple[NDArray[np.float32], Array]:
+    """The scalars of `schema.LOG` at some roots, float32 [R, F], and their keys, int64 [R, J], from
+    `DrafterKnowledge.state` and, but for `text` features, `DrafterKnowledge.hits`."""
+    texts = TextStates(states)
+    keys_RJ = texts.keys()
+    parts = [texts.scalars(), tokens.of(keys_RJ)]
+    if of_hits:
+        parts.append(np.array(of_hits))
+    return np.concatenate(parts, axis=1).astype(np.float32), keys_RJ

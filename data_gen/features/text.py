@@ -3,13 +3,16 @@ it predicted."""
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import truediv
+from typing import NamedTuple
 
 import numpy as np
 
-from data_gen.drafting.lookup import LookupIndex, common, copied
+from data_gen.drafting.lookup import LookupIndex
 from data_gen.models.sampling import Sampling
 from selector import schema
 from selector.files import Array
@@ -28,10 +31,10 @@ class RunningMeans:
 
     def values(self) -> list[float]:
         weights = _weights(max(self._count, 1))
-        return [total / weight for total, weight in zip(self._sums, weights, strict=True)]
+        return list(map(truediv, self._sums, weights))
 
 
-@lru_cache(maxsize=16)  # several numbers have the same count
+@lru_cache(maxsize=4096)  # several numbers have the same count
 def _weights(count: int) -> list[float]:
     return [(1 - decay**count) / (1 - decay) for decay in schema.DECAYS]
 
@@ -52,20 +55,11 @@ class Share:
         return (self._total + 2 * usual) / (self.count + 2)
 
 
-def means_of_first(values: Sequence[float], counts: Sequence[int]) -> list[float]:
-    """The means of the first so many values; 0 where there are no values."""
-    return [sum(values[:most]) / max(1, min(most, len(values))) for most in counts]
-
-
-def in_a_row(values: Sequence[float]) -> int:
-    """How many values there are before the first 0."""
-    for count, value in enumerate(values):
-        if not value:
-            return count
-    return len(values)
-
-
 NOTHING = Share()
+NO_WINDOW = bytes(schema.LONGEST_LOOKUP * array("q").itemsize)
+AFTER_MATCH_LENGTHS = np.array(schema.AFTER_MATCH_LENGTHS)
+# of `TextState.keyed`, two for each of `schema.KEYS`
+KEYED = np.array([(2, 0), (1, 2), (2, 4), (2, 3), (3, 0)])
 
 
 class TextHistory:
@@ -93,58 +87,110 @@ class TextHistory:
         else:
             self._steady = 0
 
-    def scalars(self, sampling: Sampling, batch: int = 1) -> list[float]:
-        """The scalars at the newest token, as `TEXT_SCALARS`; `batch` is the number of requests
+    def state(self, sampling: Sampling, batch: int = 1) -> TextState:
+        """What the features at the newest token follow from; `batch` is the number of requests
         decoded together."""
-        for here in range(self._counted, len(self.index)):
+        index = self.index
+        for here in range(self._counted, len(index)):
             self._count(here)
-        self._counted = len(self.index)
-        tokens = self.index.tokens
-        match_ends = self.index.match_ends
-        match = self.index.matches[-1]
-        match_end = match_ends[-1]
-        second = third = -1
-        predicted_after: list[int] = []
+        self._counted = len(index)
+        tokens = index.tokens
+        match = index.matches[-1]
+        match_end = index.match_ends[-1]
+        second = third = first_token = -1
         second_match = 0
         if match_end >= 0:
-            predicted_after = self.index.predicted[
-                match_end + 1 : match_end + 1 + schema.LONGEST_LOOKUP
-            ]
+            first_token = tokens[match_end + 1]
             # no earlier match is longer than `match`
-            second_match = min(match, self.index.matches[match_end], schema.LONGEST_MATCH)
-            second = match_ends[match_end]
-        if second >= 0:
-            third = match_ends[second]
-        proposal = copied(tokens, match_end, schema.LONGEST_LOOKUP)
-        agrees_second = common(proposal, copied(tokens, second, schema.LONGEST_LOOKUP))
-        agrees_third = common(proposal, copied(tokens, third, schema.LONGEST_LOOKUP))
-        return [
-            len(tokens),
-            batch,
-            sampling.temperature,
-            sampling.top_p,
-            min(match, schema.LONGEST_MATCH),
-            *self._predicted.values(),
-            min(self._copied, schema.LONGEST_MATCH),
-            min(self._steady, schema.LONGEST_MATCH),
-            0 <= match_end < self.start - 1,
-            in_a_row(predicted_after),
-            *means_of_first(predicted_after, schema.AFTER_MATCH_LENGTHS),
-            second_match,
-            agrees_second,
-            min(agrees_second, agrees_third),
-        ]
-
-    def pairs(self) -> list[tuple[int, int]]:
-        """The pairs of numbers that group training roots at the newest token, in the order of
-        `schema.KEYS`."""
-        tokens = self.index.tokens
-        match_end = self.index.match_end
-        last = tokens[-1]
+            second_match = min(match, index.matches[match_end], schema.LONGEST_MATCH)
+            second = index.match_ends[match_end]
+            if second >= 0:
+                third = index.match_ends[second]
         before = tokens[-2] if len(tokens) > 1 else -1
-        first = tokens[match_end + 1] if match_end >= 0 else -1
-        seen = 2 * min(self.index.match, 3) + self.index.predicted[-1]
-        return [(last, -1), (before, last), (last, seen), (last, first), (first, -1)]
+        seen = 2 * min(match, 3) + index.predicted[-1]
+        return TextState(
+            before_match=(
+                len(tokens),
+                batch,
+                sampling.temperature,
+                sampling.top_p,
+                min(match, schema.LONGEST_MATCH),
+                *self._predicted.values(),
+                min(self._copied, schema.LONGEST_MATCH),
+                min(self._steady, schema.LONGEST_MATCH),
+                0 <= match_end < self.start - 1,
+                second_match,
+            ),
+            ends=(match_end, second, third),
+            keyed=(-1, before, tokens[-1], first_token, seen),
+            windows=(
+                _window(index.predicted, match_end, may_repeat=False),
+                _window(tokens, match_end),
+                _window(tokens, second),
+                _window(tokens, third),
+            ),
+        )
+
+
+def _window(column: array[int], end: int, may_repeat: bool = True) -> bytes:
+    """What stands after a position of a column, which may continue into its own copy; zeros where
+    that is -1, and after the column's end."""
+    if end < 0:
+        return NO_WINDOW
+    window = column[end + 1 : end + 1 + schema.LONGEST_LOOKUP]
+    while may_repeat and len(window) < schema.LONGEST_LOOKUP:
+        window += window[: schema.LONGEST_LOOKUP - len(window)]
+    return window.tobytes().ljust(len(NO_WINDOW), b"\0")
+
+
+class TextState(NamedTuple):
+    """What the features of one text at its newest token follow from."""
+
+    before_match: tuple[float, ...]  # the scalars that do not depend on what follows matches
+    ends: tuple[int, int, int]  # of the match, its own match and that one's; -1 for none
+    keyed: tuple[int, ...]  # of which keys are made
+    windows: tuple[bytes, ...]  # predicted after the match; tokens after the three matches
+
+
+class TextStates:
+    """The features of the token ids of many texts, each at its newest token.
+
+    Legend: R roots, W tokens of a window, A after-match lengths, J keys, F scalars.
+    """
+
+    def __init__(self, states: Sequence[TextState]) -> None:
+        self._states = states
+
+    def scalars(self) -> Array:
+        """The scalars of `TEXT_SCALARS`, float64 [R, F]."""
+        numbers_RM = np.array([state.before_match for state in self._states])
+        ends_R3 = np.array([state.ends for state in self._states])
+        windows = b"".join([window for state in self._states for window in state.windows])
+        windows_R4W = np.frombuffer(windows, np.int64).reshape(len(ends_R3), 4, -1)
+        predicted_RW = windows_R4W[:, 0]
+        known_R1 = numbers_RM[:, :1] - 1 - ends_R3[:, :1]  # tokens after the match
+        counted_RA = np.maximum(np.minimum(known_R1, AFTER_MATCH_LENGTHS), 1)
+        sums_RA = predicted_RW.cumsum(-1)[:, AFTER_MATCH_LENGTHS - 1]
+        agrees_R2 = _in_a_row(windows_R4W[:, 2:] == windows_R4W[:, 1:2])
+        agrees_R2[ends_R3[:, 1:] < 0] = 0
+        parts = [
+            numbers_RM[:, :-1],
+            _in_a_row(predicted_RW)[:, None],
+            sums_RA / counted_RA,
+            numbers_RM[:, -1:],
+            np.minimum.accumulate(agrees_R2, axis=-1),
+        ]
+        return np.concatenate(parts, axis=1)
+
+    def keys(self) -> Array:
+        """The keys that group training roots, in the order of `schema.KEYS`, int64 [R, J]."""
+        return keys_of(np.array([state.keyed for state in self._states])[:, KEYED])
+
+
+def _in_a_row(values_RW: Array) -> Array:
+    """How many are true before the first one that is not, int64 [..]."""
+    run: Array = np.logical_and.accumulate(values_RW, axis=-1).sum(-1)
+    return run
 
 
 class HitHistory:
@@ -152,34 +198,38 @@ class HitHistory:
 
     def __init__(self, text: TextHistory) -> None:
         self.text = text
-        self._hits: list[float] = []
+        self._count = 0  # tokens
+        self._row = 0  # the latest hits in a row
         self._means = RunningMeans()
         # by run of a few tokens
         self._after: defaultdict[tuple[int, ...], Share] = defaultdict(Share)
 
     def add(self, hits: Sequence[float]) -> None:
         """Add, for each new token of the text, whether the drafter predicted it."""
-        index = self.text.index
+        tokens = self.text.index.tokens
         for hit in hits:
-            here = self.text.start + len(self._hits)
-            self._hits.append(hit)
+            here = self.text.start + self._count
+            self._count += 1
+            if hit:
+                self._row += 1
+            else:
+                self._row = 0
             self._means.add(hit)
-            run = index.tokens[max(here - schema.PRECEDENT_LENGTHS[-1], 0) : here]
+            run = tuple(tokens[max(here - schema.PRECEDENT_LENGTHS[-1], 0) : here])
             for first in range(len(run)):
-                self._after[tuple(run[first:])].add(hit)
+                self._after[run[first:]].add(hit)
 
     def scalars(self) -> list[float]:
         """The drafter's scalars at the newest token, in the order of `DRAFTER_SCALARS`. All tokens
         after the prompt must have been added."""
-        tokens = self.text.index.tokens
         means = self._means.values()
+        run = tuple(self.text.index.tokens[-schema.PRECEDENT_LENGTHS[-1] :])
         after: list[Share] = []
         for count in schema.PRECEDENT_LENGTHS:
-            after.append(self._after.get(tuple(tokens[-count:]), NOTHING))
-        newest_first = self._hits[: -schema.LONGEST_MATCH - 1 : -1]
+            after.append(self._after.get(run[-count:], NOTHING))
         return [
             *means,
-            in_a_row(newest_first),
+            min(self._row, schema.LONGEST_MATCH),
             *(share.value(means[-1]) for share in after),
             min(after[0].count, schema.MOST_SEEN),
         ]

@@ -16,8 +16,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from data_gen.features.root import DrafterKnowledge, with_statistics
-from data_gen.features.text import keys_of
+from data_gen.features.root import DrafterKnowledge, scalars_and_keys
+from data_gen.features.text import TextState
 from data_gen.models.sampling import Sampling
 from data_gen.texts.log_steps import Correction
 from data_gen.texts.logs import LoggedText, Logs
@@ -178,11 +178,10 @@ def _along(table: pa.Table, row: int, statistics: TokenStatistics) -> tuple[np.n
     sampling = Sampling(table["temperature"][row].as_py(), table["top_p"][row].as_py())
     start = table["start"][row].as_py() + 1
     knowledge = DrafterKnowledge(tokens[:start], sampling, statistics)
-    numbers: list[list[float]] = []
-    pairs: list[list[tuple[int, int]]] = []
+    states: list[TextState] = []
+    of_hits: list[list[float]] = []
     for r in range(len(hits)):
-        numbers.append(knowledge.numbers(LOG.levels[1]))
-        pairs.append(knowledge.text.pairs())
+        states.append(knowledge.state())
+        of_hits.append(knowledge.hits())
         knowledge.committed(tokens[start + r : start + r + 1], hits[r : r + 1])
-    keys_RJ = keys_of(np.array(pairs))
-    return with_statistics(np.array(numbers), keys_RJ, statistics), keys_RJ
+    return scalars_and_keys(states, of_hits, statistics)

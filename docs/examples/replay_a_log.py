@@ -52,8 +52,8 @@ for entry in evaluation["logs"]["by_batch"]:
         lengths = f"one length for all {entry['fixed']:.2f}, lookup rule {entry['rule']:.2f}"
         print(f"{requests}: {lengths}, selector {entry['selector']:.2f}")
 
-# Where no network is surely ahead of the rule, its decisions charged, the selector is the rule. With
-# one request it has 2.59 where a decision takes 0.15 ms.
+# Where no network is surely ahead of the rule, its decisions charged, the selector is the rule.
+# With one request it has 2.59 where a decision takes 0.15 ms.
 #
 # It prints:
 #

@@ -127,9 +127,11 @@ def _step_seconds(policy: Policy, coming: Iterator[int]) -> float:
     features_of(requests, level)  # the histories of the prompts
     step_seconds = []
     for _ in range(max(STEPS, MOST_DECISIONS // batch)):
+        tokens = list(islice(coming, batch))
+        hits = [1.0] if level == DRAFTER else []
         begin = time.perf_counter()
-        for request in requests:
-            request.committed([next(coming)], [1.0])
+        for request, token in zip(requests, tokens, strict=True):
+            request.committed([token], hits)
         policy.select_jointly(features_of(requests, level))
         step_seconds.append(time.perf_counter() - begin)
     return statistics.median(step_seconds)

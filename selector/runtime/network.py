@@ -19,6 +19,7 @@ from selector.runtime.artefact import ArtefactConfig, Features
 from selector.schema import SCALARS_KEY
 
 EPSILON = 1e-5  # of torch's layer norm
+HIGHEST = 80.0  # the exponential of more overflows
 SCALING = ("count_F", "low_F", "high_F", "mean_F", "scale_F")
 BLOCK = ("0.weight", "0.bias", "1.weight", "1.bias")  # a linear map and a layer norm
 LAYER = re.compile(r"mlp\.(\d+)\.bias")
@@ -81,7 +82,8 @@ class Network:
             return values_O
         # survivals are products of the probabilities whose logits are the outputs
         # (`SurvivalNetwork`)
-        survivals_S = np.exp(-np.logaddexp(0, -values_O) @ self._factors_SS)
+        odds_O = np.exp(np.minimum(-values_O, HIGHEST))
+        survivals_S = np.exp(-np.log(1 + odds_O) @ self._factors_SS)
         tokens_K: Array = 1 + survivals_S @ self._sums_SK
         return tokens_K
 
@@ -89,7 +91,7 @@ class Network:
         F = self.config.schema.first if early else len(self.config.schema.scalars)
         count_F, low_F, high_F, mean_F, scale_F = (array[:F] for array in self._scaling)
         scalars_F = np.minimum(np.maximum(features[SCALARS_KEY].numpy()[..., :F], low_F), high_F)
-        scalars_F = np.where(count_F, np.log1p(np.maximum(scalars_F, 0)), scalars_F)
+        np.log1p(np.maximum(scalars_F, 0), out=scalars_F, where=count_F)
         scaled_F: Array = (scalars_F - mean_F) / scale_F
         if early or not self._blocks:
             return scaled_F

@@ -133,7 +133,7 @@ def test_the_longest_match_is_that_of_brute_force(
     index = LookupIndex(tokens[:given_first])
     for n in range(len(index), len(tokens) + 1):
         begun = tokens[:n]
-        assert (index.tokens, index.match) == (begun, longest_match(begun))
+        assert (list(index.tokens), index.match) == (begun, longest_match(begun))
         proposal = index.proposal(length)
         assert len(proposal) == (length if index.match else 0)
         if proposal:

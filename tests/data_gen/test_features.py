@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +22,11 @@ from data_gen.features.root import (
     DrafterKnowledge,
     RootKnowledge,
     entropies,
+    features_of,
     row_numbers,
     scalars_along,
 )
-from data_gen.features.text import keys_of
+from data_gen.features.text import TextStates
 from data_gen.models.pair import ModelPair
 from data_gen.models.rows import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
@@ -41,6 +43,7 @@ from selector.schema import (
     LIGHT,
     LOG,
     LONGEST_MATCH,
+    MATCH,
     PAIR,
     SCALARS_KEY,
     TEXT,
@@ -251,7 +254,7 @@ def scalars_of(request: DrafterKnowledge, level: str) -> NDArray[np.float32]:
 
 def keys_at(request: DrafterKnowledge) -> NDArray[np.int64]:
     """The keys at the newest token, [1, J]."""
-    return keys_of(np.array([request.text.pairs()]))
+    return TextStates([request.state()]).keys()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -290,6 +293,16 @@ def test_steps_of_any_size_give_the_same_numbers(step: int) -> None:
         assert np.array_equal(scalars_of(other, DRAFTER), scalars_F)
     assert np.array_equal(keys_at(one), keys_at(other))
     assert np.array_equal(scalars_of(other, TEXT), scalars_F[: LOG.first])
+
+
+def test_requests_together_have_the_features_of_each() -> None:
+    requests = []
+    for seed, end in product(range(4), (START, 40, 120)):
+        requests.append(knowledge(*text_of(seed, vocabulary=2 + 2 * seed), end))
+    for level in (TEXT, DRAFTER, MATCH):
+        for name, values_R in features_of(requests, level).items():
+            of_each = [request.features(level)[name] for request in requests]
+            assert torch.equal(values_R, torch.stack(of_each))
 
 
 def test_keys_are_those_of_equal_places() -> None:
