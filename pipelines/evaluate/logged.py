@@ -166,13 +166,13 @@ class Choice:
     def advice(self) -> str:
         """What to do, in a few words."""
         setting = self.case.setting
+        if setting.decider == decision.STATIC and setting.action == EMPTY:
+            return "serve without a drafter, because no draft surely pays"
         if self.is_loss:
             return "serve without a drafter, because drafting is a loss"
         if setting.decider == decision.NETWORK:
             gain = self.over(COPYING + CHARGED).value - 1
             return f"the network ({LEVELS[setting.level]}), {gain:+.1%} over the {COPYING}"
-        if setting.decider == decision.STATIC and setting.action == EMPTY:
-            return "serve without a drafter, because no draft surely pays"
         return drafts_in_words(setting)
 
     @property

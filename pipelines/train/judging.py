@@ -162,22 +162,27 @@ def judge_by_replay(
     """A setting in which no network decides, and its speed over the static tree's on the texts of
     all `cases`, which have no source in common; with the replay of the last one's. Several requests
     have different texts."""
-    decided: list[Replayed] = []
-    static: list[Replayed] = []
+    decided, source_X = _replayed(setting, cases, profile)
+    static, _ = _replayed(base, cases, profile)
+    ratio = ratio_of_speeds(Replayed.joined(decided), Replayed.joined(static), source_X)
+    return Judged(setting, ratio, decided[-1], source_X[-len(decided[-1].tokens_X) :])
+
+
+def _replayed(
+    setting: Setting, cases: Sequence[Timed], profile: LatencyProfile
+) -> tuple[list[Replayed], Tensor]:
+    """The replay of each case, and the numbers of all their texts' sources, int64 [X]."""
+    replayed: list[Replayed] = []
     sources: list[Tensor] = []
     begin = 0  # of the numbers of a case's sources
     for case in cases:
-        replay_of = replays(case, profile)
-        decided.append(replay_of(setting))
-        static.append(replay_of(base))
-        source_X = torch.arange(len(decided[-1].tokens_X))
+        replayed.append(replays(case, profile)(setting))
+        source_X = torch.arange(len(replayed[-1].tokens_X))
         if case.batch == 1:
             source_X = case.texts.source_number_X
         sources.append(source_X + begin)
         begin += len(source_X)
-    source_X = torch.cat(sources)
-    ratio = ratio_of_speeds(Replayed.joined(decided), Replayed.joined(static), source_X)
-    return Judged(setting, ratio, decided[-1], sources[-1])
+    return replayed, torch.cat(sources)
 
 
 def replays(case: Timed, profile: LatencyProfile) -> Callable[[Setting], Replayed]:
@@ -190,23 +195,48 @@ def replays(case: Timed, profile: LatencyProfile) -> Callable[[Setting], Replaye
     return lambda setting: batches.replay(decide(timed, {}, setting).action_R, setting.asked)
 
 
-def unless_plain(best: Judged, case: Timed, base: Setting, profile: LatencyProfile) -> Judged:
-    """What decides, where it is surely faster than a server without a drafter, also for what is
-    unsure of the step times; else nothing is drafted."""
-    plain = judge_by_replay(replace(base, action=EMPTY), base, [case], profile)
-    by_network = best.setting.decider == NETWORK
-    ratios = []
-    for draw in [profile] if by_network else profile.drawn:
-        replay_of = replays(case, draw)
-        presence = draw.at_batch(case.batch).presence
-        decided = best.replayed if by_network else replay_of(best.setting)
-        assert decided is not None
-        without = replay_of(plain.setting).charged(-presence)
-        ratios.append(ratio_of_speeds(decided, without, plain.source_X))
-    gains = [ratio.value for ratio in ratios]
-    error = statistics.fmean(ratio.error for ratio in ratios)
-    gain = Ratio(statistics.fmean(gains), math.hypot(error, statistics.pstdev(gains)))
-    return best if gain.is_ahead(tuning.SURE) else plain
+def that_pay(
+    settings: Sequence[Setting], cases: Sequence[Timed], base: Setting, profile: LatencyProfile
+) -> list[Setting]:
+    """Those in which no network decides and that are surely faster than a server without a drafter
+    on the texts of all `cases`, also for what is unsure of the step times."""
+    paying = []
+    for setting in settings:
+        ratios = []
+        for draw in profile.drawn:
+            decided, source_X = _replayed(setting, cases, draw)
+            without = _without_drafter(cases, base, draw)
+            ratios.append(ratio_of_speeds(Replayed.joined(decided), without, source_X))
+        gains = [ratio.value for ratio in ratios]
+        error = statistics.fmean(ratio.error for ratio in ratios)
+        gain = Ratio(statistics.fmean(gains), math.hypot(error, statistics.pstdev(gains)))
+        if gain.is_ahead(tuning.SURE):
+            paying.append(setting)
+    return paying
+
+
+def _without_drafter(cases: Sequence[Timed], base: Setting, profile: LatencyProfile) -> Replayed:
+    """The plain decoding of a server that has no drafter."""
+    plain, _ = _replayed(replace(base, action=EMPTY), cases, profile)
+    presence = profile.at_batch(cases[0].batch).presence
+    return Replayed.joined(plain).charged(-presence)
+
+
+def unless_plain(
+    best: Judged, paying: Sequence[Setting], case: Timed, base: Setting, profile: LatencyProfile
+) -> Judged:
+    """What decides, where it is surely faster than a server without a drafter: a network by these
+    validation texts, and anything else if it is among those `that_pay`. Otherwise nothing is
+    drafted."""
+    if best.setting.decider == NETWORK:
+        assert best.replayed is not None
+        without = _without_drafter([case], base, profile)
+        surely = ratio_of_speeds(best.replayed, without, best.source_X).is_ahead(tuning.SURE)
+    else:
+        surely = best.setting in paying
+    if surely:
+        return best
+    return judge_by_replay(replace(base, action=EMPTY), base, [case], profile)
 
 
 def drafting_where_ahead(rules: list[Judged], copies: list[Judged], times: float) -> list[Judged]:

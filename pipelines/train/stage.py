@@ -93,6 +93,10 @@ def _train(
         if source.drafting_lead > 1:
             copies = judging.judge_rules(train, validation, bases, profile, drafts=False)
             rules = judging.drafting_where_ahead(rules, copies, source.drafting_lead)
+        paying: list[list[Setting]] = []
+        for case, judged, rule, base in zip(train, validation, rules, bases, strict=True):
+            tried = [] if source.decodes else [rule.setting, base]
+            paying.append(judging.that_pay(tried, [case, judged], base, profile))
         train = []  # its labels take memory that the networks' training needs
         selectors: dict[str, TrainedSelector] = {}
         for objective, level in source.selectors:
@@ -103,7 +107,7 @@ def _train(
                 module = module_of(config, objective, level, splits["train"])
                 module = trained(config, module, splits, validation, bases, folder / name, run_id)
                 mlflow.log_params({"objective": objective, "feature_level": level})
-                cases, kept = decided(module, validation, rules, bases, profile, source)
+                cases, kept = decided(module, validation, rules, bases, profile, source, paying)
                 cases = with_copies(cases, copies)
                 checkpoint = f"{name}/best.ckpt"
                 selector = TrainedSelector(objective, level, checkpoint, run_id, cases, kept)
@@ -176,15 +180,17 @@ def decided(
     bases: list[Setting],
     profile: LatencyProfile,
     source: Source,
+    paying: list[list[Setting]],
 ) -> tuple[list[Case], Ratio]:
-    """What decides in every case, and its mean speed over the best static trees."""
+    """What decides in every case, and its mean speed over the best static trees. `paying` are the
+    rules and trees that surely pay in each case, where those that do not are not kept."""
     # without models, whole texts are replayed
     longest = module.longest if source.decodes else 0
     is_judged = not judging.too_few(validation[0].texts)
     cases = []
     ratios = []
-    judged_texts = list(zip(validation, rules, bases, strict=True))
-    for texts, rule, base in watched(judged_texts, "tuning decisions"):
+    judged_texts = list(zip(validation, rules, bases, paying, strict=True))
+    for texts, rule, base, that_pay in watched(judged_texts, "tuning decisions"):
         times = 1.0 if rule.setting.action.drafts else source.drafting_lead
         for alone in judging.judge(module, texts, base):
             network = alone
@@ -196,7 +202,7 @@ def decided(
                 )
             best = judging.keep_if_ahead(network, rule, base, longest, times, is_judged)
             if not source.decodes:
-                best = judging.unless_plain(best, texts, base, profile)
+                best = judging.unless_plain(best, that_pay, texts, base, profile)
             setting = replace(best.setting, level=alone.setting.level)
             cases.append(Case(setting, base, rule.setting, network.ratio, rule.ratio, common))
             ratios.append(best.ratio)

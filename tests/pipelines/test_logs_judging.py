@@ -59,7 +59,8 @@ def test_a_rule_is_kept_where_it_is_surely_ahead_of_a_server_without_a_drafter(b
     (rule,) = led_rules(train, validation, fixed)
 
     def kept(profile: latency.LatencyProfile) -> Setting:
-        return judging.unless_plain(rule, validation, fixed, profile).setting
+        paying = judging.that_pay([rule.setting, fixed], [train, validation], fixed, profile)
+        return judging.unless_plain(rule, paying, validation, fixed, profile).setting
 
     assert kept(certain) == rule.setting and rule.setting.rule is not None
     without = [certain.at_batch(size).target.at(100, 1) - 4e-3 for size in (1, 4)]

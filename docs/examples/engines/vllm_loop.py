@@ -50,6 +50,10 @@ from data_gen.models.sampling import Sampling, probabilities
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
 from pipelines.run import console
+from selector.actions import EMPTY
+from selector.decision import STATIC
+from selector.runtime.selector import load_selector
+from selector.schema import TEXT
 
 PROPOSER = "data_gen.engines.vllm.Proposer"
 # requests whose steps are recorded, and how often the prompts are asked: 100 steps of each number
@@ -116,6 +120,7 @@ SCENES = [
     Scene(0.0, 8, methods=(*WIDE, TWIN)),
     Scene(0.0, 8, by_kind=True),
     Scene(SAMPLED, 1),
+    Scene(SAMPLED, 4),
     Scene(SAMPLED, 8),
 ]
 
@@ -309,12 +314,6 @@ def methods_of(
         models = [draft_model(tokens) for tokens in (2, 4)]
         tuned_ones[MODEL] = made_once(FOLDER / "model.json", partial(tuned, models, few, 0.0))
     alike: dict[str, Method] = {PLAIN: (None,)}
-    for (name, trained_at), folder in selectors.items():
-        if trained_at == heat:
-            options = {"selector": str(folder), "temperature": heat}
-            if name != COPIES:
-                options["draft"] = DRAFT
-            alike[name] = (custom(PROPOSER, LONGEST), {NAME: options})
     suffix = [PYTHON, "-c", "import arctic_inference.suffix_decoding"]
     if subprocess.run(suffix, capture_output=True).returncode == 0:
         alike[SUFFIX] = ({"method": "suffix"},)
@@ -326,7 +325,21 @@ def methods_of(
             methods[name, at_once] = method
         for name, drafter_of in tuned_ones.items():
             methods[name, at_once] = (drafter_of[str(at_once)],)
+        for (name, trained_at), folder in selectors.items():
+            if trained_at == heat:
+                methods[name, at_once] = deciding(name, folder, heat, at_once)
     return methods
+
+
+def deciding(name: str, folder: Path, temperature: float, at_once: int) -> Method:
+    """A selector's server for so many requests; one without a drafter where it says so."""
+    setting = load_selector(folder).at(temperature, batch=at_once, level=TEXT).setting
+    if setting.decider == STATIC and setting.action == EMPTY:
+        return (None,)
+    options = {"selector": str(folder), "temperature": temperature}
+    if name != COPIES:
+        options["draft"] = DRAFT
+    return custom(PROPOSER, LONGEST), {NAME: options}
 
 
 def main(asked: Sequence[str]) -> None:
