@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from selector.actions import Action, ActionSpace
+    from selector.action import Action
+    from selector.actions import ActionSpace
     from selector.latency import LatencyProfile
     from selector.runtime.policy import Policy
     from selector.runtime.selector import Selector, load_selector
@@ -34,7 +35,8 @@ __all__ = [
     "replay",
 ]
 _MODULES = {
-    "actions": ("Action", "ActionSpace"),
+    "action": ("Action",),
+    "actions": ("ActionSpace",),
     "latency": ("LatencyProfile",),
     "runtime.selector": ("Selector", "load_selector"),
     "runtime.policy": ("Policy",),

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace, Ranks
+from selector.action import Action, Ranks
+from selector.actions import ActionSpace
 from selector.files import Array
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, FULL, LIGHT, MATCH, InputError

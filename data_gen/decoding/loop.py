@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from selector.actions import Action
+from selector.action import Action
 
 Features = dict[str, Tensor]
 PARTS = ("draft", "select", "target", "verify", "commit")

@@ -20,7 +20,8 @@ from data_gen.text_labels.acceptance import Acceptance
 from data_gen.text_labels.siblings import NextTokens, Siblings
 from data_gen.verification.distributions import divide
 from data_gen.verification.ranking import SortedRows
-from selector.actions import GREEDY, Grid
+from selector.action import GREEDY
+from selector.actions import Grid
 
 
 @dataclass

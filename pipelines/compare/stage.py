@@ -60,7 +60,8 @@ from pipelines.run import Stage, made, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import inputs
 from selector import latency
-from selector.actions import Action, ActionSpace
+from selector.action import Action
+from selector.actions import ActionSpace
 from selector.files import atomically
 from selector.latency import LatencyProfile, Verification
 from selector.schema import sha256

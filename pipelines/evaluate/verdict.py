@@ -40,7 +40,7 @@ from pipelines.pair.stage import pair_names
 from pipelines.run import console, read_json, table, write_json
 from pipelines.tracking import EXPORTED, metric_name, named
 from selector import decision
-from selector.actions import EMPTY
+from selector.action import EMPTY
 from selector.decision import Setting
 
 ASKED = """pair.tokenizer.apply_chat_template(

@@ -41,7 +41,7 @@ from pipelines.run import (
     write_json,
 )
 from pipelines.tracking import describe, metric_name, mlflow_run
-from selector.actions import GREEDY, IID, Action
+from selector.action import GREEDY, IID, Action
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 from selector.train.ranked import balanced

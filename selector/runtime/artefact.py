@@ -13,7 +13,8 @@ from urllib.parse import unquote
 import torch
 from torch import Tensor
 
-from selector.actions import Action, ActionSpace
+from selector.action import Action
+from selector.actions import ActionSpace
 from selector.decision import NETWORK, Setting
 from selector.files import first_line
 from selector.latency import LatencyProfile

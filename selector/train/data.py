@@ -18,7 +18,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from selector.actions import MOST_DEPTH, Action, ActionSpace
+from selector.action import MOST_DEPTH, Action
+from selector.actions import ActionSpace
 from selector.latency import LatencyProfile, interpolated_at, places
 from selector.runtime.tokens import TokenStatistics
 from selector.sampling import Sampling

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from selector.actions import Action, ActionSpace
+from selector.action import Action
+from selector.actions import ActionSpace
 from selector.latency import FREE, Batches, LatencyProfile, Table, Verification
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, LEVELS, LOG, MATCH, PAIR, TEXT

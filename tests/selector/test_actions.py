@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from selector.actions import EMPTY, GREEDY, Action, ActionSpace
+from selector.action import EMPTY, GREEDY, Action
+from selector.actions import ActionSpace
 from selector.layout import layout_of
 from selector.train.ranked import balanced
 
