@@ -223,7 +223,8 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
 
         print(*planned(config, modules), sep="\n")
         return
-    from pipelines.run import console, outdated, record_path
+    from pipelines.run import outdated, record_path
+    from pipelines.terminal import console
 
     with only_one(config.folder):
         records = {name: _bytes(record_path(config, name)) for name in modules}

@@ -1,21 +1,20 @@
-"""What all stages share: whether earlier output is still valid, plans, provenance, the terminal,
-templates, JSON."""
+"""What all stages share: whether earlier output is still valid, plans, provenance, templates,
+JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
@@ -24,28 +23,15 @@ from typing import Any, TypeVar
 
 import torch
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
 from rich.text import Text
-from torch.utils.data import DataLoader
 
 from data_gen.traces import differences
 from pipelines.config import Config
+from pipelines.terminal import console
 from selector.files import atomically, json_text
 from selector.schema import FORMAT, InputError, sha256
 
 T = TypeVar("T")
-N = TypeVar("N")
-R = TypeVar("R")
 # the stage of each record that has another name
 MADE_BY = {"prompts": "pair", "engine-latency": "latency"}
 # for each stage, those whose output it reads
@@ -66,9 +52,6 @@ PACKAGES = (
 )
 
 TODAY = date.today()  # one for the whole process
-LINE_SECONDS = 20.0  # at least, between two lines on a stage's progress
-# a user's names may look like markup or emoji
-console = Console(highlight=False, markup=False, emoji=False)
 
 
 @dataclass(frozen=True)
@@ -210,7 +193,7 @@ class Parts:
             shutil.rmtree(folder, ignore_errors=True)
             write_json(inputs_path, inputs)
 
-    def get(self, name: str, make: Callable[[], R]) -> R:
+    def get(self, name: str, make: Callable[[], T]) -> T:
         """What `make` returns, or returned earlier."""
 
         def write(path: Path) -> None:
@@ -219,7 +202,7 @@ class Parts:
             path.write_bytes(buffer.getvalue())
 
         path = self.file(f"{self._digest(name)}.pt", write)
-        result: R = torch.load(path, weights_only=False)  # the run's own file
+        result: T = torch.load(path, weights_only=False)  # the run's own file
         return result
 
     def holds(self, name: str) -> bool:
@@ -392,81 +375,6 @@ def provenance(config: Config) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
     }
-
-
-@contextmanager
-def ticking(words: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
-    """A progress bar; where the output is no terminal, a line of plain text from time to time and
-    at the end. Yields `tick(parts=1, note="")` to advance it."""
-    columns = [
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-    ]
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(words, total=total, completed=done, note="")
-        last_line = time.monotonic()
-
-        def tick(parts: int = 1, note: str = "") -> None:
-            nonlocal last_line
-            bar.update(task, advance=parts, note=note)
-            if not console.is_terminal and time.monotonic() > last_line + LINE_SECONDS:
-                console.print(bar.get_renderable())
-                last_line = time.monotonic()
-
-        yield tick
-
-
-def watched(items: Collection[T], words: str) -> Iterator[T]:
-    """Iterate over items with a progress bar."""
-    with ticking(words, len(items)) as tick:
-        for item in items:
-            yield item
-            tick()
-
-
-def made(make: Callable[[T], R], items: Mapping[N, T], processes: int) -> Iterator[tuple[N, R]]:
-    """The names of some items and what `make` makes of them, as they are done: by this process, or
-    by several copies of it with one thread each. InputError as `make` raises it."""
-    options: dict[str, Any] = {"batch_size": None, "collate_fn": partial(_tried, make)}
-    if processes > 1:
-        options |= {
-            "num_workers": processes,
-            "prefetch_factor": 1,
-            "in_order": False,
-            "multiprocessing_context": "fork",
-        }
-    for name, result in DataLoader(list(items.items()), **options):  # type: ignore[arg-type]
-        if isinstance(result, InputError):
-            raise result
-        yield name, result
-
-
-def _tried(make: Callable[[T], R], item: tuple[N, T]) -> tuple[N, R | InputError]:
-    name, value = item
-    try:
-        return name, make(value)
-    except InputError as error:  # raised there, it would come with a traceback in its words
-        return name, error
-
-
-def table(rows: Sequence[Mapping[str, str]], title: str, caption: str | None = None) -> Table:
-    """Rows with the same keys as a table for the terminal. Columns that hold only numbers are
-    right-aligned."""
-    rich_table = Table(
-        title=f"\n{title}", caption=caption, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
-    )
-    rich_table.title_justify = "left"
-    rich_table.caption_justify = "left"
-    for name in rows[0]:
-        is_numeric = all(re.fullmatch(r"[-+±\d.,%\[\] *]*", row[name]) for row in rows)
-        rich_table.add_column(name, justify="right" if is_numeric else "left", overflow="fold")
-    for row in rows:
-        rich_table.add_row(*row.values())
-    return rich_table
 
 
 def templates_beside(file: str, **settings: Any) -> Environment:

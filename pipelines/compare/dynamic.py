@@ -34,7 +34,7 @@ from data_gen.trees import DraftTree
 from pipelines.config import Config
 from pipelines.data.recorded import rows_of, samplings_of
 from pipelines.evaluate.table import DRAFTED, Figure, Table, show_grids
-from pipelines.run import watched
+from pipelines.terminal import watched
 from selector.action import MOST_DEPTH, RANKED, Action
 from selector.latency import LatencyProfile, Verification
 from selector.sampling import Sampling

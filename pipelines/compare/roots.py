@@ -27,7 +27,7 @@ from data_gen.verification.distributions import Rows, sample
 from pipelines.config import Config
 from pipelines.data.recorded import rows_of, samplings_of
 from pipelines.evaluate.table import ACCEPTANCE, DRAFTED, EFFICIENCY, Figure, quotient
-from pipelines.run import watched
+from pipelines.terminal import watched
 from selector.action import IID, STYLES, Action
 from selector.schema import survival_column
 from selector.train.replay import jackknifed

@@ -56,7 +56,8 @@ from pipelines.evaluate.table import (
 )
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import load_pair
-from pipelines.run import Stage, made, watched
+from pipelines.run import Stage
+from pipelines.terminal import made, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import inputs
 from selector import latency

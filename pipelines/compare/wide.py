@@ -25,7 +25,7 @@ from pipelines.config import Config
 from pipelines.data.recorded import samplings_of
 from pipelines.evaluate.replays import replay
 from pipelines.evaluate.table import EFFICIENCY, Figure, Table, quotient, show_grids
-from pipelines.run import watched
+from pipelines.terminal import watched
 from selector.action import GREEDY, IID, Action
 from selector.actions import WIDE_DEPTH
 from selector.decision import Setting

@@ -15,7 +15,8 @@ from data_gen.traces import TraceStore
 from pipelines.config import Config
 from pipelines.data.recorded import realised, traces_folder
 from pipelines.pair.source import Source, source_of
-from pipelines.run import Stage, made, ticking
+from pipelines.run import Stage
+from pipelines.terminal import made, ticking
 from pipelines.tracking import describe, log_traces, mlflow_run
 from selector.train.data import SPLITS
 

@@ -19,7 +19,8 @@ from pipelines.config import Config
 from pipelines.distil.texts import BEGUN, FEW, Sequences, held_out, sequence_count, write_texts
 from pipelines.distil.training import SEQUENCES, cost, measured, speed, train
 from pipelines.pair.stage import form_of, prepared_prompts, prompts_depend, target_name
-from pipelines.run import Parts, Stage, console, provenance, read_json, table, write_json
+from pipelines.run import Parts, Stage, provenance, read_json, write_json
+from pipelines.terminal import console, table
 from pipelines.tracking import describe, mlflow_run
 from selector.schema import InputError, sha256
 

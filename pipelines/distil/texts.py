@@ -38,7 +38,8 @@ from data_gen.texts.generated import seed_of
 from data_gen.texts.prompts import LONG, Prompt, Turns
 from pipelines.config import Config
 from pipelines.pair.stage import form_of, kept_prompts
-from pipelines.run import Parts, ticking
+from pipelines.run import Parts
+from pipelines.terminal import ticking
 from selector.schema import InputError
 
 HELD_OUT = "held_out.safetensors"

@@ -39,7 +39,7 @@ from pipelines.evaluate.table import (
 from pipelines.latency.decisions import CONTEXT
 from pipelines.latency.stage import load_profile
 from pipelines.pair.log import LogSource, log_source
-from pipelines.run import watched
+from pipelines.terminal import watched
 from pipelines.tracking import metric_name
 from pipelines.train.judging import too_few
 from pipelines.train.result import CASE, Case, load_module, load_result

@@ -30,7 +30,7 @@ from data_gen.timing import now
 from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.pair.stage import encode
-from pipelines.run import watched
+from pipelines.terminal import watched
 from selector import decision
 from selector.action import EMPTY, IID, Action
 from selector.decision import Setting

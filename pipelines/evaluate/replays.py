@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipelines.evaluate.methods import BASES, SELECTOR, Method
 from pipelines.evaluate.table import HERE, Figure, sampling_name_of, with_rivals
-from pipelines.run import watched
+from pipelines.terminal import watched
 from selector.decision import Setting
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling

@@ -42,7 +42,8 @@ from pipelines.latency.stage import load_profile
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.pair.source import source_of
 from pipelines.pair.stage import encode, load_pair, prompts_depend, prompts_of
-from pipelines.run import Parts, Stage, verify, watched
+from pipelines.run import Parts, Stage, verify
+from pipelines.terminal import watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.judging import judge, statics, timed_cases
 from pipelines.train.result import (

@@ -24,7 +24,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from pipelines import run
+from pipelines import terminal
 from pipelines.config import Config
 from pipelines.evaluate.methods import ASSISTED, AT_ROOT, BASES, BEST_STATIC, SELECTOR
 from selector.action import Action
@@ -213,7 +213,7 @@ def show_grids(cells: Iterable[tuple[str, str, str, str]]) -> None:
         rows = grids.setdefault(title, {})
         rows.setdefault(method, {"method": method})[column] = text
     for title, rows in grids.items():
-        run.console.print(run.table(list(rows.values()), title))
+        terminal.console.print(terminal.table(list(rows.values()), title))
 
 
 def correlations_in_words(table: Table) -> Iterator[str]:

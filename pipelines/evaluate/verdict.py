@@ -37,7 +37,8 @@ from pipelines.evaluate.table import (
 )
 from pipelines.latency.stage import load_profile
 from pipelines.pair.stage import pair_names
-from pipelines.run import console, read_json, table, write_json
+from pipelines.run import read_json, write_json
+from pipelines.terminal import console, table
 from pipelines.tracking import EXPORTED, metric_name, named
 from selector import decision
 from selector.action import EMPTY

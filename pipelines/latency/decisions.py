@@ -23,7 +23,7 @@ from data_gen.verification import get_verifier
 from pipelines.config import Config
 from pipelines.pair import stage as pairs
 from pipelines.pair.log import LogSource
-from pipelines.run import watched
+from pipelines.terminal import watched
 from selector.actions import ActionSpace
 from selector.decision import LookupRule, Setting
 from selector.export.writer import config_of

@@ -30,16 +30,8 @@ from pipelines.latency.decisions import (
 from pipelines.pair import stage as pairs
 from pipelines.pair.log import log_source
 from pipelines.pair.source import source_of
-from pipelines.run import (
-    Stage,
-    console,
-    read_json,
-    table,
-    ticking,
-    verify,
-    watched,
-    write_json,
-)
+from pipelines.run import Stage, read_json, verify, write_json
+from pipelines.terminal import console, table, ticking, watched
 from pipelines.tracking import describe, metric_name, mlflow_run
 from selector.action import GREEDY, IID, Action
 from selector.latency import LatencyProfile

@@ -20,7 +20,8 @@ from pipelines.evaluate.table import ALL, DECODED, Figure
 from pipelines.evaluate.verdict import Evaluation
 from pipelines.latency.stage import profile_path
 from pipelines.pair.source import source_of
-from pipelines.run import Stage, console, provenance, require, templates_beside, verify
+from pipelines.run import Stage, provenance, require, templates_beside, verify
+from pipelines.terminal import console
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import known_digest
 from selector.files import atomically

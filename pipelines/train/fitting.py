@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipelines.config import Config
 from pipelines.pair.source import source_of
-from pipelines.run import ticking
+from pipelines.terminal import ticking
 from pipelines.tracking import tracking_uri
 from selector.decision import Setting
 from selector.schema import FULL, HIDDEN_STATES

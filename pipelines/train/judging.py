@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipelines.config import Config
 from pipelines.data.recorded import samplings_of, timed
-from pipelines.run import watched
+from pipelines.terminal import watched
 from selector.action import EMPTY, Action
 from selector.actions import ActionSpace
 from selector.decision import NETWORK, Setting

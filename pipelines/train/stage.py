@@ -21,7 +21,8 @@ from pipelines.config import Config
 from pipelines.data.recorded import load_traces, traces_folder
 from pipelines.latency.stage import load_profile
 from pipelines.pair.source import Source, source_of
-from pipelines.run import Stage, console, table, watched
+from pipelines.run import Stage
+from pipelines.terminal import console, table, watched
 from pipelines.tracking import describe, log_traces, mlflow_run, named
 from pipelines.train import judging
 from pipelines.train.fitting import OWN, fitted, module_of

@@ -20,15 +20,8 @@ import torch
 
 from pipelines.cli import only_one
 from pipelines.config import Config
-from pipelines.run import (
-    Stage,
-    console,
-    require,
-    table,
-    verify,
-    watched,
-    write_json,
-)
+from pipelines.run import Stage, require, verify, write_json
+from pipelines.terminal import console, table, watched
 from selector.files import atomically
 from selector.schema import InputError
 from tests.pipelines.runs import demo_config
@@ -197,7 +190,7 @@ def test_where_the_output_is_no_terminal_lines_say_how_far_a_stage_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seconds, expected in ((3600, ["2/2"]), (0, ["1/2", "2/2", "2/2"])):
-        monkeypatch.setattr("pipelines.run.LINE_SECONDS", seconds)
+        monkeypatch.setattr("pipelines.terminal.LINE_SECONDS", seconds)
         for _ in watched([1, 2], "reading"):
             pass
         assert re.findall(r"reading .*(\d/\d)", capsys.readouterr().out) == expected

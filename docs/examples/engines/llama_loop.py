@@ -36,7 +36,7 @@ from data_gen.models.checkpoints import load_tokenizer
 from data_gen.models.gguf import FILE, SMOLLM2, WHEEL, resolved
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
-from pipelines.run import console
+from pipelines.terminal import console
 
 FOLDER = Path("runs/llama")
 NGRAM, COPIES, OURS = "prompt lookup, tuned", "copies", "selector"

@@ -25,7 +25,7 @@ from data_gen.models.gguf import SMOLLM2, resolved
 from data_gen.texts.prompts import Form, Prompt, read_prompts, split_of, take_evenly
 from pipelines.evaluate.table import paired
 from pipelines.pair.stage import PROMPTS
-from pipelines.run import console
+from pipelines.terminal import console
 
 TOKENS = 64  # new tokens of an answer, as many in the log as in the comparison
 CONTEXT = 1024  # the longest one

@@ -25,7 +25,7 @@ from vllm_loop import DRAFT, LONGEST, PORT
 from vllm_server import FOLDER, alive, custom, post, server
 
 from data_gen.engines.text import NAME
-from pipelines.run import console
+from pipelines.terminal import console
 
 REQUESTS, AT_ONCE = 200, 8
 COMPARED = 24  # answers that are compared with those without speculation

@@ -49,7 +49,7 @@ from data_gen.models.prepack import named_weights
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
-from pipelines.run import console
+from pipelines.terminal import console
 from selector.action import EMPTY
 from selector.decision import STATIC
 from selector.runtime.selector import load_selector
