@@ -57,6 +57,8 @@ class Share:
 
 NOTHING = Share()
 NO_WINDOW = bytes(schema.LONGEST_LOOKUP * array("q").itemsize)
+ONES = array("q", [1] * schema.LONGEST_LOOKUP).tobytes()
+COMPARED = np.array([3, 4, 4])  # the windows with which the first three are compared
 AFTER_MATCH_LENGTHS = np.array(schema.AFTER_MATCH_LENGTHS)
 # of `TextState.keyed`, two for each of `schema.KEYS`
 KEYED = np.array([(2, 0), (1, 2), (2, 4), (2, 3), (3, 0)])
@@ -125,9 +127,10 @@ class TextHistory:
             keyed=(-1, before, tokens[-1], first_token, seen),
             windows=(
                 _window(index.predicted, match_end, may_repeat=False),
-                _window(tokens, match_end),
                 _window(tokens, second),
                 _window(tokens, third),
+                ONES,
+                _window(tokens, match_end),
             ),
         )
 
@@ -149,7 +152,9 @@ class TextState(NamedTuple):
     before_match: tuple[float, ...]  # the scalars that do not depend on what follows matches
     ends: tuple[int, int, int]  # of the match, its own match and that one's; -1 for none
     keyed: tuple[int, ...]  # of which keys are made
-    windows: tuple[bytes, ...]  # predicted after the match; tokens after the three matches
+    # predicted after the match, and the tokens after the other two matches; with what these are
+    # compared: ones, and the tokens after the match
+    windows: tuple[bytes, ...]
 
 
 class TextStates:
@@ -166,16 +171,18 @@ class TextStates:
         numbers_RM = np.array([state.before_match for state in self._states])
         ends_R3 = np.array([state.ends for state in self._states])
         windows = b"".join([window for state in self._states for window in state.windows])
-        windows_R4W = np.frombuffer(windows, np.int64).reshape(len(ends_R3), 4, -1)
-        predicted_RW = windows_R4W[:, 0]
+        windows_R5W = np.frombuffer(windows, np.int64).reshape(len(ends_R3), 5, -1)
+        same_R3W = windows_R5W[:, :3] == windows_R5W[:, COMPARED]
+        # how many are the same before the first one that is not
+        same_R3 = np.add.reduce(np.logical_and.accumulate(same_R3W, axis=-1), axis=-1)
+        agrees_R2 = same_R3[:, 1:]
+        agrees_R2[ends_R3[:, 1:] < 0] = 0
         known_R1 = numbers_RM[:, :1] - 1 - ends_R3[:, :1]  # tokens after the match
         counted_RA = np.maximum(np.minimum(known_R1, AFTER_MATCH_LENGTHS), 1)
-        sums_RA = predicted_RW.cumsum(-1)[:, AFTER_MATCH_LENGTHS - 1]
-        agrees_R2 = _in_a_row(windows_R4W[:, 2:] == windows_R4W[:, 1:2])
-        agrees_R2[ends_R3[:, 1:] < 0] = 0
+        sums_RA = windows_R5W[:, 0].cumsum(-1)[:, AFTER_MATCH_LENGTHS - 1]
         parts = [
             numbers_RM[:, :-1],
-            _in_a_row(predicted_RW)[:, None],
+            same_R3[:, :1],
             sums_RA / counted_RA,
             numbers_RM[:, -1:],
             np.minimum.accumulate(agrees_R2, axis=-1),
@@ -185,12 +192,6 @@ class TextStates:
     def keys(self) -> Array:
         """The keys that group training roots, in the order of `schema.KEYS`, int64 [R, J]."""
         return keys_of(np.array([state.keyed for state in self._states])[:, KEYED])
-
-
-def _in_a_row(values_RW: Array) -> Array:
-    """How many are true before the first one that is not, int64 [..]."""
-    run: Array = np.logical_and.accumulate(values_RW, axis=-1).sum(-1)
-    return run
 
 
 class HitHistory:

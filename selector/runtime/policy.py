@@ -167,7 +167,8 @@ class Policy:
         return checked(features, self._loaded.widths, 1, self._loaded.schema.first)
 
     def _scalar(self, read: Features, name: str) -> float:
-        return float(read[SCALARS_KEY][self._loaded.schema.index(name)])
+        # by NumPy, as an item of a tensor takes several times as long
+        return float(read[SCALARS_KEY].numpy()[self._loaded.schema.index(name)])
 
     def _is_early(self, read: Features) -> bool:
         """Whether the network sees the scalars of the schema's first level alone."""
