@@ -120,9 +120,12 @@ class Policy:
         if not isinstance(features, dict):
             features = self._stacked(features)
         if not self.setting.joint:
+            first_size, *other_sizes = map(len, features.values())
+            if any(size != first_size for size in other_sizes):
+                raise InputError("features: batches of different sizes")
             actions = []
-            for root in zip(*features.values(), strict=True):
-                action = self.select(dict(zip(features, root, strict=True)))
+            for b in range(first_size):
+                action = self.select({name: values[b] for name, values in features.items()})
                 if action is not None:
                     actions.append(action)
             return actions
