@@ -407,8 +407,8 @@ def test_a_logs_verdict_begins_with_what_to_do_by_batch_size() -> None:
     lost = logs_where({1: RULE, 8: none}, (0.97, 0.01))
     assert losses(lost) == ["T=0, batch 1, text", "T=0, batch 8, text"]
     assert verdicts(lost)[0] == (
-        "What to do, by requests in a step: 1 and more: serve without a drafter, because drafting "
-        "is a loss."
+        "What to do, by requests in a step: 1: serve without a drafter, because drafting is a "
+        "loss; 8 and more: serve without a drafter, because no draft surely pays."
     )
 
 

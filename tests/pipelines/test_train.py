@@ -102,7 +102,9 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, client: Any) -> None:
         setting = replace(case.setting.static_only(), rule=LookupRule(4, 8))
         replayed = replace(case.replayed, seconds_X=1.5 * case.replayed.seconds_X)
         rules.append(replace(case, setting=setting, ratio=Ratio(0.9, 0.01), replayed=replayed))
-    (hot, cold), kept = decided(module, validation, rules, bases, profile(), source_of(CONFIG))
+    (hot, cold), kept = decided(
+        module, validation, rules, bases, profile(), source_of(CONFIG), [[], []]
+    )
     assert hot.setting.longest == module.longest == int(data["train"].length_R.max())
     assert hot.setting.decider == "network" and hot.setting.rule == LookupRule(4, 8)
     assert cold.setting.decider == "static" and cold.setting.action == bases[1].action
@@ -114,7 +116,7 @@ def test_decisions_are_kept_where_they_pay(tmp_path: Path, client: Any) -> None:
     few = [case.on(case.profile, case.batch) for case in validation]
     for case in few:
         case.texts = case.texts.take(torch.arange(14))  # seven sources
-    (hot, _), _ = decided(module, few, rules, bases, profile(), source_of(CONFIG))
+    (hot, _), _ = decided(module, few, rules, bases, profile(), source_of(CONFIG), [[], []])
     assert hot.setting.decider != "network"
     assert [bool(too_few(cases[0].texts)) for cases in (few, validation)] == [True, False]
 
