@@ -35,8 +35,7 @@ from data_gen.models.processed import OF_LOGITS_ALONE, Processed
 from data_gen.models.self_check import check_once
 from data_gen.timing import device_name
 from data_gen.verification import get_verifier
-from selector.action import Action
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace
 from selector.runtime.selector import Policy, Selector, load_selector
 from selector.schema import PAIR, InputError
 

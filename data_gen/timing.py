@@ -31,7 +31,7 @@ from data_gen.models.checkpoints import known_weights_of
 from data_gen.models.pair import ModelPair, resolve_device
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.verification import get_verifier
-from selector.action import EMPTY, GREEDY, RANKED, Action
+from selector.actions import EMPTY, GREEDY, RANKED, Action
 from selector.latency import LatencyProfile, Table, Verification, draft_passes
 
 Case = tuple[str, Action]  # a verifier's name and the action of a step

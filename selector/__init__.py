@@ -8,8 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from selector.action import Action
-    from selector.actions import ActionSpace
+    from selector.actions import Action, ActionSpace
     from selector.latency import LatencyProfile
     from selector.runtime.policy import Policy
     from selector.runtime.selector import Selector, load_selector
@@ -35,8 +34,7 @@ __all__ = [
     "replay",
 ]
 _MODULES = {
-    "action": ("Action",),
-    "actions": ("ActionSpace",),
+    "actions": ("Action", "ActionSpace"),
     "latency": ("LatencyProfile",),
     "runtime.selector": ("Selector", "load_selector"),
     "runtime.policy": ("Policy",),

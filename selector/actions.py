@@ -16,9 +16,37 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from selector.action import GREEDY, IID, STYLES, Action
+from selector.action import (
+    COPY,
+    EMPTY,
+    GREEDY,
+    IID,
+    MOST_DEPTH,
+    MOST_RANKS,
+    RANKED,
+    STYLES,
+    WITHOUT_REPLACEMENT,
+    Action,
+    Ranks,
+)
 
-__all__ = ["Action", "ActionSpace", "Grid"]
+__all__ = [
+    "COPY",
+    "EMPTY",
+    "GREEDY",
+    "IID",
+    "LARGEST",
+    "MOST_DEPTH",
+    "MOST_RANKS",
+    "RANKED",
+    "STYLES",
+    "WIDE_DEPTH",
+    "WITHOUT_REPLACEMENT",
+    "Action",
+    "ActionSpace",
+    "Grid",
+    "Ranks",
+]
 
 LARGEST = 256  # each number of a space is below this, so that its tables stay small
 WIDE_DEPTH = 3  # tokens of a branch of trees that are wider than `max_K`

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from selector.action import Action, Ranks
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace, Ranks
 from selector.files import Array
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, FULL, LIGHT, MATCH, InputError

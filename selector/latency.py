@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selector.action import IID, Action
+from selector.actions import IID, Action
 from selector.files import Array
 from selector.sampling import Sampling
 from selector.schema import FORMAT, FULL, LIGHT, MATCH, InputError

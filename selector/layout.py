@@ -6,7 +6,7 @@ are one node.
 
 from __future__ import annotations
 
-from selector.action import GREEDY, Action
+from selector.actions import GREEDY, Action
 
 # where a node's token comes from, if it is not the draft's choice of a rank after the parent
 SAMPLED = "sampled"  # from the draft after the parent

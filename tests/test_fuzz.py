@@ -27,8 +27,7 @@ from data_gen.traces import read_manifest
 from pipelines.config import Config, known_keys, load_config
 from pipelines.latency.timings import profile_of, read_timings
 from pipelines.run import read_record, record_path
-from selector.action import Action
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace
 from selector.schema import InputError
 from tests.pipelines.small_logs import STEP_TIMES, as_steps, record
 

@@ -27,7 +27,7 @@ from data_gen.models.rows import ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.verification import CERTAIN, Verdict, Verifier, at_every_level, styled
 from data_gen.verification.distributions import sample
-from selector.action import Action
+from selector.actions import Action
 from selector.schema import FULL, LIGHT, MATCH
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from selector.action import Action
+from selector.actions import Action
 
 Features = dict[str, Tensor]
 PARTS = ("draft", "select", "target", "verify", "commit")

@@ -25,8 +25,7 @@ from data_gen.models.rows import ModelRow
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
 from data_gen.verification.distributions import most_likely, sample
-from selector.action import IID, Action
-from selector.actions import ActionSpace
+from selector.actions import IID, Action, ActionSpace
 from selector.latency import distinct_key
 from selector.layout import COPIED, OTHER, SAMPLED, layout_of
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from data_gen.engines.steps import NAME, Step, StepTimer, WayOut, log_once
 from data_gen.features.root import DrafterKnowledge, features_of
 from data_gen.models.sampling import Sampling
-from selector.action import COPY, EMPTY, IID, Action
+from selector.actions import COPY, EMPTY, IID, Action
 from selector.decision import Setting
 from selector.files import first_line, unwritable
 from selector.runtime.selector import Policy, load_selector

@@ -70,8 +70,7 @@ from data_gen.verification.distributions import divide, most_likely
 from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import FirstPath
 from data_gen.verification.ranking import SortedRows
-from selector.action import GREEDY, IID, Action
-from selector.actions import ActionSpace, Grid
+from selector.actions import GREEDY, IID, Action, ActionSpace, Grid
 
 ELEMENTS = 1 << 22  # probabilities of one model that are sorted at once
 

@@ -20,8 +20,7 @@ from data_gen.text_labels.acceptance import Acceptance
 from data_gen.text_labels.siblings import NextTokens, Siblings
 from data_gen.verification.distributions import divide
 from data_gen.verification.ranking import SortedRows
-from selector.action import GREEDY
-from selector.actions import Grid
+from selector.actions import GREEDY, Grid
 
 
 @dataclass

@@ -29,7 +29,7 @@ from data_gen.text_labels.labels import TextLabeller, block_rows
 from data_gen.texts.generated import RowBlock, fewer, halving, rows_along, seed_of
 from data_gen.texts.possible import ImpossibleToken, check_possible
 from data_gen.texts.written import DEPTH, Recipe, Work, WrittenText, naming, written
-from selector.action import MOST_DEPTH
+from selector.actions import MOST_DEPTH
 from selector.schema import HIDDEN_STATES, RANK_COLUMN, InputError, survival_column
 
 GPU_BLOCKS = 8  # of `block_rows` are labelled together on a GPU

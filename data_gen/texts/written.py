@@ -17,8 +17,7 @@ from data_gen.texts.generated import GeneratedText, finished, generated_by_targe
 from data_gen.texts.logs import LoggedText
 from data_gen.texts.prompts import Form, Prompt
 from data_gen.verification import get_verifier
-from selector.action import GREEDY, Action
-from selector.actions import ActionSpace
+from selector.actions import GREEDY, Action, ActionSpace
 from selector.schema import InputError
 from selector.train.ranked import balanced
 

@@ -14,7 +14,7 @@ from data_gen.verification.khisti import Khisti
 from data_gen.verification.one_path import Block, GreedyBlock, Naive, OnePath
 from data_gen.verification.priority import LiftedPriority, Priority
 from data_gen.verification.traversal import NSS, NaiveTree, SpecInfer, Traversal
-from selector.action import GREEDY
+from selector.actions import GREEDY
 
 _TOP_DOWN: tuple[type[Verifier], ...] = (NSS, Naive, NaiveTree, SpecTr, SpecInfer, Khisti, Priority)
 _BOTTOM_UP: tuple[type[Verifier], ...] = (

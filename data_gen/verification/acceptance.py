@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from data_gen.verification.distributions import Rows
 from data_gen.verification.ranking import in_rank_order
-from selector.action import GREEDY, IID, STYLES, WITHOUT_REPLACEMENT
+from selector.actions import GREEDY, IID, STYLES, WITHOUT_REPLACEMENT
 
 LOG_STEP = 0.15  # of the quadrature over log t
 

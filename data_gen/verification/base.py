@@ -29,7 +29,7 @@ from data_gen.verification.distributions import (
     first_accepted,
     sample,
 )
-from selector.action import IID
+from selector.actions import IID
 
 # the extra token's law, [M, V] up to a factor, by entries_Mk
 Leftover = Callable[[NodeDistributions, Tensor], Tensor]

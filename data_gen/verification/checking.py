@@ -35,7 +35,7 @@ from torch import Tensor
 
 from data_gen.trees import DraftTree
 from data_gen.verification import Verifier
-from selector.action import IID, STYLES, WITHOUT_REPLACEMENT
+from selector.actions import IID, STYLES, WITHOUT_REPLACEMENT
 from selector.schema import InputError
 
 Law = Callable[[DraftTree, Tensor, Tensor], Tensor]

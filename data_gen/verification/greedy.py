@@ -27,7 +27,7 @@ from torch import Tensor
 from data_gen.verification.base import BottomUp, Split, TopDown, left_over
 from data_gen.verification.distributions import NodeDistributions, divide
 from data_gen.verification.selection import entry_weights
-from selector.action import GREEDY
+from selector.actions import GREEDY
 
 
 class Drawn(NamedTuple):

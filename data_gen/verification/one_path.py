@@ -22,7 +22,7 @@ from data_gen.verification.base import BottomUp, End, TopDown, Verifier, Verifie
 from data_gen.verification.distributions import Rows
 from data_gen.verification.ranking import in_rank_order
 from data_gen.verification.traversal import NaiveTree, Traversal
-from selector.action import IID, WITHOUT_REPLACEMENT
+from selector.actions import IID, WITHOUT_REPLACEMENT
 
 MOST_AFTER = 1e200  # beyond this, `q~` is `q`: the paths that come after the prefix outweigh it
 

@@ -38,7 +38,7 @@ from data_gen.verification.distributions import (
     pooled,
     sample,
 )
-from selector.action import IID, STYLES, WITHOUT_REPLACEMENT
+from selector.actions import IID, STYLES, WITHOUT_REPLACEMENT
 
 # entries; where there are more, they are tried in their own order, which is lossless too
 MOST_SHUFFLED = 12

@@ -22,8 +22,7 @@ from pipelines.evaluate.methods import COPYING
 from pipelines.evaluate.replays import oracle, replay
 from pipelines.evaluate.table import HERE
 from pipelines.train.judging import judge, judge_by_replay, keep_if_ahead, too_few
-from selector.action import EMPTY, IID, Action
-from selector.actions import ActionSpace
+from selector.actions import EMPTY, IID, Action, ActionSpace
 from selector.decision import NETWORK, RULE, STATIC, Setting
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling

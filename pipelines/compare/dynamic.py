@@ -35,7 +35,7 @@ from pipelines.config import Config
 from pipelines.data.recorded import rows_of, samplings_of
 from pipelines.evaluate.table import DRAFTED, Figure, Table, show_grids
 from pipelines.terminal import watched
-from selector.action import MOST_DEPTH, RANKED, Action
+from selector.actions import MOST_DEPTH, RANKED, Action
 from selector.latency import LatencyProfile, Verification
 from selector.sampling import Sampling
 from selector.schema import RANK_COLUMN

@@ -28,7 +28,7 @@ from pipelines.config import Config
 from pipelines.data.recorded import rows_of, samplings_of
 from pipelines.evaluate.table import ACCEPTANCE, DRAFTED, EFFICIENCY, Figure, quotient
 from pipelines.terminal import watched
-from selector.action import IID, STYLES, Action
+from selector.actions import IID, STYLES, Action
 from selector.schema import survival_column
 from selector.train.replay import jackknifed
 

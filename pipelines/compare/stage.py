@@ -61,8 +61,7 @@ from pipelines.terminal import made, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import inputs
 from selector import latency
-from selector.action import Action
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace
 from selector.files import atomically
 from selector.latency import LatencyProfile, Verification
 from selector.schema import sha256

@@ -26,8 +26,7 @@ from pipelines.data.recorded import samplings_of
 from pipelines.evaluate.replays import replay
 from pipelines.evaluate.table import EFFICIENCY, Figure, Table, quotient, show_grids
 from pipelines.terminal import watched
-from selector.action import GREEDY, IID, Action
-from selector.actions import WIDE_DEPTH
+from selector.actions import GREEDY, IID, WIDE_DEPTH, Action
 from selector.decision import Setting
 from selector.latency import LatencyProfile, Verification
 from selector.train.data import Texts, Timed

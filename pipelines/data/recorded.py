@@ -20,8 +20,7 @@ from data_gen.traces import differences, read_manifest, read_rows, space_of
 from pipelines.config import Config
 from pipelines.pair.source import source_of
 from pipelines.run import verify
-from selector.action import RANKED, STYLES
-from selector.actions import ActionSpace
+from selector.actions import RANKED, STYLES, ActionSpace
 from selector.latency import LatencyProfile
 from selector.sampling import Sampling
 from selector.schema import FORMAT, InputError

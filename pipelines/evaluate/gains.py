@@ -18,7 +18,7 @@ from pipelines.evaluate.methods import COPYING, PLAIN, SELECTOR
 from pipelines.evaluate.replays import compared, oracle
 from pipelines.evaluate.table import ALL, Figure, Table
 from pipelines.train.result import Case
-from selector.action import EMPTY
+from selector.actions import EMPTY
 from selector.decision import Setting
 from selector.latency import LatencyProfile
 from selector.schema import DRAFTER, TEXT

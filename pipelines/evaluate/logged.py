@@ -44,7 +44,7 @@ from pipelines.tracking import metric_name
 from pipelines.train.judging import too_few
 from pipelines.train.result import CASE, Case, load_module, load_result
 from selector import decision
-from selector.action import EMPTY
+from selector.actions import EMPTY
 from selector.latency import LatencyProfile
 from selector.schema import MATCH
 from selector.train.data import Texts

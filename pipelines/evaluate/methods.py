@@ -32,7 +32,7 @@ from pipelines.config import Config
 from pipelines.pair.stage import encode
 from pipelines.terminal import watched
 from selector import decision
-from selector.action import EMPTY, IID, Action
+from selector.actions import EMPTY, IID, Action
 from selector.decision import Setting
 from selector.latency import LatencyProfile
 from selector.runtime.selector import Policy

@@ -27,7 +27,7 @@ from torch import Tensor
 from pipelines import terminal
 from pipelines.config import Config
 from pipelines.evaluate.methods import ASSISTED, AT_ROOT, BASES, BEST_STATIC, SELECTOR
-from selector.action import Action
+from selector.actions import Action
 from selector.files import atomically
 from selector.sampling import Sampling
 from selector.train.replay import Ratio

@@ -41,7 +41,7 @@ from pipelines.run import read_json, write_json
 from pipelines.terminal import console, table
 from pipelines.tracking import EXPORTED, metric_name, named
 from selector import decision
-from selector.action import EMPTY
+from selector.actions import EMPTY
 from selector.decision import Setting
 
 ASKED = """pair.tokenizer.apply_chat_template(

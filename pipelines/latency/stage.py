@@ -33,7 +33,7 @@ from pipelines.pair.source import source_of
 from pipelines.run import Stage, read_json, verify, write_json
 from pipelines.terminal import console, table, ticking, watched
 from pipelines.tracking import describe, metric_name, mlflow_run
-from selector.action import GREEDY, IID, Action
+from selector.actions import GREEDY, IID, Action
 from selector.latency import LatencyProfile
 from selector.schema import InputError
 from selector.train.ranked import balanced

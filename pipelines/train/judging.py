@@ -18,8 +18,7 @@ from torch import Tensor
 from pipelines.config import Config
 from pipelines.data.recorded import samplings_of, timed
 from pipelines.terminal import watched
-from selector.action import EMPTY, Action
-from selector.actions import ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import NETWORK, Setting
 from selector.latency import LatencyProfile
 from selector.train import tuning

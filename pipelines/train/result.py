@@ -20,8 +20,7 @@ from pipelines.data.recorded import timed, traces_folder
 from pipelines.latency.stage import load_profile
 from pipelines.pair.source import source_of
 from pipelines.run import provenance, require
-from selector.action import EMPTY, Action
-from selector.actions import ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import Setting
 from selector.export.torchscript import load_script
 from selector.export.writer import write_artefact

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from jinja2 import StrictUndefined, Template
 
-from selector.action import Action
+from selector.actions import Action
 from selector.decision import Setting
 from selector.export.torchscript import DeployedSelector, torchscript
 from selector.files import atomically, json_text

@@ -13,8 +13,7 @@ from urllib.parse import unquote
 import torch
 from torch import Tensor
 
-from selector.action import Action
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace
 from selector.decision import NETWORK, Setting
 from selector.files import first_line
 from selector.latency import LatencyProfile

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from selector.action import Action
+from selector.actions import Action
 from selector.files import Array
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from selector.action import Action
+from selector.actions import Action
 from selector.decision import NETWORK, NEVER, STATIC, Setting, worth
 from selector.files import Array
 from selector.latency import LatencyProfile, StepTimes

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from selector.action import Action
+from selector.actions import Action
 from selector.decision import Setting, nearest
 from selector.files import read_tensors
 from selector.latency import LatencyProfile

@@ -18,8 +18,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from selector.action import MOST_DEPTH, Action
-from selector.actions import ActionSpace
+from selector.actions import MOST_DEPTH, Action, ActionSpace
 from selector.latency import LatencyProfile, interpolated_at, places
 from selector.runtime.tokens import TokenStatistics
 from selector.sampling import Sampling

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selector.action import MOST_RANKS, Action, Ranks
+from selector.actions import MOST_RANKS, Action, Ranks
 
 SIZES = (4, 8, 12, 16, 24, 32, 48)  # nodes of the shapes that are tried
 DEPTHS = (1, 2, 3, 4, 5, 6, 8)

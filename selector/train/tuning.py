@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selector.action import EMPTY, Action
+from selector.actions import EMPTY, Action
 from selector.decision import NETWORK, RHOS, LookupRule, Setting, choices
 from selector.schema import EARLY, FULL, LIGHT
 from selector.train.data import Timed

@@ -12,7 +12,7 @@ from data_gen.decoding.loop import Chooser, Decoded, FixedTree
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
-from selector.action import Action
+from selector.actions import Action
 
 ZERO = Sampling(0.0)
 

@@ -19,7 +19,7 @@ from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model
 from data_gen.texts.generated import GeneratedText, generated_by_target, rows_along
-from selector.action import Action
+from selector.actions import Action
 from selector.schema import InputError
 from tests.checks import one_line
 from tests.data_gen.decodes import decode

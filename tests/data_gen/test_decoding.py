@@ -14,7 +14,7 @@ from data_gen.decoding.loop import PARTS, Decoded, FixedTree, Random
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import VERIFIERS, get_verifier
-from selector.action import EMPTY, GREEDY, Action
+from selector.actions import EMPTY, GREEDY, Action
 from selector.schema import FEATURES, PAIR, SCALARS_KEY
 from selector.train.ranked import balanced
 from tests.data_gen import decodes

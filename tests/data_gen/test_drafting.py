@@ -19,8 +19,7 @@ from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
 from data_gen.verification import CERTAIN
-from selector.action import Action
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace
 from tests.data_gen.by_definition import earlier_ends, longest_match
 from tests.data_gen.worlds import KINDS, World
 

@@ -32,7 +32,7 @@ from data_gen.models.rows import ModelRow, ModelRows
 from data_gen.models.sampling import Sampling
 from data_gen.texts.generated import GeneratedText, finished, rows_along
 from data_gen.traces import texts_of
-from selector.action import EMPTY, Action
+from selector.actions import EMPTY, Action
 from selector.runtime.tokens import TokenStatistics
 from selector.schema import (
     DRAFTER,

@@ -26,7 +26,7 @@ from data_gen.generate import SpeculativeOutput, speculative_generate
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
-from selector.action import Action
+from selector.actions import Action
 from selector.runtime.selector import load_selector
 from selector.schema import InputError
 from selector.train.ranked import balanced

@@ -27,7 +27,7 @@ from data_gen.timing import (
     samples_of,
     times,
 )
-from selector.action import EMPTY, Action
+from selector.actions import EMPTY, Action
 from selector.latency import LatencyProfile, Table, Verification
 from tests.selector.synthetic import profile
 

@@ -17,7 +17,7 @@ from data_gen.decoding.loop import FixedTree
 from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling
 from data_gen.verification import get_verifier
-from selector.action import Action
+from selector.actions import Action
 from tests.checks import ROOT
 from tests.selector.exported import export
 

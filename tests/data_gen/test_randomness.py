@@ -24,7 +24,7 @@ from data_gen.models.pair import ModelPair
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.trees import DraftTree
 from data_gen.verification import base, distributions, get_verifier
-from selector.action import EMPTY, Action
+from selector.actions import EMPTY, Action
 from tests.data_gen.families import nameless, random_llama
 
 PROMPT, SAMPLING = [1, 0, 1], Sampling(0.7)

@@ -9,7 +9,7 @@ from data_gen.decoding.loop import Random
 from data_gen.models.pair import CachedModel, without_own_settings
 from data_gen.models.sampling import Sampling
 from data_gen.models.self_check import check_model, few_layers, lengths, table_of_positions
-from selector.action import Action
+from selector.actions import Action
 from selector.schema import InputError
 from tests.checks import one_line
 from tests.data_gen.decodes import decode, generated

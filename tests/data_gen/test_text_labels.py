@@ -15,8 +15,7 @@ from data_gen.text_labels.labels import TextLabeller, label_text
 from data_gen.verification import VERIFIERS, get_verifier, styled
 from data_gen.verification.distributions import Rows
 from data_gen.verification.ranking import SortedRows
-from selector.action import Action
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace
 from tests.data_gen.worlds import KINDS, World, normalised
 
 LABELLED = [name for name in VERIFIERS if name not in ("khisti", "greedy_block")]

@@ -36,9 +36,8 @@ from pipelines.compare.roots import DISTANCE, DRAFTED, OPTIMAL
 from pipelines.compare.stage import LEAST, method_of, over_cells
 from pipelines.compare.wide import CHARGED, NAMES
 from pipelines.evaluate.table import ACCEPTANCE, ALL, EFFICIENCY, SPEED, Table
-from selector.action import GREEDY as GREEDY_STYLE
-from selector.action import IID
-from selector.actions import ActionSpace
+from selector.actions import GREEDY as GREEDY_STYLE
+from selector.actions import IID, ActionSpace
 from tests.pipelines.runs import ROOT, SMALL, at_call, espalier, outcome
 
 STEP_TIMES = ROOT / "configs" / "clocks" / "h100_qwen2.5-32b_qwen2.5-0.5b.csv"

@@ -39,7 +39,7 @@ from pipelines.evaluate.verdict import (
 from pipelines.evaluate.verdict import methods as shown_methods
 from pipelines.export.stage import run as export
 from pipelines.train.result import CASE, Case
-from selector.action import EMPTY, Action
+from selector.actions import EMPTY, Action
 from selector.decision import LookupRule, Setting
 from selector.runtime.selector import load_selector
 from selector.sampling import Sampling

@@ -23,8 +23,7 @@ from pipelines.data.recorded import against_labels, realised, samplings_of, z_of
 from pipelines.data.stage import shards
 from pipelines.pair.source import source_of
 from pipelines.pair.stage import recipe
-from selector.action import GREEDY, Action
-from selector.actions import ActionSpace
+from selector.actions import GREEDY, Action, ActionSpace
 from selector.train.data import SPLITS
 from selector.train.ranked import balanced
 from selector.train.replay import monotone, outcomes

@@ -16,7 +16,7 @@ from pipelines.train import judging
 from pipelines.train.judging import judge_jointly, keep_if_ahead
 from pipelines.train.result import Case
 from selector import latency
-from selector.action import EMPTY
+from selector.actions import EMPTY
 from selector.decision import Setting
 from selector.schema import LOG, TEXT
 from selector.train.data import Timed

@@ -34,8 +34,7 @@ from pipelines.evaluate.methods import (
 from pipelines.evaluate.replays import rank_correlation, replay
 from pipelines.evaluate.stage import turns
 from pipelines.pair.stage import recipe
-from selector.action import EMPTY, Action
-from selector.actions import ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import LookupRule, Setting
 from selector.export.writer import config_of
 from selector.latency import Verification

@@ -29,8 +29,7 @@ from pipelines.evaluate.methods import (
 from pipelines.evaluate.table import CORRELATION, DECODED, REPLAYED, Table
 from pipelines.evaluate.verdict import Evaluation, losses
 from pipelines.train.result import RESULT, build, load_result
-from selector.action import EMPTY, Action
-from selector.actions import ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import Setting
 from selector.runtime.artefact import Features
 from selector.runtime.selector import Policy, load_selector

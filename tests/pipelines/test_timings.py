@@ -22,8 +22,7 @@ from pipelines.latency.timings import (
     stage_of,
     unsteady,
 )
-from selector.action import EMPTY
-from selector.actions import ActionSpace
+from selector.actions import EMPTY, ActionSpace
 from selector.latency import MOST_TOKENS, LatencyProfile
 from selector.schema import InputError
 from selector.train.mixed import step_seconds

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from selector.action import Action
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace
 from selector.decision import NEVER, LookupRule, Setting
 from selector.export.torchscript import load_script, net_tokens
 from selector.export.writer import write_artefact

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from selector.action import Action
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace
 from selector.latency import FREE, Batches, LatencyProfile, Table, Verification
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, LEVELS, LOG, MATCH, PAIR, TEXT

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from selector.action import Action
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace
 from selector.decision import Setting
 from selector.latency import UNCUT, LatencyProfile, Table, Verification
 from selector.sampling import Sampling

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from selector.action import EMPTY, GREEDY, Action
-from selector.actions import ActionSpace
+from selector.actions import EMPTY, GREEDY, Action, ActionSpace
 from selector.layout import layout_of
 from selector.train.ranked import balanced
 

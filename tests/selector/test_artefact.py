@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from selector.action import Action
+from selector.actions import Action
 from selector.export.writer import CARD
 from selector.runtime.selector import load_selector
 from selector.schema import (

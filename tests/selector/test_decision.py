@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from selector.action import EMPTY, Action
-from selector.actions import ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.decision import NETWORK, RHOS, RULE, STATIC, LookupRule, Setting, choices, nearest
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, EARLY, LIGHT, MATCH, TEXT

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selector.action import Action
+from selector.actions import Action
 from selector.decision import NEVER, Setting
 from selector.export.torchscript import torchscript
 from selector.runtime.artefact import Features

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from selector.action import EMPTY, Action
-from selector.actions import ActionSpace
+from selector.actions import EMPTY, Action, ActionSpace
 from selector.latency import LatencyProfile, Table, Verification, interpolated_at
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, EARLY, FORMAT, FULL, LIGHT, MATCH, TEXT, InputError

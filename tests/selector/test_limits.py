@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from selector.action import COPY, EMPTY, Action
+from selector.actions import COPY, EMPTY, Action
 from selector.decision import Setting
 from selector.export.writer import config_of
 from selector.runtime.network import Network

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from selector.action import Action
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace
 from selector.decision import LookupRule, Setting
 from selector.runtime.joint import Shapes, joint_choice
 from selector.sampling import Sampling

@@ -9,8 +9,7 @@ from itertools import product
 import pytest
 import torch
 
-from selector.action import MOST_RANKS, Action, Ranks
-from selector.actions import ActionSpace
+from selector.actions import MOST_RANKS, Action, ActionSpace, Ranks
 from selector.latency import draft_passes
 from selector.train.ranked import along_ranks, balanced, candidates, frequent_paths, united
 from selector.train.tuning import (

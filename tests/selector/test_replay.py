@@ -22,8 +22,7 @@ from data_gen.drafting.lookup import LookupIndex
 from data_gen.text_labels.labels import TextLabeller
 from data_gen.trees import DraftTree
 from data_gen.verification import CERTAIN, get_verifier
-from selector.action import Action
-from selector.actions import ActionSpace
+from selector.actions import Action, ActionSpace
 from selector.jit import jit
 from selector.train.replay import Lag, Ratio, Replayed, jackknifed, monotone, outcomes, replay
 from tests.data_gen.worlds import normalised

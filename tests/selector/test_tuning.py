@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from selector.action import EMPTY, Action
+from selector.actions import EMPTY, Action
 from selector.decision import RHOS, RULE, LookupRule, Setting
 from selector.latency import Table
 from selector.sampling import Sampling

@@ -50,7 +50,7 @@ from data_gen.models.sampling import Sampling, probabilities
 from data_gen.texts.prompts import Prompt
 from pipelines.config import SHIPPED
 from pipelines.terminal import console
-from selector.action import EMPTY
+from selector.actions import EMPTY
 from selector.decision import STATIC
 from selector.runtime.selector import load_selector
 from selector.schema import TEXT

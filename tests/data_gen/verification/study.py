@@ -35,7 +35,7 @@ from data_gen.verification.distributions import Rows
 from data_gen.verification.selection import Lifted
 from data_gen.verification.traversal import Traversal
 from selector import Action, Sampling
-from selector.action import IID, STYLES, WITHOUT_REPLACEMENT
+from selector.actions import IID, STYLES, WITHOUT_REPLACEMENT
 from tests.checks import ROOT
 from tests.data_gen.worlds import KINDS, World
 

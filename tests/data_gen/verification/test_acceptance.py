@@ -17,7 +17,7 @@ from data_gen.verification.k_seq import KSeq
 from data_gen.verification.khisti import match
 from data_gen.verification.priority import FirstInRank
 from data_gen.verification.ranking import SortedRows
-from selector.action import STYLES
+from selector.actions import STYLES
 from tests.data_gen.verification.definitions import accepted, first_in_rank, k_seq, normalised
 from tests.data_gen.worlds import KINDS, SERVED, World
 
