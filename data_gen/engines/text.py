@@ -170,7 +170,7 @@ class TextSelector:
         most = BEYOND * policy.setting.batch
         if batch <= most:
             return policy
-        log_once(f"the selector knows step times of up to {most} requests; no draft with more")
+        log_once(f"the selector decides for up to {most} requests; no draft with more")
         return Policy(Setting(self._sampling, EMPTY))
 
     def _note(self, step: Step) -> None:
