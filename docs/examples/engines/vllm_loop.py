@@ -129,28 +129,31 @@ def recorded(training: Sequence[Prompt], temperature: float, steps: Path) -> lis
     """A server's answers while drafts of all lengths take turns. Its plug-in records the `steps`,
     and those of a server without a drafter are added."""
     options = {"steps": str(steps.absolute()), "temperature": temperature, "draft": DRAFT}
-    with server(PORT, custom(PROPOSER, LONGEST), {NAME: options}) as address:
+    recording = server(PORT, custom(PROPOSER, LONGEST), {NAME: options})
+    seconds: dict[int, list[float]] = {at_once: [] for at_once in AT_ONCE}
+    with recording as address, server(PORT + 1, None) as without:
         for at_once, times in AT_ONCE.items():
+            # before and after, since the machine may be faster a quarter of an hour later
+            seconds[at_once] += plain_steps(without, training[:at_once], temperature)
             for _ in range(times):
                 answers = ask_all(address, training, at_once, temperature)
-    with server(PORT, None) as address:
-        plain = [plain_step(address, training[:at_once], temperature) for at_once in AT_ONCE]
+                seconds[at_once] += plain_steps(without, training[:at_once], temperature)
     with steps.open("a") as file:
-        file.writelines(f"{json.dumps(step)}\n" for step in plain)
+        for at_once, steps_of_batch in seconds.items():
+            step = {"batch": at_once, "context": 100, "verified": 1, "passes": 0, "drafter": False}
+            file.write(json.dumps({**step, "seconds": statistics.median(steps_of_batch)}) + "\n")
     return answers
 
 
-def plain_step(address: str, asked: Sequence[Prompt], temperature: float) -> dict[str, Any]:
-    """What a step of so many requests takes: how much longer longer answers take. The prompts'
-    passes are in both."""
-    batch = len(asked)
+def plain_steps(address: str, asked: Sequence[Prompt], temperature: float) -> list[float]:
+    """What a step of so many requests takes in seconds, some times: how much longer longer answers
+    take. The prompts' passes are in both."""
     seconds = []
     for tokens in TIMES * (4, 4 + TIMED):
-        answers = ask_all(address, asked, batch, temperature, tokens=tokens, to_the_end=True)
+        answers = ask_all(address, asked, len(asked), temperature, tokens=tokens, to_the_end=True)
         seconds.append(max(answer.seconds for answer in answers))
-    longer = [long - short for short, long in zip(seconds[::2], seconds[1::2], strict=True)]
-    step = {"batch": batch, "context": 100, "verified": 1, "passes": 0, "drafter": False}
-    return {**step, "seconds": statistics.median(longer) / TIMED}
+    pairs = zip(seconds[::2], seconds[1::2], strict=True)
+    return [(longer - shorter) / TIMED for shorter, longer in pairs]
 
 
 def tuned(
