@@ -8,25 +8,19 @@ kind of prompts under a setting, and errors, one standard error, over sources.
 
 A stopped stage goes on where it was: networks and replays are parts of it.
 
-Legend: X texts, C cells, D depth.
+Legend: X texts, C cells.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
-from pathlib import Path
 from typing import Any
 
-import pandas
 import torch
-from matplotlib.figure import Figure as Picture
 from torch import Tensor
 
-from pipelines.compare import dynamic, wide
 from pipelines.compare.cells import (
     AT_ROOT,
     BY_STEPS,
@@ -34,16 +28,13 @@ from pipelines.compare.cells import (
     SELECTORS,
     TREES,
     WIDE_ROOT,
-    of_verifier,
     replays,
 )
 from pipelines.compare.networks import IDEAL, Networks
-from pipelines.compare.roots import drafted
 from pipelines.config import Config
 from pipelines.data.recorded import load_traces, samplings_of
 from pipelines.evaluate.stage import other_profiles
 from pipelines.evaluate.table import (
-    ACCEPTANCE,
     ALL,
     EFFICIENCY,
     HERE,
@@ -55,14 +46,11 @@ from pipelines.evaluate.table import (
     text_of,
 )
 from pipelines.latency.stage import load_profile
-from pipelines.pair.stage import load_pair
 from pipelines.run import Stage
 from pipelines.terminal import made, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import inputs
 from selector import latency
-from selector.actions import Action, ActionSpace
-from selector.files import atomically
 from selector.latency import LatencyProfile, Verification
 from selector.schema import sha256
 from selector.train.data import Texts
@@ -89,48 +77,26 @@ def stage_of(config: Config) -> Stage:
         "clocks": {path.stem: sha256(path) for path in other_profiles(config, profile)},
         "verifiers": list(config.verifiers),
     }
-    outputs = [config.folder / "papers.parquet", config.folder / "figure1.png"]
-    if config.data.is_wide:
-        outputs.append(config.folder / "wide.parquet")
-    return Stage("compare", config, depends, tuple(outputs))
+    return Stage("compare", config, depends, (config.folder / "papers.parquet",))
 
 
 def run(config: Config) -> None:
     stage = stage_of(config)
-    table_path, picture_path, *wide_paths = stage.outputs
-    labelled = config.verifiers[0]
+    (path,) = stage.outputs
     if stage.begin():
-        pair = load_pair(config)
-        profile = load_profile(config, pair)
+        profile = load_profile(config)
         splits = load_traces(config)
         with mlflow_run(config, "compare") as mlflow:
             parts = stage.parts()
             stage.replace()
             profiles = all_profiles(config, profile)
             totals = kept_replays(Networks(config, profiles, splits, parts))
-            drafts = parts.get("drafts", lambda: list(drafted(config, pair, labelled)))
-            roots = parts.get("dynamic trees", lambda: dynamic.expanded_roots(config, pair))
-            figures = [
-                *by_depth(config, splits["test"]),
-                *drafts,
-                *dynamic.figures_of(config, roots, profiles),
-                *speeds(config, splits["test"], totals),
-            ]
-            Table(figures).write(table_path)
-            draw(figures, config, picture_path)
-            for path in wide_paths:
-                rival, _ = rival_of(config)
-                charged = wide.with_verification(profiles, HERE, IDEAL)
-                Table(wide.figures_of(config, splits, charged, rival)).write(path)
-            for path in stage.outputs:
-                mlflow.log_artifact(str(path))
-            describe(mlflow, f"{len(figures)} figures: {table_path.name}")
+            figures = list(speeds(config, splits["test"], totals))
+            Table(figures).write(path)
+            mlflow.log_artifact(str(path))
+            describe(mlflow, f"{len(figures)} figures: {path.name}")
         stage.finish()
-    figures_of_papers = Table.read(table_path)
-    show(figures_of_papers, config)
-    dynamic.show(figures_of_papers)
-    for path in wide_paths:
-        wide.show(Table.read(path))
+    show(Table.read(path), config)
 
 
 def kept_replays(networks: Networks) -> dict[tuple[str, str], Totals]:
@@ -263,56 +229,6 @@ def over_cells(columns_XN: Tensor, cell_X: Tensor, source_X: Tensor) -> Ratio:
         return quotient(sums_CN).nanmean(-1)
 
     return jackknifed(spread_XCN.flatten(1), source_X, mean)
-
-
-def by_depth(config: Config, texts: Texts) -> Iterator[Figure]:
-    """DDTE, Figure 1: the acceptance at each depth of K branches from the root, given that the
-    depth above was accepted; over all roots of the held-out texts, by setting and verifier."""
-    space = ActionSpace.default()
-    for sampling, name in product(samplings_of(config), config.verifiers):
-        sampling_texts = of_verifier({"": texts}, name, space)[""].of_sampling(sampling)
-        labels_RS = sampling_texts.labels(name, slice(None), space)
-        # the last column counts the roots, which are reached for sure
-        reached_RS = torch.nn.functional.pad(labels_RS.double(), (0, 1), value=1.0)
-        sums_XS = torch.zeros(len(sampling_texts), reached_RS.shape[1], dtype=torch.float64)
-        sums_XS.index_add_(0, sampling_texts.text_R, reached_RS)
-        for K in range(1, space.max_K + 1):
-            action = space.chain(space.max_L2)
-            if K > 1:
-                action = Action(K, 0, space.max_L2)
-            paths = space.survival_of_AD[space.index(action)][: space.max_L2].tolist()
-            above = -1  # the root's column
-            for depth, column in enumerate(paths, 1):
-                ratio = jackknifed(
-                    sums_XS[:, [column, above]],
-                    sampling_texts.source_number_X,
-                    quotient,
-                )
-                above = column
-                yield Figure.of_ratio(
-                    ratio,
-                    setting=str(sampling),
-                    method=name,
-                    statistic=ACCEPTANCE,
-                    depth=depth,
-                    K=K,
-                )
-
-
-def draw(figures: Sequence[Figure], config: Config, path: Path) -> None:
-    """Figure 1 of DDTE as a picture: acceptance by depth, a panel for each verifier, and the
-    distance of draft and target; means over settings."""
-    picture = Picture(figsize=(14, 8), layout="constrained")
-    columns = math.ceil((len(config.verifiers) + 1) / 2)  # in two rows
-    panels = picture.subplots(2, columns, squeeze=False).flat
-    frame = pandas.DataFrame([vars(figure) for figure in figures if figure.depth is not None])
-    by_panel = frame.fillna({"K": 1}).groupby(["statistic", "method"])
-    for ((statistic, method), rows), panel in zip(by_panel, panels, strict=False):
-        values = rows.pivot_table("value", "depth", "K")  # a mean
-        highest = 1 if statistic == ACCEPTANCE else 2  # of a probability, and of an L1 distance
-        values.plot(ax=panel, title=method, ylabel=statistic, ylim=(0, highest))
-    with atomically(path) as partial_path:
-        picture.savefig(partial_path, format="png")
 
 
 def show(figures: Table, config: Config) -> None:

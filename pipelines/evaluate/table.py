@@ -48,7 +48,6 @@ REPLAYED = "replayed"
 # statistics
 SPEED = "tokens per second"
 EFFICIENCY = "tokens per step"
-ACCEPTANCE = "acceptance"
 CORRELATION = "rank correlation"
 SHARE = "share of the tokens: "  # and where they come from
 # by figure of the summary: the method that the selector's speed is compared with
@@ -97,8 +96,6 @@ class Figure:
     basis: str = REPLAYED
     clock: str = HERE  # the machine, where the basis is replay
     statistic: str = SPEED
-    depth: int | None = None  # of a drafted token
-    K: int | None = None  # drafts of a node
     value: float
     low: float | None = None
     high: float | None = None

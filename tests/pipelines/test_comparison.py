@@ -215,7 +215,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     columns = {"setting": "T=1", "method": PLAIN, "basis": DECODED}
     assert table.of(**columns, statistic=EFFICIENCY).low is None
     assert table.of(**columns).high is None
-    figures = [*table.figures, Figure(method="a", depth=3, batch=8, is_mixed=True, value=0.5)]
+    figures = [*table.figures, Figure(method="a", batch=8, is_mixed=True, value=0.5)]
     for written in (figures, []):
         Table(written).write(tmp_path / "evaluation.parquet")
         assert Table.read(tmp_path / "evaluation.parquet").figures == written
