@@ -219,11 +219,12 @@ def run(stage: str, file: Path | None, overrides: list[str], plan: bool) -> None
     for name in STAGES_OF.get(stage, [stage]):
         modules[name] = importlib.import_module(f"pipelines.{name}.stage")
     if plan:
-        from pipelines.run import planned
+        from pipelines.plans import planned
 
         print(*planned(config, modules), sep="\n")
         return
-    from pipelines.run import outdated, record_path
+    from pipelines.plans import outdated
+    from pipelines.run import record_path
     from pipelines.terminal import console
 
     with only_one(config.folder):

@@ -12,7 +12,7 @@ import pytest
 from pipelines.cli import STAGES
 
 ROOT = Path(__file__).parent.parent
-SHARED = ("pipelines.run", "pipelines.terminal", "pipelines.tracking", "pipelines.config")
+SHARED = tuple(f"pipelines.{name}" for name in ("run", "plans", "terminal", "tracking", "config"))
 # what the modules of a room may import of the product
 ALLOWED = {
     "selector": ("selector",),

@@ -50,7 +50,7 @@ from pipelines.run import Stage
 from pipelines.terminal import made, watched
 from pipelines.tracking import describe, mlflow_run
 from pipelines.train.result import inputs
-from selector import latency
+from selector import tables
 from selector.latency import LatencyProfile, Verification
 from selector.schema import sha256
 from selector.train.data import Texts
@@ -129,11 +129,11 @@ def all_profiles(config: Config, profile: LatencyProfile) -> dict[str, LatencyPr
         profiles[path.stem] = other_profile
     profiles[IDEAL] = replace(
         profile,
-        drafting=latency.FREE,
+        drafting=tables.FREE,
         nucleus=0.0,
-        lag=latency.FREE,
-        draft=latency.Table([1], [1], [[0.1]]),
-        target=latency.Table([1], [1], [[1.0]]),
+        lag=tables.FREE,
+        draft=tables.Table([1], [1], [[0.1]]),
+        target=tables.Table([1], [1], [[1.0]]),
         verify=dict.fromkeys(config.verifiers, Verification()),
         decide=dict.fromkeys(profile.decide, 0.0),
     )

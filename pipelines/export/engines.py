@@ -34,8 +34,9 @@ from pipelines.run import Stage, templates_beside
 from pipelines.tracking import mlflow_run
 from selector.actions import ActionSpace
 from selector.files import atomically
-from selector.latency import FREE, LatencyProfile
+from selector.latency import LatencyProfile
 from selector.schema import InputError, sha256
+from selector.tables import FREE
 from selector.train.data import Texts, Timed
 from selector.train.replay import Ratio, Replayed, ratio_of_speeds, replay
 from selector.train.tuning import SURE

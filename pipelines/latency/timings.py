@@ -22,8 +22,9 @@ from scipy.optimize import nnls
 from pipelines.config import Config
 from pipelines.latency import traffic
 from pipelines.run import Stage, write_json
-from selector.latency import Batches, LatencyProfile, Table, Verification, along
+from selector.latency import Batches, LatencyProfile, Verification
 from selector.schema import LEVELS, InputError, sha256
+from selector.tables import Table, along
 
 MISFIT = 0.005  # the relative error of the profile at a row above which there is a remark
 UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
@@ -184,7 +185,7 @@ def profile_of(
     knots: Sequence[float] = (),
 ) -> LatencyProfile:
     """The latency profile of an engine, from the rows of `read_timings`; `stepped` as in
-    `selector.latency.along`. Without a drafter (`drafts`), only rows without draft passes count.
+    `selector.tables.along`. Without a drafter (`drafts`), only rows without draft passes count.
     Verification is part of the timed steps, so it costs nothing more. InputError where drafting
     cannot be told from it, or one of them would take no time."""
     rows = rows[rows["drafter"]]

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from selector.actions import ActionSpace
 from selector.decision import NETWORK, NEVER, Setting, of_batch
-from selector.latency import LatencyProfile, interpolated_at
+from selector.latency import LatencyProfile
 from selector.sampling import FAR
 from selector.schema import EARLY, HIDDEN_STATES, LOG, TEXT
+from selector.tables import interpolated_at
 from selector.train.module import SelectorModule
 
 NO_LIMIT = 1 << 30  # longer than any text

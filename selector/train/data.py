@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from selector.actions import MOST_DEPTH, Action, ActionSpace
-from selector.latency import LatencyProfile, interpolated_at, places
+from selector.latency import LatencyProfile
 from selector.runtime.tokens import TokenStatistics
 from selector.sampling import Sampling
 from selector.schema import (
@@ -31,6 +31,7 @@ from selector.schema import (
     Schema,
     survival_column,
 )
+from selector.tables import interpolated_at, places
 from selector.train.ranked import along_ranks
 from selector.train.replay import monotone
 

@@ -28,7 +28,8 @@ from data_gen.timing import (
     times,
 )
 from selector.actions import EMPTY, Action
-from selector.latency import LatencyProfile, Table, Verification
+from selector.latency import LatencyProfile, Verification
+from selector.tables import Table
 from tests.selector.synthetic import profile
 
 TREES = [

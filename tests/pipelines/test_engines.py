@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from data_gen.models.sampling import Sampling
 from pipelines.cli import app
 from pipelines.export.engines import ENGINES, BestLength, EngineSettings, best_lengths
-from selector.latency import Table
 from selector.schema import InputError
+from selector.tables import Table
 from selector.train.data import Texts
 from tests.pipelines.gpus import (
     BATCHES,

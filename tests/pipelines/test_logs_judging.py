@@ -15,9 +15,10 @@ from pipelines.pair.log import DRAFTING_LEAD
 from pipelines.train import judging
 from pipelines.train.judging import judge_jointly, keep_if_ahead
 from pipelines.train.result import Case
-from selector import latency
+from selector import tables
 from selector.actions import EMPTY
 from selector.decision import Setting
+from selector.latency import LatencyProfile
 from selector.schema import LOG, TEXT
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches
@@ -40,7 +41,7 @@ def led_rules(
     train: Timed,
     validation: Timed,
     fixed: Setting,
-    profile: latency.LatencyProfile = PROFILE,
+    profile: LatencyProfile = PROFILE,
 ) -> list[Judged]:
     rules, copies = (
         judging.judge_rules([train], [validation], [fixed], profile, drafts)
@@ -58,13 +59,13 @@ def test_a_rule_is_kept_where_it_is_surely_ahead_of_a_server_without_a_drafter(b
     assert certain.batches is not None
     (rule,) = led_rules(train, validation, fixed)
 
-    def kept(profile: latency.LatencyProfile) -> Setting:
+    def kept(profile: LatencyProfile) -> Setting:
         paying = judging.that_pay([rule.setting, fixed], [train, validation], fixed, profile)
         return judging.unless_plain(rule, paying, validation, fixed, profile).setting
 
     assert kept(certain) == rule.setting and rule.setting.rule is not None
     without = [certain.at_batch(size).target.at(100, 1) - 4e-3 for size in (1, 4)]
-    costly = latency.Table([100], [1, 4], [without])
+    costly = tables.Table([100], [1, 4], [without])
     assert kept(replace(certain, plain=costly)) == replace(fixed, action=EMPTY)
     draws = []
     for token in (0.0, 5e-3):
@@ -164,7 +165,7 @@ def test_a_model_drafts_in_a_log_only_where_it_is_clearly_ahead_of_copies_alone(
     for data in (train, validation):
         data.texts.lookup_R.floor_divide_(4)
     train, validation = (
-        replace(data, profile=replace(data.profile, drafting=latency.Table.constant(drafting)))
+        replace(data, profile=replace(data.profile, drafting=tables.Table.constant(drafting)))
         for data in (train, validation)
     )
     (fixed,) = judging.statics([train])

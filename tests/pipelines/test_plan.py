@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.cli import STAGES, run
 from pipelines.pair.stage import PROMPTS
-from pipelines.run import outdated, planned
+from pipelines.plans import outdated, planned
 from tests.pipelines.runs import (
     DEMO,
     DRAFT,

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 
 from selector.actions import Action, ActionSpace
-from selector.latency import FREE, Batches, LatencyProfile, Table, Verification
+from selector.latency import Batches, LatencyProfile, Verification
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, LEVELS, LOG, MATCH, PAIR, TEXT
+from selector.tables import FREE, Table
 from selector.train.data import Texts, Timed
 
 SPACE = ActionSpace.chains(5, 6)

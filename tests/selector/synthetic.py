@@ -10,9 +10,10 @@ from torch import Tensor
 
 from selector.actions import Action, ActionSpace
 from selector.decision import Setting
-from selector.latency import UNCUT, LatencyProfile, Table, Verification
+from selector.latency import UNCUT, LatencyProfile, Verification
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, HIDDEN_STATES, LIGHT, PAIR
+from selector.tables import Table
 from selector.train.data import Texts, Timed
 from selector.train.module import SelectorModule
 from selector.train.tuning import replay_setting

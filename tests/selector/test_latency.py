@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from selector.actions import EMPTY, Action, ActionSpace
-from selector.latency import LatencyProfile, Table, Verification, interpolated_at
+from selector.latency import LatencyProfile, Verification
 from selector.sampling import Sampling
 from selector.schema import DRAFTER, EARLY, FORMAT, FULL, LIGHT, MATCH, TEXT, InputError
+from selector.tables import Table, interpolated_at
 from tests.selector.synthetic import profile
 
 FLAT = LatencyProfile(

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from selector.actions import EMPTY, Action
 from selector.decision import RHOS, RULE, LookupRule, Setting
-from selector.latency import Table
 from selector.sampling import Sampling
 from selector.schema import EARLY, FULL, LIGHT, MATCH
+from selector.tables import Table
 from selector.train import tuning
 from selector.train.data import Timed
 from selector.train.replay import Replayed, replay
