@@ -8,8 +8,8 @@ root's own best ratio `E / T`. Text lies in between, so
     price = g^(1 - rho) (max_a E(a) / T(a))^rho,
 
 and rho is tuned by replay. At rho = 1 the action with the largest ratio E / T is the best.
-Tuning, replay and serving decide by `choices`; `selector.export.torchscript` states the same for
-engines that run TorchScript.
+Tuning, replay and serving all score actions by `worth`; `selector.export.torchscript` states the
+same for engines that run TorchScript.
 
 Legend: B roots, A actions, K actions that may be chosen, T trees.
 """
