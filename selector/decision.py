@@ -8,8 +8,8 @@ root's own best ratio `E / T`. Text lies in between, so
     price = g^(1 - rho) (max_a E(a) / T(a))^rho,
 
 and rho is tuned by replay. At rho = 1 the action with the largest ratio E / T is the best.
-Tuning, replay and serving all score actions by `worth`; `selector.export.torchscript` states the
-same for engines that run TorchScript.
+Tuning, replay and serving decide by `choices`; `selector.export.torchscript` states the same for
+engines that run TorchScript.
 
 Legend: B roots, A actions, K actions that may be chosen, T trees.
 """
@@ -245,16 +245,13 @@ def worth(
 
 
 def choices(
-    predicted_BA: Array,
-    seconds_BA: Array,
+    predicted_BK: Array,
+    seconds_BK: Array,
+    positions_K: Array,
     setting: Setting,
-    space: ActionSpace,
     are_logits: bool = False,
 ) -> Array:
-    """Positions of the actions that a setting's network chooses of all, int64 [..]; arguments as
-    `worth`."""
-    positions_K = setting.positions(space)
-    predicted_BK = predicted_BA.take(positions_K, -1)
-    seconds_BK = seconds_BA.take(positions_K, -1)
+    """Positions of the actions that a setting's network chooses, int64 [..], of those that it may
+    choose (`Setting.positions`); arguments as `worth`."""
     best: Array = worth(predicted_BK, seconds_BK, setting, are_logits).argmax(-1)
     return positions_K[best]

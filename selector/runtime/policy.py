@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from selector.actions import Action
-from selector.decision import NETWORK, NEVER, STATIC, Setting, worth
+from selector.decision import NETWORK, NEVER, STATIC, Setting, choices, worth
 from selector.files import Array
 from selector.latency import LatencyProfile, StepTimes
 from selector.runtime.artefact import Features, checked
@@ -91,7 +91,7 @@ class Policy:
         early = self._is_early(read)
         positions_K, network = self._allowed
         predicted = self._predicted(read, early, positions_K, network)
-        best = positions_K[worth(*predicted, setting, loaded.has_logits).argmax()]
+        best = choices(*predicted, positions_K, setting, loaded.has_logits)
         action = loaded.actions[best]
         if early and len(setting.feature_levels) > 1 and action.drafts:
             return None

@@ -146,11 +146,13 @@ def _decide_by_network(
     seconds_R = torch.zeros(len(unknown_R))
     open_R = torch.ones_like(unknown_R)  # where it is asked with the next level
     passes_R = torch.zeros_like(unknown_R)
+    positions_K = setting.positions(space)
     for number, level in enumerate(setting.feature_levels, 1):
         seconds_RA = timed.seconds(setting.feature_levels[:number])
-        chosen_R = torch.from_numpy(
-            choices(predictions[level].numpy(), seconds_RA.numpy(), setting, space, are_logits)
-        )
+        predicted_RK = predictions[level].numpy().take(positions_K, -1)
+        seconds_RK = seconds_RA.numpy().take(positions_K, -1)
+        chosen = choices(predicted_RK, seconds_RK, positions_K, setting, are_logits)
+        chosen_R = torch.from_numpy(chosen)
         level_action_R = torch.where(unknown_R, static_R, chosen_R)
         time_R = seconds_RA.gather(-1, level_action_R.unsqueeze(-1))[:, 0]
         action_R = torch.where(open_R, level_action_R, action_R)

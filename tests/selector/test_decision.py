@@ -30,7 +30,9 @@ def test_the_action_with_the_most_net_tokens_is_chosen(
     generator, shape = torch.Generator().manual_seed(1), (200, len(SPACE))
     efficiency_BA = 1 + 4 * torch.rand(shape, generator=generator)
     seconds_BA = 0.01 + 0.04 * torch.rand(shape, generator=generator)
-    chosen_B = choices(efficiency_BA.numpy(), seconds_BA.numpy(), setting, SPACE)
+    positions_K = setting.positions(SPACE)
+    predicted_BK = efficiency_BA.numpy()[:, positions_K]
+    chosen_B = choices(predicted_BK, seconds_BA.numpy()[:, positions_K], positions_K, setting)
     assert set(chosen_B.tolist()) == may
     for efficiency, seconds, chosen in zip(
         efficiency_BA.tolist(), seconds_BA.tolist(), chosen_B.tolist(), strict=True
