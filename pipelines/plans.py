@@ -18,6 +18,7 @@ READS = {
     "export": {"evaluate"},
     "report": {"evaluate", "export"},
 }
+KEPT = "data"  # its output takes longest, and is never replaced
 
 
 def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
@@ -41,7 +42,11 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
             reason = "made from the output of an earlier stage"
             if stage is not None and stage.changes:
                 reason = stage.changes
-            lines.append(f"{name}: replaces {', '.join(earlier)}: {reason}")
+            words = f"replaces {', '.join(earlier)}: {reason}"
+            if name == KEPT:
+                words = f"ends, because {', '.join(earlier)} is of other inputs ({reason}): choose "
+                words += "another name= or remove it"
+            lines.append(f"{name}: {words}")
         lines += [f"{name}: {line}" for line in module.plan(config)]
         with suppress(InputError, KeyError):
             last_seconds = read_record(config, name)["seconds"]

@@ -77,6 +77,10 @@ def test_what_is_replaced_is_named_with_the_reason(copy: Path) -> None:
     assert lines_by_stage["export"][0] == (
         "replaces runs/demo/selector: made from the output of an earlier stage"
     )
+    assert plan("data.texts=48")["data"][0] == (
+        "ends, because runs/demo/traces is of other inputs (data.texts: 24 -> 48): choose another "
+        "name= or remove it"
+    )
     config = demo_config(*SMALL)
     assert outdated(config, {"train"}, {"train", "evaluate"}) == (
         "runs/demo/selector, runs/demo/report.html: made before that, and no longer of this run's "
