@@ -78,7 +78,7 @@ def test_what_is_replaced_is_named_with_the_reason(copy: Path) -> None:
         "replaces runs/demo/selector: made from the output of an earlier stage"
     )
     assert plan("data.texts=48")["data"][0] == (
-        "ends, because runs/demo/traces is of other inputs (data.texts: 24 -> 48): choose another "
+        "ends, because runs/demo/traces is of other inputs (data.texts: 40 -> 48): choose another "
         "name= or remove it"
     )
     config = demo_config(*SMALL)
