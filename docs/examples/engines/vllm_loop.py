@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from loop import (
     PLAIN,
@@ -60,7 +61,7 @@ PROPOSER = "data_gen.engines.vllm.Proposer"
 # must draft nothing
 AT_ONCE = {1: 1, 4: 1, 8: 3}
 PORT = 8711  # of the first server
-TIMED, TIMES = 24, 4  # new tokens of an answer that times plain steps; how often
+TIMED, TIMES = 48, 2  # new tokens of an answer that times plain steps; how often
 LONGEST = 20  # drafted tokens
 FIXED = 5  # tokens that vLLM's own draft model drafts while it writes an ordinary log
 DRAFT = str(SHIPPED.absolute())
@@ -127,33 +128,52 @@ SCENES = [
 
 def recorded(training: Sequence[Prompt], temperature: float, steps: Path) -> list[Answer]:
     """A server's answers while drafts of all lengths take turns. Its plug-in records the `steps`,
-    and those of a server without a drafter are added."""
+    and those of a server without a drafter are added. Both servers start anew for each part of the
+    prompts, as in the comparison."""
     options = {"steps": str(steps.absolute()), "temperature": temperature, "draft": DRAFT}
-    recording = server(PORT, custom(PROPOSER, LONGEST), {NAME: options})
     seconds: dict[int, list[float]] = {at_once: [] for at_once in AT_ONCE}
-    with recording as address, server(PORT + 1, None) as without:
-        for at_once, times in AT_ONCE.items():
-            # before and after, since the machine may be faster a quarter of an hour later
-            seconds[at_once] += plain_steps(without, training[:at_once], temperature)
-            for _ in range(times):
-                answers = ask_all(address, training, at_once, temperature)
-                seconds[at_once] += plain_steps(without, training[:at_once], temperature)
-    with steps.open("a") as file:
-        for at_once, steps_of_batch in seconds.items():
-            step = {"batch": at_once, "context": 100, "verified": 1, "passes": 0, "drafter": False}
-            file.write(json.dumps({**step, "seconds": statistics.median(steps_of_batch)}) + "\n")
-    return answers
+    all_answers: list[Answer] = []
+    for part in range(PARTS):
+        prompts_of_part = training[part::PARTS]
+        recording = server(PORT, custom(PROPOSER, LONGEST), {NAME: options})
+        with recording as address, server(PORT + 1, None) as without:
+            for at_once, times in AT_ONCE.items():
+                for _ in range(times):
+                    answers = []
+                    for asked in (prompts_of_part[::2], prompts_of_part[1::2]):
+                        answers += ask_all(address, asked, at_once, temperature)
+                        seconds[at_once].append(plain_step(without, asked[:at_once], temperature))
+        all_answers += answers
+    add_plain_steps(steps, seconds)
+    return all_answers
 
 
-def plain_steps(address: str, asked: Sequence[Prompt], temperature: float) -> list[float]:
-    """What a step of so many requests takes in seconds, some times: how much longer longer answers
-    take. The prompts' passes are in both."""
+def add_plain_steps(steps: Path, seconds: dict[int, list[float]]) -> None:
+    """Add to a record what a step takes without a drafter, by requests at once, from measurements
+    that were made in turns with the record: the undrafted steps times the median of the quotients,
+    since within minutes a machine changes more than a drafter costs."""
+    recorded_steps = [json.loads(line) for line in steps.read_text().splitlines()]
+    for at_once, measurements in seconds.items():
+        undrafted = []
+        for step in recorded_steps:
+            if step["batch"] == at_once and step["verified"] == 1:
+                undrafted.append(step["seconds"])
+        beside = [part.mean() for part in np.array_split(undrafted, len(measurements))]
+        quotients = [plain / own for plain, own in zip(measurements, beside, strict=True)]
+        plain = statistics.median(quotients) * statistics.median(undrafted)
+        step = {"batch": at_once, "context": 100, "verified": 1, "passes": 0, "drafter": False}
+        with steps.open("a") as file:
+            file.write(json.dumps({**step, "seconds": plain}) + "\n")
+
+
+def plain_step(address: str, asked: Sequence[Prompt], temperature: float) -> float:
+    """What a step of so many requests takes in seconds: how much longer longer answers take. The
+    prompts' passes are in both."""
     seconds = []
     for tokens in TIMES * (4, 4 + TIMED):
         answers = ask_all(address, asked, len(asked), temperature, tokens=tokens, to_the_end=True)
         seconds.append(max(answer.seconds for answer in answers))
-    pairs = zip(seconds[::2], seconds[1::2], strict=True)
-    return [(longer - shorter) / TIMED for shorter, longer in pairs]
+    return (sum(seconds[1::2]) - sum(seconds[::2])) / (TIMES * TIMED)
 
 
 def tuned(
