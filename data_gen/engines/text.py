@@ -27,9 +27,9 @@ from data_gen.engines.steps import NAME, Step, StepTimer, WayOut, log_once
 from data_gen.features.root import DrafterKnowledge, features_of
 from data_gen.models.sampling import Sampling
 from selector.actions import COPY, EMPTY, IID, Action
-from selector.decision import Setting
+from selector.decision import NETWORK, Setting
 from selector.files import first_line, unwritable
-from selector.runtime.selector import Policy, load_selector
+from selector.runtime.selector import Policy, Selector, load_selector
 from selector.runtime.tokens import TokenStatistics
 from selector.schema import LOG, TEXT, InputError
 
@@ -95,7 +95,7 @@ class TextSelector:
                 f"{selector}: plug-ins see token ids alone; train a selector for that: espalier "
                 "logs"
             )
-        if chains is None and any(action.drafts for action in loaded.actions):
+        if chains is None and drafts_at(loaded, temperature, top_p):
             raise InputError(
                 f"{selector}: it drafts: name its `draft` model, or train it with logs.drafter=none"
             )
@@ -124,9 +124,14 @@ class TextSelector:
         settings.setdefault("selector", None)
         draft = settings.pop("draft", None)
         cache_gib = settings.pop("draft_cache_gib", CACHE_GIB)
+        selector = settings["selector"]
+        sampling = [settings[name] for name in ("temperature", "top_p") if name in settings]
         chains = None
         if draft is not None:
-            chains = load(draft, cache_gib)
+            if selector is None or drafts_at(load_selector(selector), *sampling):
+                chains = load(draft, cache_gib)
+            else:
+                log_once("the selector copies alone here: its draft model is not loaded")
         return cls(**settings, chains=chains)
 
     def text(self, ids: Sequence[int] | NDArray[Any], prompt: int) -> DrafterKnowledge:
@@ -193,6 +198,20 @@ class TextSelector:
             return [policy.select(None)] * len(texts)
         features = features_of(texts, *policy.feature_levels)
         return policy.select_jointly(features)
+
+
+def drafts_at(selector: Selector, temperature: float = 0.0, top_p: float = 1.0) -> bool:
+    """Whether a log's selector may draft with a model under a sampling, for some number of
+    requests."""
+    batches = {setting.batch for setting in selector.settings if setting.level == TEXT}
+    for batch in batches:
+        setting = selector.at(temperature, top_p, batch=batch, level=TEXT).setting
+        choices = {setting.action}
+        if setting.decider == NETWORK:
+            choices.update(selector.actions[a] for a in setting.positions(selector.space))
+        if any(action.drafts for action in choices):
+            return True
+    return False
 
 
 def _no_chains(texts: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[list[int]]:

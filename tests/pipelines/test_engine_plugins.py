@@ -162,6 +162,21 @@ def test_a_selector_that_drafts_needs_its_draft(tmp_path: Path) -> None:
             TextSelector.of(other, lambda *_: pytest.fail("no draft is named"))
 
 
+def test_a_draft_is_loaded_only_where_it_may_be_asked(copies: Path, tmp_path: Path) -> None:
+    """A rule that copies alone never asks it; a server without a selector does."""
+    drafting = exported(tmp_path / "selector", 5)
+    loaded_drafts: list[str] = []
+
+    def load(draft: str, cache_gib: float) -> Any:
+        loaded_drafts.append(draft)
+        return drafter().chains
+
+    TextSelector.of({"selector": str(copies), "draft": "unasked"}, load)
+    TextSelector.of({"selector": str(drafting), "draft": "asked"}, load)
+    TextSelector.of({"steps": str(tmp_path / "steps.jsonl"), "draft": "in turn"}, load)
+    assert loaded_drafts == ["asked", "in turn"]
+
+
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "copy"), (1.0, "chain")])
 def test_each_request_is_copied_or_drafted_as_the_selector_decides(
     temperature: float, kind: str, tmp_path: Path
