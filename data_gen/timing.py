@@ -32,8 +32,7 @@ from data_gen.models.pair import ModelPair, resolve_device
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.verification import get_verifier
 from selector.actions import EMPTY, GREEDY, RANKED, Action
-from selector.latency import LatencyProfile, Verification, draft_passes
-from selector.tables import Table
+from selector.latency import LatencyProfile, Table, Verification, draft_passes
 
 Case = tuple[str, Action]  # a verifier's name and the action of a step
 BURST = 4  # consecutive steps with one action

@@ -39,13 +39,13 @@ def planned(config: Config, modules: dict[str, ModuleType]) -> list[str]:
         rerun.add(name)
         earlier = finished_files(config, name)
         if earlier:
-            reason = "made from the output of an earlier stage"
+            files = ", ".join(earlier)
+            words = f"replaces {files}: made from the output of an earlier stage"
             if stage is not None and stage.changes:
-                reason = stage.changes
-            words = f"replaces {', '.join(earlier)}: {reason}"
-            if name == KEPT:
-                words = f"ends, because {', '.join(earlier)} is of other inputs ({reason}): choose "
-                words += "another name= or remove it"
+                words = f"replaces {files}: {stage.changes}"
+                if name == KEPT:
+                    words = f"ends, because {files} is of other inputs ({stage.changes}): choose "
+                    words += "another name= or remove it"
             lines.append(f"{name}: {words}")
         lines += [f"{name}: {line}" for line in module.plan(config)]
         with suppress(InputError, KeyError):

@@ -22,6 +22,20 @@ from selector.sampling import Sampling
 from selector.schema import FORMAT, FULL, LIGHT, MATCH, InputError
 from selector.tables import FREE, Table, along
 
+__all__ = [
+    "FREE",
+    "MOST_TOKENS",
+    "UNCUT",
+    "WIDEST",
+    "Batches",
+    "LatencyProfile",
+    "StepTimes",
+    "Table",
+    "Verification",
+    "distinct_key",
+    "draft_passes",
+]
+
 MOST_TOKENS = 64  # verified tokens of a request whose price is linear, the root included
 WIDEST = 128  # verified tokens of a request in an engine's step
 UNCUT = Sampling()

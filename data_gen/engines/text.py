@@ -125,13 +125,14 @@ class TextSelector:
         draft = settings.pop("draft", None)
         cache_gib = settings.pop("draft_cache_gib", CACHE_GIB)
         selector = settings["selector"]
-        sampling = [settings[name] for name in ("temperature", "top_p") if name in settings]
+        sampling = {name: settings[name] for name in ("temperature", "top_p") if name in settings}
         chains = None
         if draft is not None:
-            if selector is None or drafts_at(load_selector(selector), *sampling):
+            if selector is None or drafts_at(load_selector(selector), **sampling):
                 chains = load(draft, cache_gib)
             else:
-                log_once("the selector copies alone here: its draft model is not loaded")
+                words = "the selector copies alone here: its draft model is not loaded"
+                logging.getLogger(NAME).warning(words)
         return cls(**settings, chains=chains)
 
     def text(self, ids: Sequence[int] | NDArray[Any], prompt: int) -> DrafterKnowledge:

@@ -171,7 +171,7 @@ def test_a_draft_is_loaded_only_where_it_may_be_asked(copies: Path, tmp_path: Pa
         loaded_drafts.append(draft)
         return drafter().chains
 
-    TextSelector.of({"selector": str(copies), "draft": "unasked"}, load)
+    TextSelector.of({"selector": str(copies), "top_p": 1.0, "draft": "unasked"}, load)
     TextSelector.of({"selector": str(drafting), "draft": "asked"}, load)
     TextSelector.of({"steps": str(tmp_path / "steps.jsonl"), "draft": "in turn"}, load)
     assert loaded_drafts == ["asked", "in turn"]

@@ -26,7 +26,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from loop import (
     PLAIN,
@@ -49,6 +48,7 @@ from data_gen.models.pair import CachedModel, ModelPair
 from data_gen.models.prepack import named_weights
 from data_gen.models.sampling import Sampling, probabilities
 from data_gen.texts.prompts import Prompt
+from data_gen.timing import usual
 from pipelines.config import SHIPPED
 from pipelines.terminal import console
 from selector.actions import EMPTY
@@ -57,6 +57,7 @@ from selector.runtime.selector import load_selector
 from selector.schema import TEXT
 
 PROPOSER = "data_gen.engines.vllm.Proposer"
+SILENT = "silent.Silent"  # beside this script
 # requests whose steps are recorded, and how often the prompts are asked: 100 steps of each number
 # must draft nothing
 AT_ONCE = {1: 1, 4: 1, 8: 3}
@@ -128,42 +129,45 @@ SCENES = [
 
 def recorded(training: Sequence[Prompt], temperature: float, steps: Path) -> list[Answer]:
     """A server's answers while drafts of all lengths take turns. Its plug-in records the `steps`,
-    and those of a server without a drafter are added. Both servers start anew for each part of the
+    and those of a server without a drafter are added. All servers start anew for each part of the
     prompts, as in the comparison."""
     options = {"steps": str(steps.absolute()), "temperature": temperature, "draft": DRAFT}
-    seconds: dict[int, list[float]] = {at_once: [] for at_once in AT_ONCE}
+    # what a step takes without a drafter, over what it takes beside one that drafts nothing
+    quotients: dict[int, list[float]] = {at_once: [] for at_once in AT_ONCE}
     all_answers: list[Answer] = []
     for part in range(PARTS):
         prompts_of_part = training[part::PARTS]
         recording = server(PORT, custom(PROPOSER, LONGEST), {NAME: options})
-        with recording as address, server(PORT + 1, None) as without:
+        copying = {"steps": os.devnull, "temperature": temperature}
+        idle = server(PORT + 1, custom(SILENT, LONGEST), {NAME: copying})
+        with recording as address, idle as silent, server(PORT + 2, None) as without:
             for at_once, times in AT_ONCE.items():
                 for _ in range(times):
                     answers = []
                     for asked in (prompts_of_part[::2], prompts_of_part[1::2]):
                         answers += ask_all(address, asked, at_once, temperature)
-                        seconds[at_once].append(plain_step(without, asked[:at_once], temperature))
+                        beside = plain_step(silent, asked[:at_once], temperature)
+                        plain = plain_step(without, asked[:at_once], temperature)
+                        quotients[at_once].append(plain / beside)
         all_answers += answers
-    add_plain_steps(steps, seconds)
+    add_plain_steps(steps, quotients)
     return all_answers
 
 
-def add_plain_steps(steps: Path, seconds: dict[int, list[float]]) -> None:
-    """Add to a record what a step takes without a drafter, by requests at once, from measurements
-    that were made in turns with the record: the undrafted steps times the median of the quotients,
-    since within minutes a machine changes more than a drafter costs."""
+def add_plain_steps(steps: Path, quotients: dict[int, list[float]]) -> None:
+    """Add to a record what a step takes without a drafter, by requests at once: its undrafted steps
+    times the median of the quotients, which were measured in turns, since within minutes a machine
+    changes more than a drafter costs."""
     recorded_steps = [json.loads(line) for line in steps.read_text().splitlines()]
-    for at_once, measurements in seconds.items():
-        undrafted = []
-        for step in recorded_steps:
-            if step["batch"] == at_once and step["verified"] == 1:
-                undrafted.append(step["seconds"])
-        beside = [part.mean() for part in np.array_split(undrafted, len(measurements))]
-        quotients = [plain / own for plain, own in zip(measurements, beside, strict=True)]
-        plain = statistics.median(quotients) * statistics.median(undrafted)
-        step = {"batch": at_once, "context": 100, "verified": 1, "passes": 0, "drafter": False}
-        with steps.open("a") as file:
-            file.write(json.dumps({**step, "seconds": plain}) + "\n")
+    with steps.open("a") as file:
+        for at_once, measured_quotients in quotients.items():
+            undrafted = []
+            for step in recorded_steps:
+                if step["batch"] == at_once and step["verified"] == 1:
+                    undrafted.append(step["seconds"])
+            seconds = statistics.median(measured_quotients) * usual(undrafted)
+            step = {"batch": at_once, "context": 100, "verified": 1, "passes": 0, "drafter": False}
+            file.write(json.dumps({**step, "seconds": seconds}) + "\n")
 
 
 def plain_step(address: str, asked: Sequence[Prompt], temperature: float) -> float:

@@ -31,7 +31,7 @@ ENVIRONMENT = {
     "KMP_BLOCKTIME": "0",
     "HF_HUB_OFFLINE": "1",
     # of the plug-ins
-    "PYTHONPATH": str(Path.cwd()),
+    "PYTHONPATH": f"{Path.cwd()}:{Path(__file__).parent.absolute()}",
 }
 OPTIONS = f"--served-model-name smol --dtype float32 --enforce-eager --max-model-len {CONTEXT}"
 
