@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from torch import Tensor
@@ -49,13 +48,6 @@ def load_traces(config: Config) -> dict[str, Texts]:
 
 def samplings_of(config: Config) -> list[Sampling]:
     return [sampling_setting.build() for sampling_setting in config.sampling]
-
-
-def rows_of(config: Config, split: str, sampling: Sampling) -> pa.Table:
-    """The rows of a pair's traces under one sampling setting, with roots."""
-    has_temperature = pc.field("temperature") == sampling.temperature
-    has_top_p = pc.field("top_p") == sampling.top_p
-    return read_rows(traces_folder(config), split).filter(has_temperature & has_top_p)
 
 
 def timed(

@@ -31,6 +31,8 @@ from pipelines.compare.cells import (
 from pipelines.compare.networks import IDEAL
 from pipelines.compare.stage import LEAST, method_of, over_cells
 from pipelines.evaluate.table import ALL, Table
+from selector.actions import ActionSpace
+from selector.latency import LatencyProfile
 from tests.pipelines.runs import ROOT, SMALL, at_call, espalier, outcome
 
 STEP_TIMES = ROOT / "configs" / "clocks" / "h100_qwen2.5-32b_qwen2.5-0.5b.csv"
@@ -74,6 +76,20 @@ def test_every_method_of_every_verifier_is_compared_on_every_machine(copy: Path)
         over_wide = {"clock": machine, "rival": method_of("traversal", WIDE_ROOT)}
         for rule in (RULE_OF_TREES, RULE_OF_SHAPES, ONE_TREE):
             assert table.of(**over_wide, method=method_of("traversal", rule), kind=ALL).value > 0
+
+
+def test_wide_trees_are_timed_labelled_and_compared_without_networks(copy: Path) -> None:
+    words = [*SMALL, "data.trees=wide", "evaluate.networks=false", "name=wide"]
+    for stage in ("latency", "data", "compare"):
+        espalier(copy, stage, *words)
+    folder = copy / "runs" / "wide"
+    counts = {str(K) for grid in ActionSpace.with_wide_trees().grids for K in grid.widths}
+    for distinct in LatencyProfile.load(folder / "latency.json").distinct.values():
+        assert counts <= distinct.keys() and distinct["32"][0] >= distinct["2"][0]
+    figures = Table.read(folder / "papers.parquet").select(setting=ALL, kind=ALL)
+    methods = {figure.method for figure in figures}
+    assert method_of("traversal", WIDE_ROOT) in methods
+    assert not methods & {method_of("traversal", name) for name in SELECTORS.values()}
 
 
 def test_a_stopped_comparison_goes_on(copy: Path) -> None:
