@@ -79,12 +79,13 @@ OURS = "selector"
 SERVED = "selector, of vLLM's own log"
 # a company answers the scenes that compare its last method
 COMPANIES = (
-    (PLAIN, NGRAM, COPIES, OURS),
+    (PLAIN, NGRAM, OURS),
     (PLAIN, NGRAM, SUFFIX, MODEL),
-    (PLAIN, NGRAM, TWIN),
+    (PLAIN, NGRAM, TWIN, COPIES),
     (PLAIN, NGRAM, OURS, SERVED),
 )
 PARTS = 3  # of the held-out prompts, a part in each round
+PASSES = 2  # over the held-out prompts, of the first company; one of the others
 
 # what `server` is given beside the port, also by name and the number of requests at once
 Method = tuple[Any, ...]
@@ -118,7 +119,7 @@ class Scene(NamedTuple):
 WIDE = (PLAIN, NGRAM, MODEL, COPIES, OURS)
 SCENES = [
     Scene(0.0, 1, methods=(*WIDE, SUFFIX, SERVED)),  # SUFFIX once: it knows what it has answered
-    Scene(0.0, 4, methods=(*COMPANIES[0], SERVED)),
+    Scene(0.0, 4, methods=(PLAIN, NGRAM, COPIES, OURS, SERVED)),
     Scene(0.0, 8, methods=(*WIDE, TWIN)),
     Scene(0.0, 8, by_kind=True),
     Scene(SAMPLED, 1),
@@ -291,10 +292,11 @@ def settings_are_accepted() -> None:
 
 
 def trained(
-    training: Sequence[Prompt], drafter: CachedDrafter, heats: Sequence[float]
+    names: set[str], training: Sequence[Prompt], drafter: CachedDrafter, heats: Sequence[float]
 ) -> dict[tuple[str, float], Path]:
-    """By method and temperature the folders of the selectors that the server's answers and step
-    times train: of copies alone, of copies and drafts, and of what vLLM itself writes."""
+    """By method, of these names, and temperature the folders of the selectors that the server's
+    answers and step times train: of copies and drafts, of copies alone, and of what vLLM itself
+    writes."""
     logs: dict[float, Path] = {}
     timings: dict[float, Path] = {}
     for heat in heats:
@@ -303,16 +305,18 @@ def trained(
         if not logs[heat].exists():
             timings[heat].unlink(missing_ok=True)
             write_log(logs[heat], recorded(training, heat, timings[heat]), drafter)
-    served_log = FOLDER / "log-served.jsonl"
-    if not served_log.exists():
-        write_ordinary_log(served_log, training)
-    selectors = {
-        (COPIES, 0.0): train(logs[0.0], timings[0.0], "vllm-copies", "logs.drafter=none"),
-        (SERVED, 0.0): train(served_log, timings[0.0], "vllm-served"),
-    }
+    selectors: dict[tuple[str, float], Path] = {}
     for heat, log in logs.items():
         sampling = f"sampling=[{{temperature: {heat}}}]"
         selectors[OURS, heat] = train(log, timings[heat], f"vllm-{heat:g}", sampling)
+    if COPIES in names:
+        folder = train(logs[0.0], timings[0.0], "vllm-copies", "logs.drafter=none")
+        selectors[COPIES, 0.0] = folder
+    if SERVED in names:
+        served_log = FOLDER / "log-served.jsonl"
+        if not served_log.exists():
+            write_ordinary_log(served_log, training)
+        selectors[SERVED, 0.0] = train(served_log, timings[0.0], "vllm-served")
     return selectors
 
 
@@ -370,23 +374,20 @@ def deciding(name: str, folder: Path, temperature: float, at_once: int) -> Metho
 
 
 def main(asked: Sequence[str]) -> None:
-    """All companies, or those whose last methods are asked for; these need greedy texts alone."""
+    """All companies, or those whose last methods are asked for."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     settings_are_accepted()
     training, held_out = prompts()
     drafter = CachedDrafter.load(DRAFT, SMOLLM2)
-    heats = [0.0] if asked else [0.0, SAMPLED]
-    selectors = trained(training, drafter, heats)
     companies = [company for company in COMPANIES if not asked or company[-1] in asked]
     names = {name for company in companies for name in company}
+    heats = [0.0, SAMPLED] if OURS in (company[-1] for company in companies) else [0.0]
+    selectors = trained(names, training, drafter, heats)
     methods = {heat: methods_of(names, training[:TUNING], selectors, heat) for heat in heats}
     for company in companies:
-        rows: list[dict[str, str]] = []
-        for heat in heats:
-            scenes = [scene for scene in SCENES if scene.temperature == heat]
-            rows += measured(scenes, company, methods[heat], held_out, training)
-        show(rows)
-    if asked:
+        for number in range(PASSES if company == COMPANIES[0] else 1):
+            show(measured(company, number, methods, held_out, training))
+    if SAMPLED not in heats:
         return
     folder = selectors[OURS, SAMPLED]
     options = {"selector": str(folder), "temperature": SAMPLED, "draft": DRAFT}
@@ -437,26 +438,31 @@ def compared(
 
 
 def measured(
-    scenes: Sequence[Scene],
     company: Sequence[str],
-    methods: Methods,
+    passed: int,
+    methods: dict[float, Methods],
     held_out: Sequence[Prompt],
     training: Sequence[Prompt],
 ) -> list[dict[str, str]]:
-    """The lines of the table, once a company has answered all scenes that compare its last method:
-    every prompt twice of greedy requests to the first company, else once."""
-    rows = []
-    for scene in scenes:
+    """The lines of the table after so many passes over the held-out prompts and one more, by a
+    company that answers all scenes which compare its last method. Scenes take turns, so that all
+    are measured in the machine's good and bad hours."""
+    of_scenes: dict[Scene, dict[str, Method]] = {}
+    for scene in SCENES:
         of_scene: dict[str, Method] = {}
         for name in company:
-            if name in scene.methods and (name, scene.at_once) in methods:
-                of_scene[name] = methods[name, scene.at_once]
+            at_scene = methods.get(scene.temperature, {})
+            if name in scene.methods and (name, scene.at_once) in at_scene:
+                of_scene[name] = at_scene[name, scene.at_once]
         if company[-1] in of_scene:
-            times = 2 if company == COMPANIES[0] and scene.temperature == 0 else 1
-            for number in range(times * PARTS):
-                answer_once(scene, company, of_scene, number, held_out, training)
-            turns = answered(scene, company)
-            rows += [row(str(scene), name, turns, scene.at_once, NGRAM) for name in turns]
+            of_scenes[scene] = of_scene
+    for number in range(passed * PARTS, (passed + 1) * PARTS):
+        for scene, of_scene in of_scenes.items():
+            answer_once(scene, company, of_scene, number, held_out, training)
+    rows = []
+    for scene in of_scenes:
+        turns = answered(scene, company)
+        rows += [row(str(scene), name, turns, scene.at_once, NGRAM) for name in turns]
     return rows
 
 
