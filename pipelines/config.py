@@ -26,6 +26,7 @@ SHIPPED = Path(__file__).parent / "pair" / "shipped" / "draft"  # the draft that
 SMOLLM2 = "smollm2"  # the pair that comes with Espalier
 DISTILLED = "distilled"  # a draft that the run trains itself
 DISTILLED_FOLDER = "distil/draft"  # of such a draft, in the run's folder
+RECORDED = ".jsonl"  # ending of a plug-in's record of steps
 OF_LOGS: dict[str, Any] = {  # the defaults of runs on logs
     "name": "logs",
     "sampling": [{"temperature": 0.0}],
@@ -267,7 +268,7 @@ class Train(Section):
     """widths of the network's hidden layers"""
 
     batch: int = Field(256, ge=2)
-    """roots of one optimiser step"""
+    """roots of one optimiser step, or fewer where an epoch had less than 20 steps"""
 
     epochs: int = Field(12, ge=1)
     """passes over the training roots; the best one by replay is kept"""
@@ -288,6 +289,11 @@ class Latency(Section):
 
     stepped: bool = True
     """sizes between those in `timings` cost what the next one does; else linear"""
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a plug-in recorded the steps of traffic."""
+        return self.timings is not None and self.timings.suffix == RECORDED
 
 
 class Evaluate(Section):

@@ -17,7 +17,7 @@ Legend: B roots, A actions, K actions that may be chosen, T trees.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -38,18 +38,52 @@ NEVER = -1e9  # the score, in tokens, of an action that may not be chosen
 
 
 class LookupRule(NamedTuple):
-    """Drafts a lookup of `length` tokens wherever the match has at least `least` tokens; with
-    `ranks`, in one tree with that shape by rank."""
+    """Drafts a lookup of `length` tokens wherever the match has at least `least` tokens, and after
+    longer matches one of another length; with `ranks`, in one tree with that shape by rank.
+
+    Attributes:
+        longer: least matches, above `least` and ascending, with the length from each of them on.
+    """
 
     least: int
     length: int
     ranks: Ranks = ()
+    longer: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, lengths: Sequence[tuple[int, int]], ranks: Ranks = ()) -> LookupRule:
+        """The rule with these `lengths`."""
+        (least, length), *longer = lengths
+        return cls(least, length, ranks, tuple(longer))
 
     @property
-    def lookup(self) -> Action:
+    def lengths(self) -> tuple[tuple[int, int], ...]:
+        """Least matches, ascending, with the length from each of them on."""
+        return ((self.least, self.length), *self.longer)
+
+    @property
+    def lookups(self) -> dict[int, Action]:
+        """By least match, ascending, the action from there on."""
+        return {least: self._lookup(length) for least, length in self.lengths}
+
+    def after(self, match: float) -> Action | None:
+        """The lookup after a match; None after one that is too short."""
+        chosen = None
+        for least, length in self.lengths:
+            if match >= least:
+                chosen = length
+        return None if chosen is None else self._lookup(chosen)
+
+    def within(self, actions: Collection[Action]) -> LookupRule | None:
+        """The rule with those of its lookups that are among some actions; None where none is."""
+        lookups = self.lookups
+        left = [(least, length) for least, length in self.lengths if lookups[least] in actions]
+        return LookupRule.of(left, self.ranks) if left else None
+
+    def _lookup(self, length: int) -> Action:
         if self.ranks:
-            return Action.ranked(self.ranks, self.length)
-        return Action.copy(self.length)
+            return Action.ranked(self.ranks, length)
+        return Action.copy(length)
 
 
 @dataclass(frozen=True)
@@ -117,10 +151,11 @@ class Setting:
         return np.array(self.allowed or range(len(space)))
 
     def copied(self, match: float) -> Action:
-        """The choice of the lookup rule: its lookup or the static tree."""
-        if self.rule is not None and match >= self.rule.least:
-            return self.rule.lookup
-        return self.action
+        """The choice of the lookup rule: a lookup or the static tree."""
+        lookup = None
+        if self.rule is not None:
+            lookup = self.rule.after(match)
+        return self.action if lookup is None else lookup
 
     def without_network(self) -> Setting:
         """The setting of the lookup rule, or of the static tree where there is none."""
@@ -134,16 +169,17 @@ class Setting:
         least one tree.
 
         The static tree becomes the fastest one that remains, and the prices change in proportion to
-        the trees' speeds, `speed_T`, in tokens per second. The rule is dropped where its lookup
-        does not remain. If the lookup and the static tree both remain, that tree stays. `allowed`
-        becomes the positions that it shares with `positions`, or all of these where it shares none.
+        the trees' speeds, `speed_T`, in tokens per second. The rule keeps those of its lookups
+        that remain, and is dropped where none does. If one of them and the static tree remain, that
+        tree stays. `allowed` becomes the positions that it shares with `positions`, or all of these
+        where it shares none.
         """
         left = sorted(positions)
         static_at = space.index(self.action)
         best = max((a for a in left if a < len(space.trees)), key=speed_T.__getitem__)
         rule = self.rule
-        if rule is not None and space.index(rule.lookup) not in left:
-            rule = None
+        if rule is not None:
+            rule = rule.within([space.actions[position] for position in left])
         if rule is not None and static_at in left:
             best = static_at
         kept = [a for a in left if a in self.allowed]
@@ -177,8 +213,8 @@ class Setting:
         levels = tuple(entry["feature_levels"])
         rule = None
         if entry["rule"] is not None:
-            least, length, ranks = entry["rule"]
-            rule = LookupRule(least, length, tuple(map(tuple, ranks)))
+            least, length, ranks, longer = entry["rule"]
+            rule = LookupRule(least, length, tuple(map(tuple, ranks)), tuple(map(tuple, longer)))
         return cls(
             sampling=Sampling(
                 **{parameter.name: entry[parameter.name] for parameter in fields(Sampling)}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 # Of all files of runs and artefacts. Raise it when the same inputs give other contents or another
 # layout.
-FORMAT = 28
+FORMAT = 29
 
 
 class InputError(ValueError):

@@ -88,11 +88,7 @@ def widened(figures: Sequence[Figure], others: Sequence[Sequence[Figure]]) -> li
 def entries(table: Table, cases: Cases) -> Iterator[dict[str, Any]]:
     """The entries of `by_batch` of one batch size: one for each kind of batch and level."""
     case = next(iter(cases.values()))
-    lookup_rule = case.rule.rule or (0, 0)
-    lengths = {
-        "fixed_length": case.static.action.nodes,
-        "rule_lengths": [*lookup_rule, case.rule.action.nodes],
-    }
+    lengths = {"fixed_length": case.static.action.nodes}
     batch = case.setting.batch
     for is_mixed, level in product(sorted({f.is_mixed for f in table.figures}), cases):
         columns = {"setting": str(case.setting.sampling), "batch": batch, "is_mixed": is_mixed}

@@ -84,11 +84,13 @@ def drafts_in_words(setting: Setting) -> str:
         tree = f"draft {action.nodes}"
     if setting.rule is None:
         return tree
-    least, length, ranks = setting.rule
-    copy = f"copy {length}"
-    if ranks:
-        copy = f"{copy} in one tree with a {Action.ranked(ranks)}"
-    return f"{copy} after a match of {least}, else {tree}"
+    rule = setting.rule
+    copy = f"copy {rule.length}"
+    if rule.ranks:
+        copy = f"{copy} in one tree with a {Action.ranked(rule.ranks)}"
+    copies = [f"{copy} after a match of {rule.least}"]
+    copies += [f"{length} after one of {least}" for least, length in rule.longer]
+    return f"{', '.join(copies)}, else {tree}"
 
 
 @dataclass(frozen=True)

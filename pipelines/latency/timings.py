@@ -19,7 +19,7 @@ import pandas as pd
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from scipy.optimize import nnls
 
-from pipelines.config import Config
+from pipelines.config import RECORDED, Config
 from pipelines.latency import traffic
 from pipelines.run import Stage, write_json
 from selector.latency import Batches, LatencyProfile, Verification
@@ -29,7 +29,6 @@ from selector.tables import Table, along
 MISFIT = 0.005  # the relative error of the profile at a row above which there is a remark
 UNSTEADY = 0.1  # the mean relative error of predicted step times above which there is a warning
 KIND = ["batch", "context", "verified", "passes", "drafter"]  # of a step
-RECORDED = ".jsonl"  # ending of a plug-in's record
 MOST_REQUESTS = 4096  # in a batch: replay walks along each, and engines take a few hundred
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 

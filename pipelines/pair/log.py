@@ -22,6 +22,7 @@ LONGEST_LOOKUP = 20  # tokens
 # speed of drafting over that of copies alone, since an engine's step times lack its passes over
 # prompts and over tokens that were copied
 DRAFTING_LEAD = 1.1
+RECORDED_LEAD = 1.03  # where they are those of traffic, which lack its passes over prompts
 TIMELESS = (
     "No step times were given: add --timings FILE to train a selector, to measure its gain and to "
     "export it."
@@ -59,7 +60,9 @@ class LogSource:
 
     @property
     def drafting_lead(self) -> float:
-        return DRAFTING_LEAD if self.drafts else 1.0
+        if not self.drafts:
+            return 1.0
+        return RECORDED_LEAD if self.config.latency.is_recorded else DRAFTING_LEAD
 
     @property
     def why_untrained(self) -> str:

@@ -22,13 +22,14 @@ from pipelines.tracking import tracking_uri
 from selector.decision import Setting
 from selector.schema import FULL, HIDDEN_STATES
 from selector.train.data import Texts, Timed
-from selector.train.module import Roots, SelectorModule
+from selector.train.module import Roots, SelectorModule, learned_rows
 
 OWN = ("train", "validation")  # the splits that training reads
 MONITOR = "validation/replay"
 RATE = 3e-3  # peak learning rate up to the batch size `BATCH`
 BATCH = 256
 FASTEST = 1e-2  # the highest peak learning rate
+LEAST_STEPS = 20  # of the optimiser in an epoch
 POLICY_NETWORK = {"width": 128, "hidden": [512, 32]}  # DDTE, app. E
 REMARKS = (  # Lightning's warnings that do not apply to data in memory and a reused folder
     ".*does not have many workers.*",
@@ -43,7 +44,7 @@ def module_of(config: Config, objective: str, level: str, texts: Texts) -> Selec
     """An untrained module for texts like these: a regressor with the network of `config.train`, or
     for the policy objective with the paper's."""
     pl.seed_everything(config.seed, verbose=False)
-    rate = min(FASTEST, RATE * max(1, config.train.batch / BATCH) ** 0.5)
+    rate = min(FASTEST, RATE * max(1, batch_of(config, texts) / BATCH) ** 0.5)
     return SelectorModule(
         objective,
         level,
@@ -54,6 +55,13 @@ def module_of(config: Config, objective: str, level: str, texts: Texts) -> Selec
         texts.space.to_json(),
         source_of(config).squared_weight,
     )
+
+
+def batch_of(config: Config, texts: Texts) -> int:
+    """Roots of one optimiser step: `train.batch`, or fewer where an epoch over some training texts
+    had less than `LEAST_STEPS` steps."""
+    roots = len(learned_rows(texts, config.data.stride))
+    return max(2, min(config.train.batch, roots // LEAST_STEPS))
 
 
 def fitted(
@@ -71,9 +79,8 @@ def fitted(
     `best.ckpt` in `folder`; the MLflow run gets the curves. `judged` and `further` are those of
     `SelectorModule` and `Roots`."""
     texts = {name: splits[name] for name in OWN}
-    roots = Roots(
-        module, texts, verifier, config.train.batch, config.seed, config.data.stride, further
-    )
+    batch = batch_of(config, texts["train"])
+    roots = Roots(module, texts, verifier, batch, config.seed, config.data.stride, further)
     module.begin_at(texts["train"], verifier, roots.rows["train"])
     module.judged = judged
     monitor, mode = (MONITOR, "max") if judged else ("validation/loss", "min")

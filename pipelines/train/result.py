@@ -54,7 +54,7 @@ class Case:
     rule_ratio: Ratio
     # where one length serves all requests of a step: the price of time, in tokens per second
     common: float = 0.0
-    # the lookup rule that copies alone, as engines' own n-grams do, where it was tuned by itself
+    # of a log, the lookup rule that copies alone and always as much, as engines' own n-grams do
     copies: Setting | None = None
 
 

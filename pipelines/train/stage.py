@@ -91,9 +91,12 @@ def _train(
         bases = judging.statics(train)
         rules = judging.judge_rules(train, validation, bases, profile)
         copies: list[Judged] = []
-        if source.drafting_lead > 1:
-            copies = judging.judge_rules(train, validation, bases, profile, drafts=False)
-            rules = judging.drafting_where_ahead(rules, copies, source.drafting_lead)
+        if not source.decodes:
+            copies = rules
+            if source.drafting_lead > 1:
+                copies = judging.judge_rules(train, validation, bases, profile, drafts=False)
+                rules = judging.drafting_where_ahead(rules, copies, source.drafting_lead)
+            rules = judging.by_match(rules, train, validation, bases, profile)
         paying: list[list[Setting]] = []
         for case, judged, rule, base in zip(train, validation, rules, bases, strict=True):
             tried = [] if source.decodes else [rule.setting, base]

@@ -48,8 +48,8 @@ class DeployedSelector(nn.Module):
     allowed_SA: Tensor  # actions that it may choose
     # 1 where the setting uses the draft's distributions, or a drafter's hits; else 0
     late_S: Tensor
-    least_S: Tensor  # the shortest match for which the lookup rule applies
-    lookup_S: Tensor  # position of the rule's lookup
+    least_SN: Tensor  # the shortest match for each lookup of the rule
+    lookup_SN: Tensor  # their positions; both in the order of matches
     static_S: Tensor  # position of the static tree
     level_S: Tensor  # position of the setting's level in `LOG.levels`, or `ANY_LEVEL`
     sums_SA: Tensor
@@ -94,7 +94,9 @@ class DeployedSelector(nn.Module):
                 tables.append(seconds_LA)
         self.register_buffer("lengths_L", lengths_L)
         self.register_buffer("seconds_TLA", torch.stack(tables))
-        rows = [_row(setting, space) for setting in settings]
+        rules = [setting.rule for setting in settings if setting.rule is not None]
+        self.lengths = max([len(rule.lengths) for rule in rules], default=0)
+        rows = [_row(setting, space, self.lengths) for setting in settings]
         for name in rows[0]:
             self.register_buffer(name, torch.stack([row[name] for row in rows]))
         self.register_buffer("sums_SA", space.sums_SA.clone())
@@ -151,8 +153,10 @@ class DeployedSelector(nn.Module):
         scores = self.network(scalars_BF, states, passed_B1)
         length_B = scalars_BF[:, self.length_at]
         decides_B1 = (length_B <= self.longest_S[at_B]).unsqueeze(-1)
-        copies_B = scalars_BF[:, self.match_at] >= self.least_S[at_B]
-        by_rule_B = torch.where(copies_B, self.lookup_S[at_B], self.static_S[at_B])
+        by_rule_B = self.static_S[at_B]
+        for length in range(self.lengths):
+            copies_B = scalars_BF[:, self.match_at] >= self.least_SN[at_B, length]
+            by_rule_B = torch.where(copies_B, self.lookup_SN[at_B, length], by_rule_B)
         by_rule_BA = nn.functional.one_hot(by_rule_B, self.actions) > 0
         allowed_BA = torch.where(decides_B1 & ~beyond_B1, self.allowed_SA[at_B], by_rule_BA)
         if self.regressor:
@@ -181,10 +185,15 @@ def net_tokens(
     return (efficiency_BA - price_B1 * seconds_BA).masked_fill(~allowed_BA, never)
 
 
-def _row(setting: Setting, space: ActionSpace) -> dict[str, Tensor]:
-    # a setting's entries in the buffers of `DeployedSelector`
+def _row(setting: Setting, space: ActionSpace, lengths: int) -> dict[str, Tensor]:
+    # a setting's entries in the buffers of `DeployedSelector`, for rules of so many lengths
     static = space.index(setting.action)
-    rule = setting.rule
+    least_N = torch.full((lengths,), float("inf"))
+    lookup_N = torch.full((lengths,), static)
+    if setting.rule is not None:
+        for number, (least, lookup) in enumerate(setting.rule.lookups.items()):
+            least_N[number] = least
+            lookup_N[number] = space.index(lookup)
     longest = 0
     if setting.decider == NETWORK:
         longest = setting.longest or NO_LIMIT
@@ -198,8 +207,8 @@ def _row(setting: Setting, space: ActionSpace) -> dict[str, Tensor]:
         "longest_S": torch.tensor(float(longest)),
         "allowed_SA": allowed_A,
         "late_S": torch.tensor(float(setting.sees_all)),
-        "least_S": torch.tensor(float(rule.least if rule else 0)),
-        "lookup_S": torch.tensor(space.index(rule.lookup) if rule else static),
+        "least_SN": least_N,
+        "lookup_SN": lookup_N,
         "static_S": torch.tensor(static),
         "level_S": torch.tensor(level),
     }

@@ -88,7 +88,7 @@ class ArtefactConfig:
             if setting.decider == NETWORK:
                 positions.update(setting.positions(self.space).tolist())
             if setting.rule is not None:
-                positions.add(self.space.index(setting.rule.lookup))
+                positions.update(map(self.space.index, setting.rule.lookups.values()))
         return [self.space.actions[position] for position in sorted(positions)]
 
     def to_json(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ LEASTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 
 MOST = 16  # branching trees and shapes that a selector may choose under a sampling setting
 LEAST_GAIN = 0.003  # tokens per root that each of these adds
+LEAST_SPEED = 0.0005  # over plain decoding, that another length of a lookup rule adds
 
 # by feature level: predicted block efficiencies, or the policy objective's logits, [R, A]
 Predictions = dict[str, Tensor]
@@ -129,8 +130,9 @@ def _decide_without_network(timed: Timed, setting: Setting) -> Decided:
     unknown_R = timed.texts.unknown_R
     action_R = torch.full((len(unknown_R),), space.index(setting.action))
     if setting.rule is not None:
-        copies_R = (timed.texts.scalar("match") >= setting.rule.least) & ~unknown_R
-        action_R[copies_R] = space.index(setting.rule.lookup)
+        for least, lookup in setting.rule.lookups.items():
+            copies_R = (timed.texts.scalar("match") >= least) & ~unknown_R
+            action_R[copies_R] = space.index(lookup)
     return Decided(
         action_R, timed.seconds_of(action_R, setting.asked), space.needs_draft_A[action_R]
     )
@@ -265,17 +267,10 @@ def tune_lookup_rule(
         rule = LookupRule(least, lookup.copied, lookup.ranks)
         return replace(static, action=tree, rule=rule)
 
-    clocks = clocks or [partial(replay_setting, timed, {})]
-    plain = replace(static, action=EMPTY)
-    plain_speeds = [replayed(plain).speed for replayed in clocks]
+    speed_of = _cautious_speed(static, clocks or [partial(replay_setting, timed, {})])
 
-    @cache
     def speed(tried: tuple[Any, ...]) -> float:
-        setting = setting_of(*tried)
-        gains = []
-        for replayed, plain_speed in zip(clocks, plain_speeds, strict=True):
-            gains.append(replayed(setting).speed / plain_speed)
-        return statistics.fmean(gains) - statistics.pstdev(gains)
+        return speed_of(setting_of(*tried))
 
     best: tuple[Any, ...] = max(product(LEASTS, some_lookups, [static.action]), key=speed)
     before = None
@@ -285,6 +280,60 @@ def tune_lookup_rule(
             others = [(*best[:at], value, *best[at + 1 :]) for value in values]
             best = max([best, *others], key=speed)
     return setting_of(*best)
+
+
+def _cautious_speed(
+    static: Setting, clocks: Sequence[Callable[[Setting], Replayed]]
+) -> Callable[[Setting], float]:
+    """The speed of a setting over plain decoding: the mean less one standard error over the replays
+    with equally likely step times."""
+    plain = replace(static, action=EMPTY, rule=None)
+    plain_speeds = [replayed(plain).speed for replayed in clocks]
+
+    @cache
+    def speed(setting: Setting) -> float:
+        gains = []
+        for replayed, plain_speed in zip(clocks, plain_speeds, strict=True):
+            gains.append(replayed(setting).speed / plain_speed)
+        return statistics.fmean(gains) - statistics.pstdev(gains)
+
+    return speed
+
+
+def tune_lengths(
+    setting: Setting, lookups: Sequence[int], clocks: Sequence[Callable[[Setting], Replayed]]
+) -> Setting:
+    """The setting whose lookup rule copies the more tokens the longer the match is, with one of the
+    lengths `lookups`, of which the larger ones are thinned, or none. The length after each match is
+    searched in turn, and the others follow so that none falls as matches grow, until no length
+    gains more than `LEAST_SPEED`; `clocks` as in `tune_lookup_rule`."""
+    assert setting.rule is not None
+    tried_lengths = [0, *(n for n in lookups if n <= 6 or n % 4 == 0)]
+    ranks = setting.rule.ranks
+    speed_of = _cautious_speed(setting, clocks)
+    best = [setting.rule.length if match >= setting.rule.least else 0 for match in LEASTS]
+
+    def setting_of(lengths: Sequence[int]) -> Setting:
+        changes = []
+        before = 0
+        for match, length in zip(LEASTS, lengths, strict=True):
+            if length != before:
+                changes.append((match, length))
+            before = length
+        return replace(setting, rule=LookupRule.of(changes, ranks) if changes else None)
+
+    gained = True
+    while gained:
+        gained = False
+        for number in range(len(LEASTS)):
+            for length in tried_lengths:
+                tried = [min(shorter, length) for shorter in best[:number]]
+                tried += [max(longer, length) for longer in best[number:]]
+                tried[number] = length
+                if speed_of(setting_of(tried)) > speed_of(setting_of(best)) + LEAST_SPEED:
+                    best = tried
+                    gained = True
+    return setting_of(best)
 
 
 def common(visits_R: Tensor, action_R: Tensor, timed: Timed) -> tuple[int, ...]:

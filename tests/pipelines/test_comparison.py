@@ -401,6 +401,10 @@ def test_a_logs_verdict_begins_with_what_to_do_by_batch_size() -> None:
         "else draft 4)."
     )
     assert losses(logs_where(settings)) == []
+    longer = replace(RULE, rule=LookupRule(3, 8, longer=((6, 16),)))
+    assert verdicts(logs_where({1: longer}))[0].endswith(
+        "1: copy 8 after a match of 3, 16 after one of 6, else draft 4."
+    )
     doubtful = logs_where({1: RULE}, (0.97, 0.02))
     assert "0.970 ±0.020 times plain decoding (WARNING: not faster on" in verdicts(doubtful)[2]
     assert losses(doubtful) == []

@@ -3,25 +3,30 @@ and how its figures are told."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+from pipelines.config import load_config
 from pipelines.evaluate import gains
 from pipelines.evaluate.gains import selector_at
 from pipelines.evaluate.methods import COPYING, PLAIN
 from pipelines.evaluate.table import Figure, Table
-from pipelines.pair.log import DRAFTING_LEAD
-from pipelines.train import judging
+from pipelines.pair.log import DRAFTING_LEAD, RECORDED_LEAD, log_source
+from pipelines.train import fitting, judging
 from pipelines.train.judging import judge_jointly, keep_if_ahead
 from pipelines.train.result import Case
 from selector import tables
 from selector.actions import EMPTY
-from selector.decision import Setting
+from selector.decision import LookupRule, Setting
 from selector.latency import LatencyProfile
 from selector.schema import LOG, TEXT
 from selector.train.data import Timed
 from selector.train.mixed import MixedBatches
+from selector.train.module import learned_rows
 from selector.train.replay import Ratio
 from selector.train.tuning import (
     Judged,
@@ -32,6 +37,7 @@ from selector.train.tuning import (
     tune_lookup_rule,
     tune_setting,
 )
+from tests.pipelines import small_logs
 from tests.selector import logged
 
 PROFILE = logged.profile()
@@ -48,6 +54,38 @@ def led_rules(
         for drafts in (True, False)
     )
     return judging.drafting_where_ahead(rules, copies, DRAFTING_LEAD)
+
+
+@pytest.mark.parametrize(("batch", "right_there"), [(1, 6), (4, 0)])
+def test_a_rule_copies_more_after_longer_matches_where_others_texts_do_too(
+    batch: int, right_there: int
+) -> None:
+    """Where what is copied is right the longer, the longer the match is; not where only the
+    training texts are so."""
+    data = []
+    for seed, right in enumerate((1, 1, right_there)):  # after short matches
+        made = logged.timed(batch, seed=seed, count=24)
+        made.texts.lookup_R.copy_(torch.where(made.texts.scalar("match") >= 4, 6, right))
+        data.append(replace(made))  # with the labels that follow
+    train, validation, others = data
+    fixed = replace(best_static(train, StaticTable.of(train)), action=EMPTY)
+
+    def lengths(judged: Timed) -> tuple[LookupRule | None, LookupRule | None]:
+        simple = judging.judge_rules([train], [judged], [fixed], PROFILE, drafts=False)
+        finer = judging.by_match(simple, [train], [judged], [fixed], PROFILE)
+        return simple[0].setting.rule, finer[0].setting.rule
+
+    simple, finer = lengths(others)
+    assert finer == simple and simple is not None and not simple.longer
+    assert lengths(validation)[1] == LookupRule(1, 1, longer=((4, 6),))
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(4096, 20), (10, 58)])
+def test_an_epoch_over_few_texts_has_enough_steps(batch: int, steps: int) -> None:
+    data = logged.texts(count=24)
+    roots = len(learned_rows(data, 1))
+    config = load_config(None, [f"train.batch={batch}"], logs=True)
+    assert roots // fitting.batch_of(config, data) == steps, roots
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -183,3 +221,20 @@ def test_a_model_drafts_in_a_log_only_where_it_is_clearly_ahead_of_copies_alone(
         assert (
             judging.keep_if_ahead(network, rule, fixed, times=DRAFTING_LEAD).setting == rule.setting
         )
+
+
+@pytest.mark.parametrize(
+    ("words", "lead"),
+    [
+        (["latency.timings=times.csv"], DRAFTING_LEAD),
+        (["latency.timings=steps.jsonl"], RECORDED_LEAD),
+        (["latency.timings=times.csv", "logs.drafter=none"], 1.0),
+    ],
+)
+def test_a_model_needs_less_of_a_lead_where_traffic_was_timed(
+    words: list[str], lead: float, tmp_path: Path
+) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text("\n".join(json.dumps(small_logs.record(number)) for number in range(20)))
+    config = load_config(None, [f"logs.files=[{file}]", *words], logs=True)
+    assert log_source(config).drafting_lead == lead

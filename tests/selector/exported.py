@@ -38,7 +38,9 @@ LIMITED = tuple(
     )
 )
 STATIC = Setting(Sampling(0.2), Action(1, 4, 0), speed=180.0)
-COPIES = Setting(Sampling(0.4), Action(1, 4, 0), speed=190.0, rule=LookupRule(5, 8))
+COPIES = Setting(
+    Sampling(0.4), Action(1, 4, 0), speed=190.0, rule=LookupRule(5, 8, longer=((7, 16),))
+)
 ANY = Setting(Sampling(0.6), Action(1, 3, 0), (LIGHT,), speed=200.0, rho=0.0)
 KNOWN_EARLY = Setting(Sampling(0.8), Action(1, 3, 0), (EARLY,), speed=210.0, rho=0.25)
 SOME = Setting(Sampling(1.0), Action(2, 2, 3), (LIGHT,), speed=220.0, rho=0.5, allowed=LIMITED)

@@ -54,6 +54,20 @@ def test_on_longer_texts_a_network_gives_way_to_the_rule() -> None:
     assert [setting.asked for setting in (short, rule, static)] == [(LIGHT,), (MATCH,), ()]
 
 
+def test_a_rule_copies_more_after_longer_matches() -> None:
+    rule = LookupRule(2, 4, longer=((5, 8), (9, 16)))
+    four, eight, sixteen = map(Action.copy, (4, 8, 16))
+    assert rule.lookups == {2: four, 5: eight, 9: sixteen}
+    setting = replace(COPIES, rule=rule)
+    for match in range(20):
+        lookup = sixteen if match >= 9 else eight if match >= 5 else four
+        assert setting.copied(float(match)) == (lookup if match >= 2 else CHAIN)
+    assert rule.within([four, sixteen, CHAIN]) == LookupRule(2, 4, longer=((9, 16),))
+    assert rule.within([eight]) == LookupRule(5, 8) and rule.within([CHAIN]) is None
+    tree = LookupRule(2, 4, ((0,),), ((5, 8),))
+    assert list(tree.lookups.values()) == [Action.ranked(((0,),), 4), Action.ranked(((0,),), 8)]
+
+
 @pytest.mark.parametrize(
     "setting",
     [
@@ -66,6 +80,7 @@ def test_on_longer_texts_a_network_gives_way_to_the_rule() -> None:
         replace(DECIDED, sampling=Sampling(0.7, 0.9, 20, 0.05, 0.0)),
         replace(DECIDED, feature_levels=(DRAFTER,), batch=4, level=DRAFTER, joint=900.0),
         replace(DECIDED, rule=LookupRule(3, 4), longest=175),
+        replace(COPIES, rule=LookupRule(3, 4, longer=((5, 8), (9, 16)))),
         replace(DECIDED, feature_levels=(EARLY, LIGHT)),
     ],
     ids=str,

@@ -72,7 +72,8 @@ def test_all_ways_to_ask_choose_as_the_trained_module(
             same = [a == b for a, b in zip(chosen, trained, strict=True)]
             assert sum(same) >= 0.95 * len(rows), name
         kinds = len(set(asked["at"]))
-        assert kinds > 2 if setting.feature_levels else kinds == (1 if setting.rule is None else 2)
+        lookups = len(setting.rule.lookups) if setting.rule else 0
+        assert kinds > 2 if setting.feature_levels else kinds == 1 + lookups
 
 
 @pytest.mark.parametrize(("objective", "level"), KINDS)
@@ -129,7 +130,7 @@ def test_the_match_alone_will_do_for_the_rule(artefact: Path) -> None:
             assert chooser.select({MATCH: match}) == action
         assert policy.select(early_of(features)) == selector.select(features) == action
         chosen.add(action)
-    assert chosen == {COPIES.action, Action.copy(8)}
+    assert chosen == {COPIES.action, Action.copy(8), Action.copy(16)}
 
 
 def test_on_long_texts_the_match_alone_will_do_without_the_rules_lookup_too(artefact: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from selector.actions import COPY, EMPTY, Action
-from selector.decision import Setting
+from selector.decision import LookupRule, Setting
 from selector.export.writer import config_of
 from selector.runtime.network import Network
 from selector.runtime.selector import Selector, load_selector
@@ -47,7 +47,7 @@ def test_only_allowed_trees_are_chosen(
     artefacts: dict[tuple[str, str], Path], objective: str, shapes: list[tuple[Any, ...]]
 ) -> None:
     """The best of those that an engine can draft; the static one is the fastest tree, and time is
-    worth less. A rule whose lookup is not among them is left out."""
+    worth less. A rule has those of its lookups that are among them."""
     selector, made = loaded(artefacts[objective, LIGHT]), module_of(objective)
     can = sorted(SPACE.index(Action.of(shape)) for shape in shapes)
     for setting in SETTINGS:
@@ -56,11 +56,14 @@ def test_only_allowed_trees_are_chosen(
             selector.settings[SETTINGS.index(setting)], selector.latency
         )
         best = max((a for a in can if a < len(SPACE.trees)), key=lambda a: float(speed_A[a]))
-        copies = setting.rule is not None and SPACE.index(Action.copy(setting.rule.length)) in can
-        if copies and SPACE.index(setting.action) in can:
+        lengths = []
+        for least, length in setting.rule.lengths if setting.rule else ():
+            if SPACE.index(Action.copy(length)) in can:
+                lengths.append((least, length))
+        if lengths and SPACE.index(setting.action) in can:
             best = SPACE.index(setting.action)  # the tree that goes with the rule
         assert policy.setting.feature_levels == setting.feature_levels
-        assert policy.setting.rule == (setting.rule if copies else None)
+        assert policy.setting.rule == (LookupRule.of(lengths) if lengths else None)
         assert policy.select(None) == SPACE.actions[best]
         may = {a for a in can if a in (setting.allowed or range(len(SPACE)))} or set(can)
         assert set(policy.setting.allowed) == {*may, best}

@@ -123,7 +123,7 @@ def test_what_pays_is_offered_and_chosen() -> None:
     static = best_static(offered, StaticTable.of(offered))
     assert static.action == shapes[0]
     rule = tune_lookup_rule(offered, static)
-    assert rule.rule is not None and rule.action.ranks and rule.rule.lookup.copied > 0
+    assert rule.rule is not None and rule.action.ranks and rule.rule.length > 0
 
 
 def test_actions_that_are_left_out_would_add_little() -> None:

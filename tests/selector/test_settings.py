@@ -99,7 +99,10 @@ def test_far_from_every_trained_setting_the_rule_and_the_static_tree_decide(
     if setting.rule is None:
         assert policy.feature_levels == () and chosen == {setting.action}
     else:
-        assert policy.feature_levels == (MATCH,) and chosen == {setting.action, setting.rule.lookup}
+        assert policy.feature_levels == (MATCH,) and chosen == {
+            setting.action,
+            *setting.rule.lookups.values(),
+        }
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from selector.train.tuning import (
     best_static,
     decide,
     replay_setting,
+    tune_lengths,
     tune_lookup_rule,
     tune_setting,
 )
@@ -291,6 +292,32 @@ def test_the_tuned_rule_is_the_fastest_of_all_that_are_tried(data: Timed, static
         speed(*setting.rule[:2], setting.action)
     )
     assert replay_setting(data, {}, setting).speed > static.speed
+
+
+def test_lengths_by_match_are_the_fastest_of_all_that_rise(
+    static: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After longer matches the text goes on as before for longer. No clock alone decides."""
+    data = timed(texts(count=10, roots=40, seed=6, repeats=0.4))
+    match_R = data.texts.scalar("match").long()
+    right_R = torch.where(match_R >= REPEATED, 4 * (match_R - REPEATED), 0)
+    data.texts.lookup_R.copy_(right_R)
+    monkeypatch.setattr(tuning, "LEASTS", (2, 5, 6, 7))
+    clocks = [partial(replay_setting, data, {})]
+    simple = replace(static, action=EMPTY, rule=LookupRule(5, 8))
+    setting = tune_lengths(simple, SPACE.lookups, clocks)
+    assert setting.rule is not None and setting.rule.longer
+    speeds = {}
+    for lengths in product((0, *SPACE.lookups), repeat=len(tuning.LEASTS)):
+        if list(lengths) == sorted(lengths):
+            by_hand_R = torch.full_like(match_R, SPACE.index(EMPTY))
+            for least, length in zip(tuning.LEASTS, lengths, strict=True):
+                action = Action.copy(length) if length else EMPTY
+                by_hand_R[(match_R >= least) & ~data.texts.unknown_R] = SPACE.index(action)
+            speeds[lengths] = replayed(data, by_hand_R).speed
+    best = max(speeds.values())
+    assert replay_setting(data, {}, setting).speed == pytest.approx(best, rel=1e-3)
+    assert best > 1.01 * replay_setting(data, {}, simple).speed
 
 
 def test_a_rule_is_tuned_for_what_is_unsure_of_the_clock(data: Timed, static: Setting) -> None:
