@@ -111,8 +111,10 @@ def write_log(path: Path, answers: Sequence[Answer], drafter: CachedDrafter) -> 
 
 
 def train(log: Path, timings: Path, name: str, *overrides: str) -> Path:
-    """`espalier logs`; the folder of the selector."""
-    words = f"logs {log} --timings {timings} --name {name} latency.stepped=false".split()
+    """`espalier logs`; the folder of the selector. It holds fewer texts out and judges on more of
+    them, since the comparison has prompts of its own."""
+    shares = "prompts.validation=0.25 prompts.test=0.15"
+    words = f"logs {log} --timings {timings} --name {name} latency.stepped=false {shares}".split()
     subprocess.run([sys.executable, "-m", "pipelines", *words, *overrides], check=True)
     return Path("runs", name, "selector").absolute()
 
