@@ -19,7 +19,7 @@ from data_gen.features.root import DrafterKnowledge
 NAME = "espalier"  # in an engine's configuration and log
 FIRST = 8  # first steps, in which nothing is drafted
 PLAIN = 64  # one step of so many drafts nothing, too
-KEPT = 32  # of these the last ones, with which the others are compared
+CHECKED = 16  # of these the last ones, with which the others are compared
 LOST = 10.0  # tokens of a request that drafting may lose before it ends
 FEWEST = 8  # drafting steps before it ends
 WINDOW = 300  # drafting steps in which it has to gain something
@@ -76,46 +76,62 @@ class WayOut:
 
     A step's lead is how many tokens more a request got in it than plain steps would have yielded in
     the same time. Where the sum of the leads has fallen by `LOST` below its maximum, and that by
-    more than two standard errors, or has not risen above it in a `WINDOW`, drafting ends (CUSUM,
-    Page 1954).
+    more than two standard errors, or has not risen above it in a `WINDOW` (CUSUM, Page 1954),
+    drafting is in doubt: in the next `CHECKED` steps nothing is drafted, and if the leads are as
+    bad by the time of these, drafting ends for `PAUSE` steps. So a machine that becomes slower in
+    all does not end it.
 
-    The time of plain steps is that of those in which nothing was drafted. It is measured in units
-    of what the clock promises for so many requests and so long contexts, so that their mix does not
-    matter, nor a machine that is slower in all.
+    The time of plain steps is that of the last ones in which nothing was drafted. It is measured in
+    units of what the clock promises for so many requests and so long contexts, so that their mix
+    does not matter.
     """
 
     def __init__(self) -> None:
         self._calls = 0
         self._begin = FIRST  # the call after which it drafts
-        self._plain: deque[float] = deque(maxlen=KEPT)
-        self._leads: list[float] = []  # since their sum had its maximum
+        self._plain: deque[float] = deque(maxlen=CHECKED)
+        # tokens of a request and time of the drafting steps since the leads' sum had its maximum
+        self._drafting: list[tuple[float, float]] = []
+        self._unchecked = 0  # plain steps that a doubt still waits for
 
     def may_draft(self) -> bool:
         """Whether the next step may draft; to be asked once a step."""
         self._calls += 1
+        if self._unchecked > 0:
+            return False
         return self._calls > self._begin and self._calls % PLAIN > 0
 
     def add(self, step: Step, promised: float) -> None:
         """Count a step, of which the clock promises so many seconds without drafts."""
         time = step.seconds / promised
-        if step.verified == 1:
-            self._plain.append(time)
-        elif self._plain:
-            self._leads.append(step.tokens / step.batch - time / median(self._plain))
-            self._judge()
+        if step.verified > 1:
+            if self._plain:
+                self._drafting.append((step.tokens / step.batch, time))
+                if self._is_behind():
+                    self._unchecked = CHECKED
+            return
+        self._plain.append(time)
+        if self._unchecked > 0:
+            self._unchecked -= 1
+            if self._unchecked == 0:
+                self._judge()
 
     def _judge(self) -> None:
-        leads = self._leads
-        lost = -sum(leads)
-        if lost <= 0:
-            leads.clear()
-            return
-        steps = len(leads)
-        is_sure = lost > max(LOST, 2 * math.sqrt(steps) * float(np.std(leads)))
-        if steps == WINDOW or (is_sure and steps >= FEWEST):
+        if self._is_behind():
             log_once("drafting is slower than plain decoding here: nothing is drafted for a while")
             self._begin = self._calls + PAUSE
-            leads.clear()
+        self._drafting.clear()
+
+    def _is_behind(self) -> bool:
+        plain = median(self._plain)
+        leads = [tokens - time / plain for tokens, time in self._drafting]
+        lost = -sum(leads)
+        if lost <= 0:
+            self._drafting.clear()
+            return False
+        steps = len(leads)
+        is_sure = lost > max(LOST, 2 * math.sqrt(steps) * float(np.std(leads)))
+        return steps >= WINDOW or (is_sure and steps >= FEWEST)
 
 
 log_once = cache(logging.getLogger(NAME).error)

@@ -280,6 +280,7 @@ class Server:
     def __init__(
         self, chosen: TextSelector, drafted_seconds: float, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        self.slowness = 1.0  # of the machine
         self.chosen = chosen
         self.drafted_seconds = drafted_seconds  # for each drafted token
         self.now = 0.0
@@ -300,7 +301,7 @@ class Server:
             at = begin + len(new)
             seconds = PLAIN_SECONDS + self.drafted_seconds * len(draft)
             self.done.append((len(new), seconds))
-            self.now += seconds
+            self.now += self.slowness * seconds
             text.committed(new)
 
     def speed(self, begin: int, end: int) -> float:
@@ -350,6 +351,21 @@ def test_where_drafting_does_not_pay_nothing_is_drafted(
     texts = [server.chosen.text([*prompt, *answer[:-1]], len(prompt)) for prompt, answer in TEXTS]
     wanted = [server.chosen.drafts(texts[:2], [LONGEST] * 2) for _ in range(steps.FIRST + 2)]
     assert any(map(any, wanted))
+
+
+def test_a_machine_that_becomes_slower_does_not_end_drafting(
+    copies: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its drafting steps are then slower than the plain ones before, and faster than those that
+    follow."""
+    steps.log_once.cache_clear()
+    server = Server(TextSelector(copies), 0.003, monkeypatch)
+    for slowness in (1.0, 5.0, 1.0):
+        server.slowness = slowness
+        for prompt, answer in 4 * TEXTS:
+            server.answer(prompt, answer)
+    assert not caplog.records
+    assert server.speed(0, len(server.done)) > 1.3
 
 
 def test_many_more_requests_than_a_selector_knows_are_not_drafted(
