@@ -26,6 +26,7 @@ from data_gen.texts.prompts import Form, Prompt, read_prompts, split_of, take_ev
 from pipelines.evaluate.table import paired
 from pipelines.pair.stage import PROMPTS
 from pipelines.terminal import console
+from selector.files import atomically
 
 TOKENS = 64  # new tokens of an answer, as many in the log as in the comparison
 CONTEXT = 1024  # the longest one
@@ -88,7 +89,7 @@ def write_log(path: Path, answers: Sequence[Answer], drafter: CachedDrafter) -> 
     """A log with the number of the draft's tokens that the text repeats, from each position on. A
     greedy draft's token is accepted with its probability by the target, and that is how often a
     sampled text goes on with it."""
-    with path.open("w") as file:
+    with atomically(path) as partial, partial.open("w") as file:
         for answer in answers:
             text = [*answer.prompt, *answer.tokens]
             start = len(answer.prompt)

@@ -53,6 +53,7 @@ from pipelines.config import SHIPPED
 from pipelines.terminal import console
 from selector.actions import EMPTY
 from selector.decision import STATIC
+from selector.files import atomically
 from selector.runtime.selector import load_selector
 from selector.schema import TEXT
 
@@ -322,11 +323,13 @@ def trained(
 
 def write_ordinary_log(path: Path, asked: Sequence[Prompt]) -> None:
     """The responses of a server with vLLM's own draft model, which drafts as much in every step."""
-    with server(PORT, draft_model(FIXED)) as address, path.open("w") as file:
+    lines = []
+    with server(PORT, draft_model(FIXED)) as address:
         for prompt in asked:
             response = respond(address, prompt, 0.0)
-            line = {**response, "kind": prompt.kind, "source": prompt.source}
-            file.write(json.dumps(line) + "\n")
+            lines.append({**response, "kind": prompt.kind, "source": prompt.source})
+    with atomically(path) as partial:
+        partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def draft_model(tokens: int) -> dict[str, Any]:
