@@ -23,6 +23,7 @@ from loop import (
     TUNING,
     Answer,
     made_once,
+    promised,
     prompts,
     row,
     show,
@@ -127,8 +128,11 @@ def main() -> None:
     if not log.exists():
         steps.unlink(missing_ok=True)
         write_log(log, recorded(decoder, training, drafter, steps), drafter)
-    copies = train(log, steps, "llama-copies", "logs.drafter=none")
-    both = train(log, steps, "llama-both")
+    test = FOLDER / "held-out.jsonl"  # replay is of the texts that are compared
+    if not test.exists():
+        write_log(test, [decoder.ask(prompt, None) for prompt in held_out], drafter)
+    copies = train(log, steps, "llama-copies", "logs.drafter=none", held_out=test)
+    both = train(log, steps, "llama-both", held_out=test)
 
     def seconds_of_lookups() -> list[float]:
         seconds = []
@@ -158,6 +162,8 @@ def main() -> None:
     rows = [row("1", name, turns, 1, NGRAM) for name in methods]
     rows += [row("1, after the first token", name, later_turns, 1, NGRAM) for name in methods]
     show(rows)
+    for name, folder in {COPIES: copies, OURS: both}.items():
+        console.print(f"{name}: {promised(folder, 1):.2f} of {PLAIN} by replay, after the prompt")
 
 
 if __name__ == "__main__":

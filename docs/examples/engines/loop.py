@@ -27,6 +27,7 @@ from pipelines.evaluate.table import paired
 from pipelines.pair.stage import PROMPTS
 from pipelines.terminal import console
 from selector.files import atomically
+from selector.schema import TEXT
 
 TOKENS = 64  # new tokens of an answer, as many in the log as in the comparison
 CONTEXT = 1024  # the longest one
@@ -111,13 +112,34 @@ def write_log(path: Path, answers: Sequence[Answer], drafter: CachedDrafter) -> 
             file.write(json.dumps(line) + "\n")
 
 
-def train(log: Path, timings: Path, name: str, *overrides: str) -> Path:
-    """`espalier logs`; the folder of the selector. It holds fewer texts out and judges on more of
-    them, since the comparison has prompts of its own."""
+def train(
+    log: Path, timings: Path, name: str, *overrides: str, held_out: Path | None = None
+) -> Path:
+    """`espalier logs`; the folder of the selector. It judges on more texts than usual; those that
+    tell what replay promises are a log of their own, if one is `held_out`."""
     shares = "prompts.validation=0.25 prompts.test=0.15"
     words = f"logs {log} --timings {timings} --name {name} latency.stepped=false {shares}".split()
+    if held_out is not None:
+        words.append(f"logs.test=[{held_out}]")
     subprocess.run([sys.executable, "-m", "pipelines", *words, *overrides], check=True)
     return Path("runs", name, "selector").absolute()
+
+
+def promised(folder: Path, at_once: int) -> float:
+    """What replay says of a selector by token ids for so many different requests at once: its
+    speed over plain decoding on the held-out texts, without the passes over prompts."""
+    evaluation = json.loads((folder.parent / "evaluation.json").read_text())
+    for entry in evaluation["logs"]["by_batch"]:
+        if (entry["batch"], entry["level"], entry["mixed"]) == (at_once, TEXT, at_once > 1):
+            speed: float = entry["charged"]
+            return speed
+    raise SystemExit(f"{folder}: nothing was replayed with {at_once} requests")
+
+
+def with_prompt(speed: float, prompt_seconds: float, seconds: float) -> float:
+    """A speed over plain decoding, of answers that take so many seconds with plain decoding, among
+    them those of the pass over the prompt."""
+    return seconds / (prompt_seconds + (seconds - prompt_seconds) / speed)
 
 
 def made_once(path: Path, make: Callable[[], Any]) -> Any:

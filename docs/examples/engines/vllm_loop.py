@@ -31,11 +31,14 @@ from loop import (
     PLAIN,
     TUNING,
     Answer,
+    log_ratios,
     made_once,
+    promised,
     prompts,
     row,
     show,
     train,
+    with_prompt,
     write_log,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -293,25 +296,39 @@ def settings_are_accepted() -> None:
 
 
 def trained(
-    names: set[str], training: Sequence[Prompt], drafter: CachedDrafter, heats: Sequence[float]
+    names: set[str],
+    training: Sequence[Prompt],
+    held_out: Sequence[Prompt],
+    drafter: CachedDrafter,
+    heats: Sequence[float],
 ) -> dict[tuple[str, float], Path]:
     """By method, of these names, and temperature the folders of the selectors that the server's
     answers and step times train: of copies and drafts, of copies alone, and of what vLLM itself
-    writes."""
+    writes. Replay is of a plain server's answers to the held-out prompts."""
     logs: dict[float, Path] = {}
     timings: dict[float, Path] = {}
+    tests: dict[float, Path] = {}
     for heat in heats:
         logs[heat] = FOLDER / f"log-{heat:g}.jsonl"
         timings[heat] = FOLDER / f"steps-{heat:g}.jsonl"
+        tests[heat] = FOLDER / f"held-out-{heat:g}.jsonl"
+        if not tests[heat].exists():
+            with server(PORT, None) as address:
+                answers = ask_all(address, held_out, max(AT_ONCE), heat)
+            write_log(tests[heat], answers, drafter)
         if not logs[heat].exists():
             timings[heat].unlink(missing_ok=True)
             write_log(logs[heat], recorded(training, heat, timings[heat]), drafter)
     selectors: dict[tuple[str, float], Path] = {}
     for heat, log in logs.items():
         sampling = f"sampling=[{{temperature: {heat}}}]"
-        selectors[OURS, heat] = train(log, timings[heat], f"vllm-{heat:g}", sampling)
+        selectors[OURS, heat] = train(
+            log, timings[heat], f"vllm-{heat:g}", sampling, held_out=tests[heat]
+        )
     if COPIES in names:
-        folder = train(logs[0.0], timings[0.0], "vllm-copies", "logs.drafter=none")
+        folder = train(
+            logs[0.0], timings[0.0], "vllm-copies", "logs.drafter=none", held_out=tests[0.0]
+        )
         selectors[COPIES, 0.0] = folder
     if SERVED in names:
         served_log = FOLDER / "log-served.jsonl"
@@ -319,6 +336,35 @@ def trained(
             write_ordinary_log(served_log, training)
         selectors[SERVED, 0.0] = train(served_log, timings[0.0], "vllm-served")
     return selectors
+
+
+def prompt_seconds(asked: Sequence[Prompt]) -> float:
+    """What a server's pass over one of these prompts takes on average beyond a step."""
+    with server(PORT, None) as address:
+        ask_all(address, asked[:2], 1)
+        answers = ask_all(address, asked[2:], 1, tokens=1)
+        step = plain_step(address, asked[:1], 0.0)
+    return statistics.fmean(answer.seconds for answer in answers) - step
+
+
+def compared_with_replay(folder: Path, scene: Scene, prompt: float) -> dict[str, str]:
+    """A line of the table that compares a selector's served speed over plain decoding with the
+    replayed one of the same prompts."""
+    turns = answered(scene, COMPANIES[0])
+    plain = [answer.seconds for turn in turns[PLAIN] for answer in turn]
+    replayed = 1.0  # where it is served without a drafter
+    if drafts_with(folder, scene.temperature, scene.at_once):
+        replayed = promised(folder, scene.at_once)
+    # a server that answers several requests has a share of these seconds for each
+    expected = with_prompt(replayed, prompt, statistics.fmean(plain) / scene.at_once)
+    served = math.exp(statistics.fmean(log_ratios(turns[OURS], turns[PLAIN])))
+    return {
+        "at once": str(scene),
+        "replayed": f"{replayed:.2f}",
+        "with prompts": f"{expected:.2f}",
+        "served": f"{served:.2f}",
+        "served over it": f"{served / expected:.2f}",
+    }
 
 
 def write_ordinary_log(path: Path, asked: Sequence[Prompt]) -> None:
@@ -367,13 +413,18 @@ def methods_of(
 
 def deciding(name: str, folder: Path, temperature: float, at_once: int) -> Method:
     """A selector's server for so many requests; one without a drafter where it says so."""
-    setting = load_selector(folder).at(temperature, batch=at_once, level=TEXT).setting
-    if setting.decider == STATIC and setting.action == EMPTY:
+    if not drafts_with(folder, temperature, at_once):
         return (None,)
     options = {"selector": str(folder), "temperature": temperature}
     if name != COPIES:
         options["draft"] = DRAFT
     return custom(PROPOSER, LONGEST), {NAME: options}
+
+
+def drafts_with(folder: Path, temperature: float, at_once: int) -> bool:
+    """Whether a selector drafts anything for so many requests."""
+    setting = load_selector(folder).at(temperature, batch=at_once, level=TEXT).setting
+    return setting.decider != STATIC or setting.action != EMPTY
 
 
 def main(asked: Sequence[str]) -> None:
@@ -385,13 +436,19 @@ def main(asked: Sequence[str]) -> None:
     companies = [company for company in COMPANIES if not asked or company[-1] in asked]
     names = {name for company in companies for name in company}
     heats = [0.0, SAMPLED] if OURS in (company[-1] for company in companies) else [0.0]
-    selectors = trained(names, training, drafter, heats)
+    selectors = trained(names, training, held_out, drafter, heats)
     methods = {heat: methods_of(names, training[:TUNING], selectors, heat) for heat in heats}
     for company in companies:
         for number in range(PASSES if company == COMPANIES[0] else 1):
             show(measured(company, number, methods, held_out, training))
     if SAMPLED not in heats:
         return
+    prompt = made_once(FOLDER / "prompt.json", partial(prompt_seconds, held_out))
+    rows = []
+    for scene in SCENES:
+        if not scene.by_kind:
+            rows.append(compared_with_replay(selectors[OURS, scene.temperature], scene, prompt))
+    show(rows)
     folder = selectors[OURS, SAMPLED]
     options = {"selector": str(folder), "temperature": SAMPLED, "draft": DRAFT}
     always = {NAME: {**options, "way_out": False}}  # so that its decisions can be taken again
