@@ -64,34 +64,40 @@ class LookupIndex:
     def extend(self, tokens: Iterable[int]) -> None:
         """Append committed tokens."""
         for token in tokens:
-            end = self.match_end
-            self.predicted.append(int(end >= 0 and self.tokens[end + 1] == token))
+            end = self.match_ends[-1] if self.match_ends else -1
+            was_predicted = end >= 0 and self.tokens[end + 1] == token
             match_end, match = self._grow(token)
             self.tokens.append(token)
+            self.predicted.append(was_predicted)
             self.match_ends.append(match_end)
             self.matches.append(match)
 
     def _grow(self, token: int) -> tuple[int, int]:
+        # called for every token of every request, so it appends new states to the columns itself
         after = self._next
         link = self._link
         longest = self._longest
         end = self._end
         here = len(self.tokens)
         new = len(link)
+        after.append({})
+        link.append(0)
+        longest.append(here + 1)
+        end.append(here)
         state = self._last
         self._last = new
-        self._add_state({}, 0, here + 1, here)
         while state >= 0 and token not in after[state]:
             after[state][token] = new
             state = link[state]
         if state < 0:
             return -1, 0
         matched = after[state][token]
-        if (
-            longest[matched] > longest[state] + 1
-        ):  # its shorter strings also end here: they split off
+        if longest[matched] > longest[state] + 1:  # its shorter strings also end here: they split
             short = len(link)
-            self._add_state(after[matched].copy(), link[matched], longest[state] + 1, end[matched])
+            after.append(after[matched].copy())
+            link.append(link[matched])
+            longest.append(longest[state] + 1)
+            end.append(end[matched])
             while state >= 0 and after[state].get(token) == matched:
                 after[state][token] = short
                 state = link[state]
@@ -101,12 +107,6 @@ class LookupIndex:
         match_end = end[matched]
         end[matched] = here
         return match_end, longest[matched]
-
-    def _add_state(self, after: dict[int, int], link: int, longest: int, end: int) -> None:
-        self._next.append(after)
-        self._link.append(link)
-        self._longest.append(longest)
-        self._end.append(end)
 
     def proposal(self, length: int) -> list[int]:
         """The next `length` tokens, if the text continues as after the match; none where there is

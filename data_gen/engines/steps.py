@@ -107,7 +107,10 @@ class WayOut:
         if step.verified > 1:
             if self._plain:
                 self._drafting.append((step.tokens / step.batch, time))
-                if self._is_behind():
+                leads = self._leads()
+                if sum(leads) >= 0:
+                    self._drafting.clear()
+                elif _are_behind(leads):
                     self._unchecked = CHECKED
             return
         self._plain.append(time)
@@ -117,21 +120,24 @@ class WayOut:
                 self._judge()
 
     def _judge(self) -> None:
-        if self._is_behind():
+        if _are_behind(self._leads()):
             log_once("drafting is slower than plain decoding here: nothing is drafted for a while")
             self._begin = self._calls + PAUSE
         self._drafting.clear()
 
-    def _is_behind(self) -> bool:
+    def _leads(self) -> list[float]:
         plain = median(self._plain)
-        leads = [tokens - time / plain for tokens, time in self._drafting]
-        lost = -sum(leads)
-        if lost <= 0:
-            self._drafting.clear()
-            return False
-        steps = len(leads)
-        is_sure = lost > max(LOST, 2 * math.sqrt(steps) * float(np.std(leads)))
-        return steps >= WINDOW or (is_sure and steps >= FEWEST)
+        return [tokens - time / plain for tokens, time in self._drafting]
+
+
+def _are_behind(leads: Sequence[float]) -> bool:
+    """Whether drafting steps have surely lost too much, or gained nothing for too long."""
+    lost = -sum(leads)
+    if lost <= 0:
+        return False
+    steps = len(leads)
+    is_sure = lost > max(LOST, 2 * math.sqrt(steps) * float(np.std(leads)))
+    return steps >= WINDOW or (is_sure and steps >= FEWEST)
 
 
 log_once = cache(logging.getLogger(NAME).error)

@@ -143,10 +143,9 @@ def judge_rules(
     profile: LatencyProfile,
     drafts: bool = True,
 ) -> list[Judged]:
-    """Lookup rules in every case, tuned on the training texts and judged on these and others:
-    only three numbers are tuned, and a few validation texts alone cannot tell a rule from the
-    static tree. Without `drafts` they draft nothing
-    where they do not copy, as engines' own n-grams."""
+    """Lookup rules in every case, tuned on the training texts and judged on these and others: only
+    three numbers are tuned, and a few validation texts alone cannot tell a rule from the static
+    tree. Without `drafts` they draft nothing where they do not copy, as engines' own n-grams."""
     rules = []
     cases = list(zip(train, others, bases, strict=True))
     words = "tuning lookup rules" if drafts else "tuning copies alone"

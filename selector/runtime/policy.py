@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
@@ -64,8 +65,9 @@ class Policy:
         self.feature_levels = setting.asked
         self.longest = setting.longest
         self._selector = selector
-        self._tables: dict[bool, tuple[Array, Array]] = {}
+        self._tables: dict[bool, tuple[list[float], Array]] = {}
         self._covers = lru_cache(self._covers_sampling)
+        self._copied = lru_cache(4096)(self._after_match)
 
     def select(self, features: Features | None) -> Action | None:
         """The action at a root; the static tree without features; None where the features of the
@@ -79,11 +81,8 @@ class Policy:
         setting = self.setting
         if features is None or self.setting.decider == STATIC:
             return setting.action
-        if MATCH in features and (setting.rule is not None or setting.longest > 0):
-            match = float(features[MATCH])
-            if not math.isfinite(match):
-                raise InputError("features: match is not finite")
-            return setting.copied(match)
+        if self._asks_match_alone(features):
+            return self._copied(float(features[MATCH]))
         read = self._read(features)
         if self._is_beyond(read):
             return setting.copied(self._scalar(read, MATCH))
@@ -123,6 +122,8 @@ class Policy:
             first_size, *other_sizes = map(len, features.values())
             if any(size != first_size for size in other_sizes):
                 raise InputError("features: batches of different sizes")
+            if self._asks_match_alone(features):
+                return [self._copied(match) for match in features[MATCH].tolist()]
             actions = []
             for b in range(first_size):
                 action = self.select({name: values[b] for name, values in features.items()})
@@ -139,6 +140,14 @@ class Policy:
         prices = times.prices(mean_length, self.setting.batch)
         chosen_B = joint_choice(tokens_BK, shapes, self.setting.joint, *prices)
         return [loaded.actions[a] for a in positions_K[chosen_B]]
+
+    def _asks_match_alone(self, features: Features) -> bool:
+        return MATCH in features and (self.setting.rule is not None or self.longest > 0)
+
+    def _after_match(self, match: float) -> Action:
+        if not math.isfinite(match):
+            raise InputError("features: match is not finite")
+        return self.setting.copied(match)
 
     def _stacked(self, features: Sequence[Features]) -> Features:
         try:
@@ -183,15 +192,15 @@ class Policy:
         # what the network predicts of its actions at a root, and seconds of a step there, [K] each
         if early not in self._tables:
             self._tables[early] = self._table(early)
-        lengths_L, seconds_LA = self._tables[early]
-        length = self._scalar(read, "context_length")
-        length = min(max(length, lengths_L[0]), lengths_L[-1])
-        above = max(1, int(np.searchsorted(lengths_L, length)))
-        share = (length - lengths_L[above - 1]) / (lengths_L[above] - lengths_L[above - 1])
-        low_K, high_K = seconds_LA[above - 1 : above + 1, positions_K]
-        return network.predictions(read, early), low_K + share * (high_K - low_K)
+        lengths, seconds_LA = self._tables[early]
+        length = min(max(self._scalar(read, "context_length"), lengths[0]), lengths[-1])
+        above = max(1, bisect_left(lengths, length))
+        low_A, high_A = seconds_LA[above - 1 : above + 1]
+        share = (length - lengths[above - 1]) / (lengths[above] - lengths[above - 1])
+        seconds_A = low_A + share * (high_A - low_A)
+        return network.predictions(read, early), seconds_A[positions_K]
 
-    def _table(self, early: bool) -> tuple[Array, Array]:
+    def _table(self, early: bool) -> tuple[list[float], Array]:
         loaded = self._loaded
         levels = self.feature_levels
         if early:
@@ -200,7 +209,7 @@ class Policy:
         lengths_L, seconds_LA = times.table(
             loaded.actions, loaded.verifier, levels, self.setting.sampling
         )
-        return lengths_L.double().numpy(), seconds_LA.double().numpy()
+        return lengths_L.tolist(), seconds_LA.double().numpy()
 
     def _is_beyond(self, read: Features) -> bool:
         if self.setting.decider != NETWORK:

@@ -202,6 +202,15 @@ def test_a_match_that_is_not_finite_and_no_number_of_requests_are_refused(artefa
             )
 
 
+def test_the_rule_decides_for_all_requests_as_for_each(artefact: Path) -> None:
+    policy = loaded(artefact).at(*exported.coordinates_of(COPIES))
+    matches = torch.arange(40.0)
+    alone = [policy.select({MATCH: match}) for match in matches]
+    assert policy.select_jointly({MATCH: matches}) == alone and len(set(alone)) > 1
+    with pytest.raises(InputError, match="features: match is not finite"):
+        policy.select_jointly({MATCH: torch.tensor([1.0, NAN])})
+
+
 def test_another_pair_other_weights_and_another_machine_are_named_once(artefact: Path) -> None:
     """The same weights under other names are not."""
     selector = load_selector(artefact)  # for the models `t` and `d`
