@@ -64,7 +64,7 @@ class LookupIndex:
     def extend(self, tokens: Iterable[int]) -> None:
         """Append committed tokens."""
         for token in tokens:
-            end = self.match_ends[-1] if self.match_ends else -1
+            end = self.match_end
             was_predicted = end >= 0 and self.tokens[end + 1] == token
             match_end, match = self._grow(token)
             self.tokens.append(token)

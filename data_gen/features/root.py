@@ -255,8 +255,7 @@ class DrafterKnowledge:
         """Add tokens of the text and, for `drafter` features, whether the drafter predicted each, 1
         or 0."""
         self.text.index.extend(tokens)
-        if len(hits) > 0:
-            self._of_drafter.add(hits)
+        self._of_drafter.add(hits)
 
     def state(self) -> TextState:
         """What the `text` features at the newest token follow from."""

@@ -108,8 +108,7 @@ class Network:
 
 def _product(values_I: Array, weight_IO: Array) -> Array:
     """The product with a matrix, of a few rows of a batch at a time. OpenBLAS divides larger ones
-    between threads, which wait for one another where another program has a core: the decisions
-    of 128 requests then take ten times as long."""
+    between threads, which wait for one another where another program has a core."""
     rows = max(1, SERIAL // max(1, weight_IO.size))  # there may be no outputs
     if values_I.ndim == 1 or len(values_I) <= rows:
         product_O: Array = values_I @ weight_IO

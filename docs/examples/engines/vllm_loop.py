@@ -304,7 +304,7 @@ def trained(
 ) -> dict[tuple[str, float], Path]:
     """By method, of these names, and temperature the folders of the selectors that the server's
     answers and step times train: of copies and drafts, of copies alone, and of what vLLM itself
-    writes. Replay is of a plain server's answers to the held-out prompts."""
+    writes. Replay is of a plain server's answers to the held-out prompts, but with the last one."""
     logs: dict[float, Path] = {}
     timings: dict[float, Path] = {}
     tests: dict[float, Path] = {}
