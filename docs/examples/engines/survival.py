@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loop import CONTEXT, prompts
-from vllm_loop import DRAFT, LONGEST, PORT
-from vllm_server import FOLDER, alive, custom, post, server
+from vllm_loop import DRAFT
+from vllm_server import FOLDER, PORT, alive, custom, post, server
 
 from data_gen.engines.text import NAME
 from pipelines.terminal import console
@@ -103,7 +103,7 @@ def main(selector: Path) -> None:
     todo = requests()
     with server(PORT, None) as address:
         plain = [outcome(address, request) for request in todo[:COMPARED]]
-    proposer = custom("data_gen.engines.vllm.Proposer", LONGEST)
+    proposer = custom("data_gen.engines.vllm.Proposer")
     options = {NAME: {"selector": str(copy.absolute()), "temperature": 0.0, "draft": DRAFT}}
     with server(PORT, proposer, options, BLOCKS) as address, ThreadPoolExecutor(AT_ONCE) as pool:
         asked = [pool.submit(outcome, address, request) for request in todo]

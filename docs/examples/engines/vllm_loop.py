@@ -1,11 +1,11 @@
 """The loop with a real engine (`make engine-vllm`): vLLM on the CPU serves SmolLM2, its log and its
 step times train selectors, and these decide inside it.
 
-Methods are compared in companies of a few servers, which answer some held-out prompts each in
-random order: a machine may be a third faster an hour later. Servers start anew for every round,
-since two that do the same may differ by some percent as long as they run; a round has a third of
-the prompts, and intervals are over rounds. Six servers would fill the memory. Every part is kept in
-`runs/vllm/`, and the same command goes on there.
+Methods answer some held-out prompts each in random order: a machine may be a third faster an hour
+later. Two servers that do the same may differ by some percent as long as they run, so drafters take
+turns in one server where they can, vLLM's n-grams and the selectors among them, and all servers
+start anew for every round and number of requests. A round has a third of the prompts, and intervals
+are over rounds. Every part is kept in `runs/vllm/`, and the same command goes on there.
 
 Legend: N drafted tokens, V vocabulary, D width of a hidden state.
 """
@@ -20,8 +20,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +27,6 @@ from typing import Any, NamedTuple
 import torch
 from loop import (
     PLAIN,
-    TUNING,
     Answer,
     log_ratios,
     made_once,
@@ -42,7 +39,20 @@ from loop import (
     write_log,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm_server import ENVIRONMENT, FOLDER, PYTHON, ask_all, custom, respond, server
+from vllm_server import (
+    ENVIRONMENT,
+    FOLDER,
+    LONGEST,
+    PORT,
+    PYTHON,
+    Method,
+    Station,
+    ask_all,
+    custom,
+    respond,
+    server,
+    serving,
+)
 
 from data_gen.engines.drafter import CachedDrafter
 from data_gen.engines.text import NAME, TextSelector
@@ -61,13 +71,11 @@ from selector.runtime.selector import load_selector
 from selector.schema import TEXT
 
 PROPOSER = "data_gen.engines.vllm.Proposer"
-SILENT = "silent.Silent"  # beside this script
+SILENT = "turns.Silent"  # beside this script
 # requests whose steps are recorded, and how often the prompts are asked: 100 steps of each number
-# must draft nothing
-AT_ONCE = {1: 1, 4: 1, 8: 3}
-PORT = 8711  # of the first server
+# must draft nothing. Of one request a third of the prompts gives as many as all with eight at once.
+AT_ONCE = {1: 1, 4: 1, 8: 2}
 TIMED, TIMES = 48, 2  # new tokens of an answer that times plain steps; how often
-LONGEST = 20  # drafted tokens
 FIXED = 5  # tokens that vLLM's own draft model drafts while it writes an ordinary log
 DRAFT = str(SHIPPED.absolute())
 SAMPLED = 0.7  # the temperature beside 0
@@ -75,25 +83,17 @@ SGLANG = Path(".venv-vllm/sglang")
 LOOKUP = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 NGRAMS = [{**LOOKUP, "num_speculative_tokens": n} for n in (2, 4, 8)]
 NGRAM = "n-gram, tuned"
-TWIN = "n-gram, a second server"  # says how far apart two servers are that do the same
+TWIN = "n-gram, a server of its own"  # says what taking turns changes
 SUFFIX = "suffix decoding"
 MODEL = "draft model, tuned"
 COPIES = "copies"
 OURS = "selector"
 SERVED = "selector, of vLLM's own log"
-# a company answers the scenes that compare its last method
-COMPANIES = (
-    (PLAIN, NGRAM, OURS),
-    (PLAIN, NGRAM, SUFFIX, MODEL),
-    (PLAIN, NGRAM, TWIN, COPIES),
-    (PLAIN, NGRAM, OURS, SERVED),
-)
 PARTS = 3  # of the held-out prompts, a part in each round
-PASSES = 2  # over the held-out prompts, of the first company; one of the others
+PASSES = 1  # over the held-out prompts
+TUNING = 24  # prompts that choose the lengths of vLLM's drafters
 
-# what `server` is given beside the port, also by name and the number of requests at once
-Method = tuple[Any, ...]
-Methods = dict[tuple[str, int], Method]
+Methods = dict[tuple[str, int], Method]  # by name and the number of requests at once
 
 
 class Scene(NamedTuple):
@@ -121,10 +121,11 @@ class Scene(NamedTuple):
 
 
 WIDE = (PLAIN, NGRAM, MODEL, COPIES, OURS)
+ALL = (OURS, COPIES, SERVED, MODEL, SUFFIX, TWIN)
 SCENES = [
-    Scene(0.0, 1, methods=(*WIDE, SUFFIX, SERVED)),  # SUFFIX once: it knows what it has answered
+    Scene(0.0, 1, methods=(*WIDE, SERVED, SUFFIX)),  # SUFFIX once: it knows what it has answered
     Scene(0.0, 4, methods=(PLAIN, NGRAM, COPIES, OURS, SERVED)),
-    Scene(0.0, 8, methods=(*WIDE, TWIN)),
+    Scene(0.0, 8, methods=(*WIDE, SERVED, TWIN)),
     Scene(0.0, 8, by_kind=True),
     Scene(SAMPLED, 1),
     Scene(SAMPLED, 4),
@@ -136,23 +137,28 @@ def recorded(training: Sequence[Prompt], temperature: float, steps: Path) -> lis
     """A server's answers while drafts of all lengths take turns. Its plug-in records the `steps`,
     and those of a server without a drafter are added. All servers start anew for each part of the
     prompts, as in the comparison."""
-    options = {"steps": str(steps.absolute()), "temperature": temperature, "draft": DRAFT}
+    options = {"temperature": temperature, "draft": DRAFT}
+    recording = {NAME: {**options, "steps": str(steps.absolute())}}
+    silent = {NAME: {**options, "steps": os.devnull}}
+    methods = {
+        "recording": Method(custom(PROPOSER), recording),
+        "silent": Method(custom(SILENT), silent),
+        "plain": Method(),
+    }
     # what a step takes without a drafter, over what it takes beside one that drafts nothing
     quotients: dict[int, list[float]] = {at_once: [] for at_once in AT_ONCE}
     all_answers: list[Answer] = []
     for part in range(PARTS):
         prompts_of_part = training[part::PARTS]
-        recording = server(PORT, custom(PROPOSER, LONGEST), {NAME: options})
-        copying = {"steps": os.devnull, "temperature": temperature}
-        idle = server(PORT + 1, custom(SILENT, LONGEST), {NAME: copying})
-        with recording as address, idle as silent, server(PORT + 2, None) as without:
+        with serving(methods, part) as stations:
             for at_once, times in AT_ONCE.items():
+                asked = prompts_of_part if at_once > 1 else prompts_of_part[::3]
                 for _ in range(times):
                     answers = []
-                    for asked in (prompts_of_part[::2], prompts_of_part[1::2]):
-                        answers += ask_all(address, asked, at_once, temperature)
-                        beside = plain_step(silent, asked[:at_once], temperature)
-                        plain = plain_step(without, asked[:at_once], temperature)
+                    for half in (asked[::2], asked[1::2]):
+                        answers += stations["recording"].ask_all(half, at_once, temperature)
+                        beside = plain_step(stations["silent"], half[:at_once], temperature)
+                        plain = plain_step(stations["plain"], half[:at_once], temperature)
                         quotients[at_once].append(plain / beside)
         all_answers += answers
     add_plain_steps(steps, quotients)
@@ -175,32 +181,33 @@ def add_plain_steps(steps: Path, quotients: dict[int, list[float]]) -> None:
             file.write(json.dumps({**step, "seconds": seconds}) + "\n")
 
 
-def plain_step(address: str, asked: Sequence[Prompt], temperature: float) -> float:
+def plain_step(station: Station, asked: Sequence[Prompt], temperature: float) -> float:
     """What a step of so many requests takes in seconds: how much longer longer answers take. The
     prompts' passes are in both."""
     seconds = []
     for tokens in TIMES * (4, 4 + TIMED):
-        answers = ask_all(address, asked, len(asked), temperature, tokens=tokens, to_the_end=True)
+        answers = station.ask_all(asked, len(asked), temperature, tokens=tokens, to_the_end=True)
         seconds.append(max(answer.seconds for answer in answers))
     return (sum(seconds[1::2]) - sum(seconds[::2])) / (TIMES * TIMED)
 
 
 def tuned(
-    drafters: Sequence[dict[str, Any]], asked: Sequence[Prompt], temperature: float
+    drafters: Sequence[Method], asked: Sequence[Prompt], temperature: float
 ) -> dict[str, Any]:
     """By the number of requests at once, the drafter with which vLLM answers most quickly."""
     fastest: dict[str, Any] = {}
-    least: dict[str, float] = {}
-    for drafter in drafters:
-        with server(PORT, drafter) as address:
-            ask_all(address, asked[:1], 1)
-            for at_once in AT_ONCE:
-                others = asked if at_once > 1 else ()
-                answers = ask_all(address, asked, at_once, temperature, others)
+    with serving(dict(enumerate(drafters))) as stations:
+        for station in stations.values():
+            station.ask_all(asked[:8], 8)
+        for at_once in AT_ONCE:
+            others = asked[:at_once] if at_once > 1 else ()
+            least = math.inf
+            for number, station in stations.items():
+                answers = station.ask_all(asked, at_once, temperature, others)
                 seconds = sum(answer.seconds for answer in answers)
-                if seconds < least.get(str(at_once), math.inf):
-                    least[str(at_once)] = seconds
-                    fastest[str(at_once)] = drafter
+                if seconds < least:
+                    least = seconds
+                    fastest[str(at_once)] = drafters[number].speculative
     return fastest
 
 
@@ -343,14 +350,14 @@ def prompt_seconds(asked: Sequence[Prompt]) -> float:
     with server(PORT, None) as address:
         ask_all(address, asked[:2], 1)
         answers = ask_all(address, asked[2:], 1, tokens=1)
-        step = plain_step(address, asked[:1], 0.0)
+        step = plain_step(Station(address), asked[:1], 0.0)
     return statistics.fmean(answer.seconds for answer in answers) - step
 
 
 def compared_with_replay(folder: Path, scene: Scene, prompt: float) -> dict[str, str]:
     """A line of the table that compares a selector's served speed over plain decoding with the
     replayed one of the same prompts."""
-    turns = answered(scene, COMPANIES[0])
+    turns = answered(scene)
     plain = [answer.seconds for turn in turns[PLAIN] for answer in turn]
     replayed = 1.0  # where it is served without a drafter
     if drafts_with(folder, scene.temperature, scene.at_once):
@@ -388,37 +395,38 @@ def methods_of(
     names: set[str], few: Sequence[Prompt], selectors: dict[tuple[str, float], Path], heat: float
 ) -> Methods:
     """The methods of these names at a temperature, with what `server` is given of each."""
-    ngram_of = made_once(FOLDER / f"ngram-{heat:g}.json", partial(tuned, NGRAMS, few, heat))
-    tuned_ones = {NGRAM: ngram_of, TWIN: ngram_of}
-    if MODEL in names:
-        models = [draft_model(tokens) for tokens in (2, 4)]
-        tuned_ones[MODEL] = made_once(FOLDER / "model.json", partial(tuned, models, few, 0.0))
-    alike: dict[str, Method] = {PLAIN: (None,)}
+    ngrams = [Method(drafter) for drafter in NGRAMS]
+    ngram_of = made_once(FOLDER / f"ngram-{heat:g}.json", partial(tuned, ngrams, few, heat))
     suffix = [PYTHON, "-c", "import arctic_inference.suffix_decoding"]
-    if subprocess.run(suffix, capture_output=True).returncode == 0:
-        alike[SUFFIX] = ({"method": "suffix"},)
-    else:
+    has_suffix = subprocess.run(suffix, capture_output=True).returncode == 0
+    if not has_suffix:
         console.print(f"{SUFFIX} is left out: arctic-inference is not installed in .venv-vllm")
     methods: Methods = {}
     for at_once in AT_ONCE:
-        for name, method in alike.items():
-            methods[name, at_once] = method
-        for name, drafter_of in tuned_ones.items():
-            methods[name, at_once] = (drafter_of[str(at_once)],)
+        methods[PLAIN, at_once] = Method()
+        methods[NGRAM, at_once] = Method(ngram_of[str(at_once)])
+        methods[TWIN, at_once] = Method(ngram_of[str(at_once)], alone=True)
+        if has_suffix:
+            methods[SUFFIX, at_once] = Method({"method": "suffix"}, alone=True)
         for (name, trained_at), folder in selectors.items():
             if trained_at == heat:
                 methods[name, at_once] = deciding(name, folder, heat, at_once)
+    if MODEL in names:
+        models = [Method(draft_model(tokens), alone=True) for tokens in (2, 4)]
+        model_of = made_once(FOLDER / "model.json", partial(tuned, models, few, 0.0))
+        for at_once in AT_ONCE:
+            methods[MODEL, at_once] = Method(model_of[str(at_once)], alone=True)
     return methods
 
 
 def deciding(name: str, folder: Path, temperature: float, at_once: int) -> Method:
     """A selector's server for so many requests; one without a drafter where it says so."""
     if not drafts_with(folder, temperature, at_once):
-        return (None,)
+        return Method()
     options = {"selector": str(folder), "temperature": temperature}
     if name != COPIES:
         options["draft"] = DRAFT
-    return custom(PROPOSER, LONGEST), {NAME: options}
+    return Method(custom(PROPOSER), {NAME: options})
 
 
 def drafts_with(folder: Path, temperature: float, at_once: int) -> bool:
@@ -428,20 +436,21 @@ def drafts_with(folder: Path, temperature: float, at_once: int) -> bool:
 
 
 def main(asked: Sequence[str]) -> None:
-    """All companies, or those whose last methods are asked for."""
+    """All methods, or plain decoding, n-grams and those asked for."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     settings_are_accepted()
     training, held_out = prompts()
     drafter = CachedDrafter.load(DRAFT, SMOLLM2)
-    companies = [company for company in COMPANIES if not asked or company[-1] in asked]
-    names = {name for company in companies for name in company}
-    heats = [0.0, SAMPLED] if OURS in (company[-1] for company in companies) else [0.0]
+    names = {PLAIN, NGRAM, *(asked or ALL)}
+    heats = [0.0, SAMPLED]
     selectors = trained(names, training, held_out, drafter, heats)
-    methods = {heat: methods_of(names, training[:TUNING], selectors, heat) for heat in heats}
-    for company in companies:
-        for number in range(PASSES if company == COMPANIES[0] else 1):
-            show(measured(company, number, methods, held_out, training))
-    if SAMPLED not in heats:
+    few = training[:TUNING]
+    methods = {heat: methods_of(names, few, selectors, heat) for heat in heats}
+    for number in range(PASSES * PARTS):
+        for at_once in AT_ONCE:
+            answer_once(at_once, number, names, methods, held_out, training)
+        show(table())
+    if OURS not in names:
         return
     prompt = made_once(FOLDER / "prompt.json", partial(prompt_seconds, held_out))
     rows = []
@@ -452,7 +461,7 @@ def main(asked: Sequence[str]) -> None:
     folder = selectors[OURS, SAMPLED]
     options = {"selector": str(folder), "temperature": SAMPLED, "draft": DRAFT}
     always = {NAME: {**options, "way_out": False}}  # so that its decisions can be taken again
-    with server(PORT, custom(PROPOSER, LONGEST), always) as address:
+    with server(PORT, custom(PROPOSER), always) as address:
         answers = ask_all(address, held_out, 1, SAMPLED)
     selector = TextSelector(folder, SAMPLED, chains=drafter.chains, way_out=False)
     console.print(f"T = {SAMPLED}: {law(answers, selector)}")
@@ -464,19 +473,28 @@ def rounds_of() -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def answered(scene: Scene, company: Sequence[str]) -> dict[str, list[list[Answer]]]:
-    """By method the answers of each round of a scene in this company."""
+def answered(scene: Scene) -> dict[str, list[list[Answer]]]:
+    """By method the answers of each round of a scene."""
     by_round: dict[str, dict[int, list[Answer]]] = {}
     for entry in rounds_of():
-        if (entry["scene"], entry["company"]) == (str(scene), list(company)):
+        if entry["scene"] == str(scene):
             answers = by_round.setdefault(entry["method"], {}).setdefault(entry["round"], [])
             answers += [Answer(*fields) for fields in entry["answers"]]
     return {method: list(rounds.values()) for method, rounds in by_round.items()}
 
 
+def table() -> list[dict[str, str]]:
+    """Its lines, of the rounds so far."""
+    rows = []
+    for scene in SCENES:
+        turns = answered(scene)
+        rows += [row(str(scene), name, turns, scene.at_once, NGRAM) for name in turns]
+    return rows
+
+
 def compared(
     scene: Scene,
-    addresses: dict[str, str],
+    stations: dict[str, Station],
     number: int,
     held_out: Sequence[Prompt],
     training: Sequence[Prompt],
@@ -490,66 +508,43 @@ def compared(
             kinds = {prompt.kind for prompt in group}
             alike = [prompt for prompt in training if prompt.kind in kinds or not scene.by_kind]
             others = [*alike, *training][: 3 * scene.at_once]
-        for name in order.sample(list(addresses), len(addresses)):
-            answers = ask_all(addresses[name], group, scene.at_once, scene.temperature, others)
+        for name in order.sample(list(stations), len(stations)):
+            answers = stations[name].ask_all(group, scene.at_once, scene.temperature, others)
             entry = {"scene": str(scene), "round": number, "method": name, "answers": answers}
             entries.append(entry)
     return entries
 
 
-def measured(
-    company: Sequence[str],
-    passed: int,
+def answer_once(
+    at_once: int,
+    number: int,
+    names: set[str],
     methods: dict[float, Methods],
     held_out: Sequence[Prompt],
     training: Sequence[Prompt],
-) -> list[dict[str, str]]:
-    """The lines of the table after so many passes over the held-out prompts and one more, by a
-    company that answers all scenes which compare its last method. Scenes take turns, so that all
-    are measured in the machine's good and bad hours."""
-    of_scenes: dict[Scene, dict[str, Method]] = {}
-    for scene in SCENES:
-        of_scene: dict[str, Method] = {}
-        for name in company:
-            at_scene = methods.get(scene.temperature, {})
-            if name in scene.methods and (name, scene.at_once) in at_scene:
-                of_scene[name] = at_scene[name, scene.at_once]
-        if company[-1] in of_scene:
-            of_scenes[scene] = of_scene
-    for number in range(passed * PARTS, (passed + 1) * PARTS):
-        for scene, of_scene in of_scenes.items():
-            answer_once(scene, company, of_scene, number, held_out, training)
-    rows = []
-    for scene in of_scenes:
-        turns = answered(scene, company)
-        rows += [row(str(scene), name, turns, scene.at_once, NGRAM) for name in turns]
-    return rows
-
-
-def answer_once(
-    scene: Scene,
-    company: Sequence[str],
-    methods: dict[str, Method],
-    number: int,
-    held_out: Sequence[Prompt],
-    training: Sequence[Prompt],
 ) -> None:
-    """A round of a scene, with servers that start for it in random order; nothing if it was
-    answered before."""
-    for entry in rounds_of():
-        if (entry["scene"], entry["round"], entry["company"]) == (str(scene), number, [*company]):
-            return
-    order = random.Random(number).sample(list(methods), len(methods))
-    with ExitStack() as stack, ThreadPoolExecutor(2) as starting:
-        servers = [server(PORT + offset, *methods[name]) for offset, name in enumerate(order)]
-        started = starting.map(stack.enter_context, servers)
-        addresses = dict(zip(order, started, strict=True))
-        for address in addresses.values():
-            ask_all(address, training[:24], 8)
-        entries = compared(scene, addresses, number, held_out, training)
+    """A round of the scenes with so many requests, with servers that start for it; nothing if it
+    was answered before."""
+    scenes = [scene for scene in SCENES if scene.at_once == at_once]
+    before = {(entry["scene"], entry["round"]) for entry in rounds_of()}
+    if (str(scenes[0]), number) in before:
+        return
+    serve: dict[tuple[Scene, str], Method] = {}
+    for scene in scenes:
+        for name in scene.methods:
+            method = methods[scene.temperature].get((name, at_once))
+            if name in names and method is not None:
+                serve[scene, name] = method
+    with serving(serve, number) as stations:
+        for station in stations.values():
+            station.ask_all(training[:8], 8)
+        entries = []
+        for scene in scenes:
+            of_scene = {name: station for (at, name), station in stations.items() if at == scene}
+            entries += compared(scene, of_scene, number, held_out, training)
     with (FOLDER / "rounds.jsonl").open("a") as file:
         for entry in entries:
-            file.write(json.dumps({"company": company, **entry}) + "\n")
+            file.write(json.dumps(entry) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from loop import CONTEXT, TOKENS, Answer
 
@@ -33,6 +34,8 @@ ENVIRONMENT = {
     # of the plug-ins
     "PYTHONPATH": f"{Path.cwd()}:{Path(__file__).parent.absolute()}",
 }
+PORT = 8711  # of the first server
+LONGEST = 20  # drafted tokens
 OPTIONS = f"--served-model-name smol --dtype float32 --enforce-eager --max-model-len {CONTEXT}"
 
 
@@ -77,9 +80,72 @@ def alive(address: str) -> bool:
     return True
 
 
-def custom(name: str, most: int) -> dict[str, Any]:
+def custom(name: str, most: int = LONGEST) -> dict[str, Any]:
     """A class of ours as vLLM's drafter of up to so many tokens."""
     return {"method": "custom_class", "model": name, "num_speculative_tokens": most}
+
+
+class Method(NamedTuple):
+    """What `server` is given; without a drafter if `speculative` is None."""
+
+    speculative: dict[str, Any] | None = None
+    additional: dict[str, Any] | None = None
+    alone: bool = False  # it takes no turns with others in a server
+
+    @property
+    def in_turns(self) -> bool:
+        return self.speculative is not None and not self.alone
+
+
+class Station(NamedTuple):
+    """A server that answers with one method, perhaps one of several whose drafters take turns."""
+
+    address: str
+    turn: Path | None = None  # the file that says whose turn it is
+    name: str = ""
+
+    def ask_all(self, *arguments: Any, **further: Any) -> list[Answer]:
+        """All answers; arguments as those of the function."""
+        if self.turn is not None:
+            self.turn.write_text(self.name)
+        return ask_all(self.address, *arguments, **further)
+
+
+Key = TypeVar("Key")
+
+
+@contextmanager
+def serving(methods: Mapping[Key, Method], seed: int = 0) -> Iterator[dict[Key, Station]]:
+    """Where each method answers: those that can take turns in one server (`Turns`), equal ones at
+    the same place. Two servers start at a time, in random order."""
+    in_turns = [method for method in methods.values() if method.in_turns]
+    servers: list[Method] = []
+    for method in methods.values():
+        if not method.in_turns and method not in servers:
+            servers.append(method)
+    turn = (FOLDER / "turn").absolute()
+    drafters = {}
+    for method in in_turns:
+        drafters[str(in_turns.index(method))] = method[:2]
+    turns = Method(custom("turns.Turns"), {"turn": str(turn), "drafters": drafters})
+    if in_turns:
+        turn.write_text("0")
+        servers.append(turns)
+    random.Random(seed).shuffle(servers)
+    with ExitStack() as stack, ThreadPoolExecutor(2) as starting:
+        contexts = [
+            server(PORT + offset, method.speculative, method.additional)
+            for offset, method in enumerate(servers)
+        ]
+        addresses = list(starting.map(stack.enter_context, contexts))
+        stations: dict[Key, Station] = {}
+        for key, method in methods.items():
+            if method.in_turns:
+                address = addresses[servers.index(turns)]
+                stations[key] = Station(address, turn, str(in_turns.index(method)))
+            else:
+                stations[key] = Station(addresses[servers.index(method)])
+        yield stations
 
 
 def post(address: str, path: str, body: dict[str, Any], timeout: float = 600) -> dict[str, Any]:
