@@ -24,6 +24,7 @@ KEPT = 16  # requests that are left out of a step and are kept, at least
 class _Request:
     def __init__(self, knowledge: DrafterKnowledge) -> None:
         self.ids_N: NDArray[np.int64] = np.empty(0, np.int64)
+        self.ids = b""  # their bytes, which are compared more quickly
         self.knowledge = knowledge
 
     @property
@@ -59,8 +60,10 @@ class Requests:
         present: list[_Request] = []
         left = READ
         for ids_N, count in zip(texts, new, strict=True):
+            ids_N = np.array(ids_N, np.int64)  # the engine's own array changes
             request = self._request_of(ids_N[: len(ids_N) - count])
-            request.ids_N = np.array(ids_N, np.int64)  # the engine's own array changes
+            request.ids_N = ids_N
+            request.ids = ids_N.tobytes()
             left -= max(0, request.read(left + NEW) - NEW)
             present.append(request)
         absent = self._requests[: max(len(present), KEPT)]
@@ -70,7 +73,8 @@ class Requests:
     def _request_of(self, before_N: NDArray[Any]) -> _Request:
         """The request whose text ended so in an earlier step, which is taken out; else a new
         one."""
+        before = before_N.tobytes()
         for number, request in enumerate(self._requests):
-            if np.array_equal(request.ids_N, before_N):
+            if request.ids == before:
                 return self._requests.pop(number)
         return _Request(self._begin(len(before_N)))

@@ -275,8 +275,8 @@ def features_of(requests: Sequence[DrafterKnowledge], level: str) -> dict[str, T
     """`DrafterKnowledge.features` of requests that are decoded together, float32 [R, F], or of the
     match [R]."""
     if level == schema.MATCH:
-        matches = [float(request.text.index.match) for request in requests]
-        return {schema.MATCH: torch.tensor(matches)}
+        matches_R = np.array([request.text.index.match for request in requests], np.float32)
+        return {schema.MATCH: torch.from_numpy(matches_R)}  # more quickly than by torch.tensor
     of_hits: list[list[float]] = []
     if level == schema.DRAFTER:
         of_hits = [request.hits() for request in requests]
