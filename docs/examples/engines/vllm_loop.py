@@ -137,12 +137,11 @@ def recorded(training: Sequence[Prompt], temperature: float, steps: Path) -> lis
     """A server's answers while drafts of all lengths take turns. Its plug-in records the `steps`,
     and those of a server without a drafter are added. All servers start anew for each part of the
     prompts, as in the comparison."""
-    options = {"temperature": temperature, "draft": DRAFT}
-    recording = {NAME: {**options, "steps": str(steps.absolute())}}
-    silent = {NAME: {**options, "steps": os.devnull}}
+    options = {"steps": str(steps.absolute()), "temperature": temperature, "draft": DRAFT}
+    copying = {"steps": os.devnull, "temperature": temperature}
     methods = {
-        "recording": Method(custom(PROPOSER), recording),
-        "silent": Method(custom(SILENT), silent),
+        "recording": Method(custom(PROPOSER), {NAME: options}),
+        "silent": Method(custom(SILENT), {NAME: copying}),
         "plain": Method(),
     }
     # what a step takes without a drafter, over what it takes beside one that drafts nothing
