@@ -58,7 +58,7 @@ gpu: $(INSTALLED) ## all stages on a GPU, then step times of larger pairs there,
 	$(ESPALIER) demo --config configs/gpu.yaml $(ARGS)
 	$(VENV)/bin/python docs/examples/engines/clocks.py runs/gpu
 
-engine-vllm: $(INSTALLED) .venv-vllm/.installed ## vLLM on this CPU serves, its log trains selectors, which decide inside it; about four hours
+engine-vllm: $(INSTALLED) .venv-vllm/.installed ## vLLM on this CPU serves, its log trains selectors, which decide inside it; about two hours
 	$(VENV)/bin/python docs/examples/engines/vllm_loop.py
 	$(VENV)/bin/python docs/examples/engines/survival.py runs/vllm-0/selector
 

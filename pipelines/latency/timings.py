@@ -63,6 +63,8 @@ def run(
         return
     plain = rows[~rows["drafter"]]
     rows = rows[rows["drafter"]]
+    if not drafts:
+        rows = rows[rows["passes"] == 0]
     (output,) = stage.outputs
     config = stage.config
     make = partial(
@@ -84,7 +86,7 @@ def run(
         remarks.append(f"warning: {doubt}" if doubt else "")
     else:
         profile = make(rows)
-        remarks.append(misfit(rows if drafts else rows[rows["passes"] == 0], profile))
+        remarks.append(misfit(rows, profile))
     if not plain.empty:
         context = round(plain["context"].mean())
         seconds = plain.groupby("batch")["seconds"].mean()

@@ -204,6 +204,14 @@ def test_too_little_traffic_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         latency_of([*recorded(1), {**recorded(1)[0], "batch": 0}])
 
 
+def test_a_log_without_a_drafter_leaves_out_the_steps_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    latency_of(recorded(20_000), drafts=False)
+    assert "warning" not in capsys.readouterr().out
+
+
 def test_a_profile_with_batches_survives_the_file_and_one_of_a_single_request_has_none(
     tmp_path: Path,
 ) -> None:
