@@ -33,7 +33,7 @@ OF_LOGS: dict[str, Any] = {  # the defaults of runs on logs
     "prompts": {"validation": 0.15},
     "data": {"texts_per_shard": 1024},
     "latency": {"stepped": False},
-    "train": {"hidden": [256, 256], "batch": 4096},
+    "train": {"batch": 4096},
 }
 
 
