@@ -73,7 +73,7 @@ from selector.schema import TEXT
 PROPOSER = "data_gen.engines.vllm.Proposer"
 SILENT = "turns.Silent"  # beside this script
 # requests whose steps are recorded, and how often the prompts are asked: 100 steps of each number
-# must draft nothing. Of one request a third of the prompts gives as many as all with eight at once.
+# must draft nothing. Of one request a third of the prompts gives enough.
 AT_ONCE = {1: 1, 4: 1, 8: 2}
 TIMED, TIMES = 48, 2  # new tokens of an answer that times plain steps; how often
 FIXED = 5  # tokens that vLLM's own draft model drafts while it writes an ordinary log
@@ -523,17 +523,22 @@ def answer_once(
     training: Sequence[Prompt],
 ) -> None:
     """A round of the scenes with so many requests, with servers that start for it; nothing if it
-    was answered before."""
+    was answered before. SystemExit where only some of the methods have answered it."""
     scenes = [scene for scene in SCENES if scene.at_once == at_once]
-    before = {(entry["scene"], entry["round"]) for entry in rounds_of()}
-    if (str(scenes[0]), number) in before:
-        return
     serve: dict[tuple[Scene, str], Method] = {}
     for scene in scenes:
         for name in scene.methods:
             method = methods[scene.temperature].get((name, at_once))
             if name in names and method is not None:
                 serve[scene, name] = method
+    before = {
+        (entry["scene"], entry["method"]) for entry in rounds_of() if entry["round"] == number
+    }
+    asked = {(str(scene), name) for scene, name in serve}
+    if asked <= before:
+        return
+    if asked & before:
+        raise SystemExit(f"{FOLDER}/rounds.jsonl: its rounds are of fewer methods: move it away")
     with serving(serve, number) as stations:
         for station in stations.values():
             station.ask_all(training[:8], 8)
